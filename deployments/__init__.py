@@ -1,0 +1,1 @@
+"""What runs where: automations, blocks, worker and service units."""

@@ -1,0 +1,1 @@
+"""Prefect flows: order, gates, decisions. One file per Prefect deployment."""

@@ -1,0 +1,1 @@
+"""The wire: models, operations, errors. Pydantic and the standard library only."""

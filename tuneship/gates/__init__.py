@@ -1,0 +1,1 @@
+"""Pure decisions: measurements and limits in, verdicts out."""

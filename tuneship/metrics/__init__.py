@@ -1,0 +1,1 @@
+"""Observations in; windows, percentiles and rates out. Pure, plus the recorder."""

@@ -1,0 +1,1 @@
+"""Starts, watches and stops workers behind one small Protocol."""

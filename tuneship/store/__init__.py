@@ -1,0 +1,1 @@
+"""Rows, migrations, blobs, leases. Knows no HTTP."""

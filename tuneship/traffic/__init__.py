@@ -1,0 +1,1 @@
+"""A split and a draw in, a deployment out. Pure."""
