@@ -1,0 +1,107 @@
+"""What every resource file of the contract shares: request and reply models, ids, names, tags, time, pages."""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    model_validator,
+)
+
+SERVICE = "service"
+"""Validation context of the service. Ids are opaque to a client (§1), so only their maker checks their shape."""
+
+
+class Request(BaseModel):
+    """A body as a client sends it. Unknown fields are refused: a typo must not switch a safeguard off."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CreateRequest(Request):
+    """A create: a field sent as null counts as not sent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        return {key: one for key, one in fields.items() if one is not None}
+
+
+class Reply(BaseModel):
+    """An answer: the client ignores fields that it does not know."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+def absent(value: object) -> bool:
+    """For `Field(exclude_if=absent)`: the key is left out until there is a value."""
+    return value is None
+
+
+def _of_kind(prefix: str) -> AfterValidator:
+    shape = re.compile(rf"{prefix}_[0-9a-z]{{20,32}}")
+
+    def check(value: str, info: ValidationInfo) -> str:
+        if info.context == SERVICE and not shape.fullmatch(value):
+            raise ValueError(f"must be an id of the form {prefix}_<id>")
+        return value
+
+    return AfterValidator(check)
+
+
+JobId = Annotated[str, _of_kind("ft")]
+DatasetId = Annotated[str, _of_kind("ds")]
+DeploymentId = Annotated[str, _of_kind("dep")]
+CanaryEndpointId = Annotated[str, _of_kind("cep")]
+AnyEndpointId = Annotated[str, _of_kind("c?ep")]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,127}$")]
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$")]
+"""Base ids hold no `:` and at most one `/`; fine-tuned ids are `ft:<base>:<name>:<suffix>` (§1)."""
+
+TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+TagValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
+
+Int64 = Annotated[int, Field(le=2**63 - 1)]
+
+
+def render_time(moment: datetime) -> str:
+    """`YYYY-MM-DDThh:mm:ssZ` (§1)."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def render_time_ms(moment: datetime) -> str:
+    """The form of log entries, with milliseconds."""
+    text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+Timestamp = Annotated[datetime, PlainSerializer(render_time, when_used="json")]
+TimestampMs = Annotated[datetime, PlainSerializer(render_time_ms, when_used="json")]
+
+
+class Pagination(Reply):
+    """The envelope of offset-paged lists (§8); `next_offset` is null on the last page."""
+
+    total: int
+    limit: int
+    offset: int
+    next_offset: int | None
+
+
+Limit = Annotated[int, Field(ge=1, le=100, description="Entries in one page, 1 to 100.")]
+LogLimit = Annotated[int, Field(ge=1, le=1000, description="Entries in one page, 1 to 1000.")]
+Offset = Annotated[
+    int, Field(ge=0, le=2**63 - 1, description="Entries skipped before the page starts.")
+]

@@ -1,0 +1,239 @@
+"""Deployments on the wire (§2.4, §3, §4.4, §4.9): create, get, update, delete."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AliasChoices, Field, computed_field, model_validator
+
+from tuneship.contract.common import (
+    CreateRequest,
+    DeploymentId,
+    ModelId,
+    Name,
+    Reply,
+    Request,
+    TagKey,
+    Tags,
+    TagValue,
+    Timestamp,
+    absent,
+)
+from tuneship.contract.operation import operation
+
+Replicas = Annotated[int, Field(ge=0, le=64)]
+ShortText = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class DeploymentStatus(StrEnum):
+    """The states of §3."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    UPDATING = "updating"
+    FAILED = "failed"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
+    DeploymentStatus.CREATING: frozenset(
+        {
+            DeploymentStatus.RUNNING,
+            DeploymentStatus.FAILED,
+            DeploymentStatus.UPDATING,
+            DeploymentStatus.DELETING,
+        }
+    ),
+    DeploymentStatus.RUNNING: frozenset(
+        {DeploymentStatus.UPDATING, DeploymentStatus.FAILED, DeploymentStatus.DELETING}
+    ),
+    DeploymentStatus.UPDATING: frozenset(
+        {
+            DeploymentStatus.RUNNING,
+            DeploymentStatus.FAILED,
+            DeploymentStatus.UPDATING,
+            DeploymentStatus.DELETING,
+        }
+    ),
+    DeploymentStatus.FAILED: frozenset({DeploymentStatus.UPDATING, DeploymentStatus.DELETING}),
+    DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
+    DeploymentStatus.DELETED: frozenset(),
+}
+SERVING = frozenset({DeploymentStatus.RUNNING, DeploymentStatus.UPDATING})
+GONE = frozenset({DeploymentStatus.DELETING, DeploymentStatus.DELETED})
+
+
+class ModelConfiguration(Request):
+    """Limits and defaults of generation; null resets a field to the model's own (update only)."""
+
+    context_length: Annotated[int | None, Field(ge=1)] = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    default_temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    default_top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+
+
+class VpcConfig(CreateRequest):
+    """Stored and answered; on one's own machine there is no VPC, so it has no effect."""
+
+    subnet_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list[str])
+    security_group_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(
+        default_factory=list[str]
+    )
+
+
+class DeploymentSecuritySettings(CreateRequest):
+    """Safeguards. One that this release does not enforce yet is refused by name, never accepted and ignored."""
+
+    network_isolation: bool = False
+    private_endpoints: bool = False
+    encryption_level: Literal["standard", "maximum"] = "standard"
+    audit_logging: bool = False
+    compliance_mode: Literal["none", "hipaa"] = "none"
+
+
+class DeploymentCreate(CreateRequest):
+    """A deployment as a client asks for it; the model is `model_name`, or `model_id` in the short reference (§4.9)."""
+
+    model_name: ModelId
+    deployment_name: Name
+    compute_type: Literal["cpu", "gpu"] = "cpu"
+    instance_type: ShortText = "local"
+    min_replicas: Replicas = 1
+    max_replicas: Replicas | None = None
+    auto_scaling: bool = False
+    region: ShortText = "local"
+    vpc_config: VpcConfig | None = None
+    tags: Tags = Field(default_factory=dict)
+    generation: Annotated[ModelConfiguration, Field(alias="model_config")] = Field(
+        default_factory=ModelConfiguration
+    )
+    security_settings: DeploymentSecuritySettings = Field(
+        default_factory=DeploymentSecuritySettings
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_reference_name(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = dict(cast("dict[str, Any]", value))
+        if fields.get("model_id") is None:
+            return fields
+        model_id = fields.pop("model_id")
+        if fields.setdefault("model_name", model_id) != model_id:
+            raise ValueError("model_id and model_name name different models")
+        return fields
+
+
+class DeploymentUpdate(Request):
+    """A merge patch (RFC 7396): what is not sent stays; null removes a tag or resets a `model_config` field."""
+
+    deployment_name: Name | None = None
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
+    auto_scaling: bool | None = None
+    tags: Annotated[dict[TagKey, TagValue | None] | None, Field(max_length=64)] = None
+    generation: Annotated[ModelConfiguration | None, Field(alias="model_config")] = None
+
+
+class DeploymentListItem(Reply):
+    """A deployment in a list, and the root of every other form. Both references' names are answered (§4.9)."""
+
+    id: Annotated[str, Field(validation_alias=AliasChoices("id", "deployment_id"))]
+    model_name: Annotated[str, Field(validation_alias=AliasChoices("model_name", "model_id"))]
+    deployment_name: str
+    status: str
+    endpoint: str = ""
+    created_at: Timestamp
+    updated_at: Timestamp | None = None
+    compute_type: str = "cpu"
+    instance_type: str = "local"
+    tags: dict[str, str] = Field(default_factory=dict)
+
+    @computed_field
+    @property
+    def deployment_id(self) -> str:
+        """The short reference's name of `id`."""
+        return self.id
+
+    @computed_field
+    @property
+    def model_id(self) -> str:
+        """The short reference's name of `model_name`."""
+        return self.model_name
+
+
+class DeploymentUpdated(DeploymentListItem):
+    """A deployment as update answers it."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    auto_scaling: bool = False
+    generation: Annotated[dict[str, Any] | None, Field(alias="model_config", exclude_if=absent)] = (
+        None
+    )
+
+
+class DeploymentCreated(DeploymentListItem):
+    """A deployment as create answers it."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    auto_scaling: bool = False
+    region: str = "local"
+
+
+class DeploymentFailure(Reply):
+    """Why a deployment failed."""
+
+    code: str
+    message: str
+
+
+class Deployment(DeploymentCreated):
+    """A deployment as get answers it."""
+
+    current_replicas: int = 0
+    generation: Annotated[dict[str, Any], Field(alias="model_config")] = Field(
+        default_factory=dict[str, Any]
+    )
+    security_settings: dict[str, Any] = Field(default_factory=dict[str, Any])
+    vpc_config: Annotated[dict[str, Any] | None, Field(exclude_if=absent)] = None
+    error: Annotated[DeploymentFailure | None, Field(exclude_if=absent)] = None
+
+
+class DeploymentDeleted(Reply):
+    """The answer to delete; the deployment is `deleted` once its requests have drained."""
+
+    id: Annotated[str, Field(validation_alias=AliasChoices("id", "deployment_id"))]
+    status: str
+
+    @computed_field
+    @property
+    def deployment_id(self) -> str:
+        """The short reference's name of `id`."""
+        return self.id
+
+
+@operation("POST", "/v1/deployments", scope="deployments:write", status=201)
+def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
+    """Serve a model (§4.4). The answer says `creating`; poll get until `running`."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/deployments/{deployment_id}", scope="deployments:read")
+def get_deployment(deployment_id: DeploymentId) -> Deployment:
+    """Fetch one deployment (§4.4)."""
+    raise NotImplementedError
+
+
+@operation("PATCH", "/v1/deployments/{deployment_id}", scope="deployments:write")
+def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> DeploymentUpdated:
+    """Change replicas, tags or generation defaults (§4.4); fields not sent keep their values."""
+    raise NotImplementedError
+
+
+@operation("DELETE", "/v1/deployments/{deployment_id}", scope="deployments:write")
+def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
+    """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""
+    raise NotImplementedError

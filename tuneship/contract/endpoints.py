@@ -1,0 +1,157 @@
+"""Canary endpoints on the wire (§2.5, §4.6): one address, a split of its traffic over deployments.
+
+Additive to the description: get, list by name, `version` with `If-Match`, and the `lease` that reverts the split by
+itself when nobody renews it. Plain endpoints follow with the rest of the API.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from tuneship.contract.common import (
+    CanaryEndpointId,
+    CreateRequest,
+    DeploymentId,
+    Limit,
+    Name,
+    Offset,
+    Pagination,
+    Reply,
+    Timestamp,
+    absent,
+)
+from tuneship.contract.operation import operation
+
+
+class EndpointStatus(StrEnum):
+    """`inactive`: a member was deleted by force; the next valid update makes it active again."""
+
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+    DELETED = "deleted"
+
+
+class Member(CreateRequest):
+    """One deployment's share of an endpoint's traffic, in whole percent."""
+
+    id: DeploymentId
+    traffic_percentage: Annotated[int, Field(ge=0, le=100)]
+
+
+def _whole(members: list[Member]) -> list[Member]:
+    if len({member.id for member in members}) != len(members):
+        raise ValueError("must name different deployments")
+    total = sum(member.traffic_percentage for member in members)
+    if total != 100:
+        raise ValueError(f"must sum to 100, not {total}")
+    return members
+
+
+Members = Annotated[list[Member], Field(min_length=1, max_length=10)]
+
+
+class LeaseRequest(CreateRequest):
+    """Return to `fallback` unless the lease is renewed within `seconds`."""
+
+    seconds: Annotated[int, Field(ge=1, le=604_800)]
+    fallback: Members
+
+    @model_validator(mode="after")
+    def _fallback_is_whole(self) -> "LeaseRequest":
+        _whole(self.fallback)
+        return self
+
+
+class CanaryEndpointUpdate(CreateRequest):
+    """The whole new split; without `lease` a running lease ends and the split stays."""
+
+    deployments: Members
+    lease: LeaseRequest | None = None
+
+    @model_validator(mode="after")
+    def _split_is_whole(self) -> "CanaryEndpointUpdate":
+        _whole(self.deployments)
+        return self
+
+
+class CanaryEndpointCreate(CanaryEndpointUpdate):
+    """A canary endpoint as a client asks for it."""
+
+    name: Name
+
+
+class LeaseRenewal(CreateRequest):
+    """0 ends the lease and keeps the split."""
+
+    seconds: Annotated[int, Field(ge=0, le=604_800)]
+
+
+class MemberShare(Reply):
+    """One deployment's share, as answered."""
+
+    id: str
+    traffic_percentage: int
+
+
+class Lease(Reply):
+    """A running lease."""
+
+    seconds: int
+    expires_at: Timestamp
+    fallback: list[MemberShare]
+
+
+class CanaryEndpoint(Reply):
+    """A canary endpoint. `version` grows with every change of split, lease or status; it is the `ETag`."""
+
+    id: str
+    name: str
+    deployments: list[MemberShare]
+    url: str
+    created_at: Timestamp
+    updated_at: Timestamp
+    status: str
+    version: Annotated[int | None, Field(exclude_if=absent)] = None
+    lease: Lease | None = None
+
+
+class CanaryEndpointPage(Reply):
+    """One page of canary endpoints, newest first."""
+
+    canary_endpoints: list[CanaryEndpoint]
+    pagination: Pagination
+
+
+@operation("POST", "/v1/canary-endpoints", scope="endpoints:write", status=201)
+def create_canary_endpoint(endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
+    """Make an endpoint that splits its traffic (§4.6)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/canary-endpoints/{endpoint_id}", scope="endpoints:read")
+def get_canary_endpoint(endpoint_id: CanaryEndpointId) -> CanaryEndpoint:
+    """Fetch one canary endpoint (additive)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/canary-endpoints", scope="endpoints:read")
+def list_canary_endpoints(
+    limit: Limit = 20, offset: Offset = 0, name: Name | None = None
+) -> CanaryEndpointPage:
+    """List canary endpoints, newest first (additive)."""
+    raise NotImplementedError
+
+
+@operation("PATCH", "/v1/canary-endpoints/{endpoint_id}", scope="endpoints:write")
+def update_canary_endpoint(
+    endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
+) -> CanaryEndpoint:
+    """Replace the whole split in one transaction (§4.6); `If-Match` refuses when somebody else was faster."""
+    raise NotImplementedError
+
+
+@operation("POST", "/v1/canary-endpoints/{endpoint_id}/lease", scope="endpoints:write")
+def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
+    """Renew or end the lease (additive); 409 when none is running."""
+    raise NotImplementedError

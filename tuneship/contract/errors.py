@@ -1,0 +1,250 @@
+"""Every refusal the service can give, one class per code of §7. The service raises it, the client raises it again.
+
+    ApiError                          a refusal with a code, a status and a request id
+     |- InvalidRequestError           invalid_request_error      400 (405 408 409 412 413 414 415 431)
+     |- AuthenticationError           authentication_error       401
+     |- PermissionDenied              permission_denied          403
+     |- ResourceNotFound              resource_not_found         404
+     |- ModelNotFound                 model_not_found            404
+     |- ValidationRefused             validation_error           422
+     |- DatasetError                  dataset_error              422 (409)
+     |- DeploymentError               deployment_error           409 (503)
+     |- InstanceTypeUnavailable       instance_type_unavailable  409
+     |- RateLimitExceeded             rate_limit_exceeded        429
+     |- QuotaExceeded                 quota_exceeded             429
+     |- FineTuningError               fine_tuning_error          only inside the record of a failed job
+     `- InternalError                 internal_error             500 (503)
+    BadResponse                       the server answered something that is not of this contract (client only)
+    ServiceUnreachable                no answer came (client only)
+
+Messages name fields, limits and counts, never what the caller sent: it may be a patient's text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+
+@dataclass(frozen=True)
+class ErrorDetail:
+    """One refused place: a field of the request, or a line of a dataset file."""
+
+    field: str | None
+    code: str
+    message: str
+    line: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form; `line` only where there is one."""
+        body: dict[str, Any] = {"field": self.field, "code": self.code, "message": self.message}
+        return body if self.line is None else {"line": self.line, **body}
+
+
+class ApiError(Exception):
+    """A refusal. `status` is the HTTP status, `retryable` whether the same request may succeed later."""
+
+    code: ClassVar[str] = "unknown_error"
+    statuses: ClassVar[tuple[int, ...]] = (500,)
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        details: Sequence[ErrorDetail] = (),
+        status: int | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """Take the class's first status unless another of its statuses is given."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = tuple(details)
+        self.status = self.statuses[0] if status is None else status
+        if type(self) is not ApiError and self.status not in self.statuses:
+            raise ValueError(f"{self.code} cannot have the status {self.status}")
+        self.retry_after = retry_after
+        self.retryable = self.status in (408, 503) or (
+            self.status == 500 and self.code == "internal_error"
+        )
+        self.request_id: str | None = None
+        self.unknown_code: str | None = None
+        self.headers: dict[str, str] = {}
+
+    def as_json(self, request_id: str | None) -> dict[str, Any]:
+        """The one body shape of every refusal."""
+        return {
+            "error": {
+                "code": self.code,
+                "message": self.message,
+                "type": self.code,
+                "param": self.param,
+                "request_id": request_id,
+                "details": [detail.as_json() for detail in self.details],
+            }
+        }
+
+
+class InvalidRequestError(ApiError):
+    """The request is malformed, lacks a required parameter, or meets a resource in the wrong state."""
+
+    code = "invalid_request_error"
+    statuses = (400, 405, 408, 409, 412, 413, 414, 415, 431)
+
+
+class AuthenticationError(ApiError):
+    """The API key or the client id is missing or wrong, or they do not belong together."""
+
+    code = "authentication_error"
+    statuses = (401,)
+
+
+class PermissionDenied(ApiError):
+    """The key is valid but lacks the scope of this operation."""
+
+    code = "permission_denied"
+    statuses = (403,)
+
+
+class ResourceNotFound(ApiError):
+    """The job, dataset, deployment, endpoint or route does not exist for this client."""
+
+    code = "resource_not_found"
+    statuses = (404,)
+
+
+class ModelNotFound(ApiError):
+    """The named model does not exist."""
+
+    code = "model_not_found"
+    statuses = (404,)
+
+
+class ValidationRefused(ApiError):
+    """A field is present and its value is refused."""
+
+    code = "validation_error"
+    statuses = (422,)
+
+
+class DatasetError(ApiError):
+    """The content of a dataset is refused, or the dataset is in use or not processed."""
+
+    code = "dataset_error"
+    statuses = (422, 409)
+
+
+class DeploymentError(ApiError):
+    """A deployment is in the wrong state, its name is taken, or something still refers to it."""
+
+    code = "deployment_error"
+    statuses = (409, 503)
+
+
+class InstanceTypeUnavailable(ApiError):
+    """A known instance or compute type that this installation does not have."""
+
+    code = "instance_type_unavailable"
+    statuses = (409,)
+
+
+class RateLimitExceeded(ApiError):
+    """Too many requests in the current window; `retry_after` seconds bring the next one."""
+
+    code = "rate_limit_exceeded"
+    statuses = (429,)
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        """A rate limit passes with time."""
+        super().__init__(message, **fields)
+        self.retryable = True
+
+
+class QuotaExceeded(ApiError):
+    """An account quota is used up; waiting does not help."""
+
+    code = "quota_exceeded"
+    statuses = (429,)
+
+
+class FineTuningError(ApiError):
+    """Why a job failed. It stands in the job's record, never as an HTTP answer."""
+
+    code = "fine_tuning_error"
+    statuses = (500,)
+
+
+class InternalError(ApiError):
+    """The service failed, or cannot take the request now (503)."""
+
+    code = "internal_error"
+    statuses = (500, 503)
+
+
+class BadResponse(Exception):
+    """The server's answer is not of this contract (client only). Names the operation and what is wrong."""
+
+
+class ServiceUnreachable(Exception):
+    """No answer came: refused, timed out, or the connection broke (client only)."""
+
+
+BY_CODE: dict[str, type[ApiError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequestError,
+        AuthenticationError,
+        PermissionDenied,
+        ResourceNotFound,
+        ModelNotFound,
+        ValidationRefused,
+        DatasetError,
+        DeploymentError,
+        InstanceTypeUnavailable,
+        RateLimitExceeded,
+        QuotaExceeded,
+        FineTuningError,
+        InternalError,
+    )
+}
+
+
+def error_from_answer(status: int, body: object) -> ApiError:
+    """Make the error class again from an HTTP answer; an unknown code becomes a plain `ApiError`.
+
+    `body` is the decoded JSON or anything else; a body of another shape keeps its status and no text.
+    """
+    fields = _error_fields(body)
+    if fields is None:
+        return _without_body(status)
+    code = str(fields.get("code"))
+    known = BY_CODE.get(code)
+    message, param = str(fields.get("message", "")), fields.get("param")
+    details = [_detail(one) for one in fields.get("details") or ()]
+    if known and status in known.statuses:
+        error = known(message, param=param, details=details, status=status)
+    else:
+        error = ApiError(message, param=param, details=details, status=status)
+        error.unknown_code = code
+    error.request_id = fields.get("request_id")
+    return error
+
+
+def _error_fields(body: object) -> dict[str, Any] | None:
+    fields = cast("dict[str, object]", body).get("error") if isinstance(body, dict) else None
+    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else None
+
+
+def _without_body(status: int) -> ApiError:
+    error = ApiError(f"the server answered {status} without an error body", status=status)
+    error.retryable = status in (408, 429, 500, 502, 503, 504)
+    return error
+
+
+def _detail(one: Any) -> ErrorDetail:
+    return ErrorDetail(
+        field=one.get("field"),
+        code=str(one.get("code")),
+        message=str(one.get("message")),
+        line=one.get("line"),
+    )

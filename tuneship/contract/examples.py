@@ -1,0 +1,192 @@
+"""One line of a dataset, checked and normalised: the one parser of validate, upload, training and preview.
+
+A line is a JSON object of format `instruction` or `conversation` (api docs: `docs/datasets.md`). Reports name the
+field and a code, never the text: it may be a patient's.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypedDict, cast
+
+DatasetFormat = Literal["instruction", "conversation"]
+MAXIMUM_DEPTH = 32
+ROLES = ("system", "user", "assistant", "tool")
+ALIASES = {
+    "instruction": ("instruction", "prompt", "question"),
+    "response": ("response", "completion", "output", "answer"),
+}
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+
+
+class _Weighted(TypedDict, total=False):
+    weight: int
+
+
+class Message(_Weighted):
+    """One turn; `weight` 0 takes an assistant turn out of the loss."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class ExampleProblem(Exception):
+    """Why a line is refused: a code of the report, the field, a message without content."""
+
+    code: str
+    field: str | None
+    message: str
+
+
+def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
+    """Parse one JSON line into messages. Raises `ExampleProblem`."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ExampleProblem("invalid_utf8", None, "is not valid UTF-8") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+    except ExampleProblem:
+        raise
+    except (ValueError, RecursionError):
+        raise ExampleProblem("invalid_json", None, "is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise ExampleProblem("not_object", None, "must be a JSON object")
+    fields = cast("dict[str, Any]", value)
+    _check_strings(fields, 1)
+    return parse_example(fields, dataset_format)
+
+
+def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
+    """Normalise one decoded line into messages. Raises `ExampleProblem`."""
+    if dataset_format == "instruction":
+        return _instruction(line)
+    return _conversation(line)
+
+
+def instruction_messages(instruction: str, *, system: str = "", context: str = "") -> list[Message]:
+    """The messages before the answer: the optional system turn, and instruction plus optional input as user turn."""
+    user = f"{instruction}\n\n{context}" if context else instruction
+    turns: list[Message] = [{"role": "system", "content": system}] if system else []
+    return [*turns, {"role": "user", "content": user}]
+
+
+def _instruction(line: Mapping[str, Any]) -> list[Message]:
+    if "messages" in line or "conversations" in line:
+        raise ExampleProblem("mixed_format", "messages", "belongs to the format conversation")
+    instruction = _required(line, "instruction")
+    response = _required(line, "response")
+    system = _optional(line, "system")
+    context = _optional(line, "input")
+    if not isinstance(line.get("metadata", {}), dict):
+        raise ExampleProblem("wrong_type", "metadata", "must be an object")
+    turns = instruction_messages(instruction, system=system, context=context)
+    return [*turns, {"role": "assistant", "content": response}]
+
+
+def _required(line: Mapping[str, Any], field: str) -> str:
+    name = next((alias for alias in ALIASES[field] if alias in line), None)
+    if name is None:
+        raise ExampleProblem("missing_field", field, "is required")
+    return _text(line[name], name)
+
+
+def _optional(line: Mapping[str, Any], field: str) -> str:
+    value = line.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ExampleProblem("wrong_type", field, "must be a string")
+    return value
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise ExampleProblem("wrong_type", field, "must be a string")
+    if not value.strip():
+        raise ExampleProblem("empty_value", field, "must not be empty")
+    return value
+
+
+def _conversation(line: Mapping[str, Any]) -> list[Message]:
+    if "conversations" in line:
+        turns, field, role_key, text_key = line["conversations"], "conversations", "from", "value"
+    elif "messages" in line:
+        turns, field, role_key, text_key = line["messages"], "messages", "role", "content"
+    elif any(alias in line for alias in ALIASES["instruction"]):
+        raise ExampleProblem("mixed_format", "instruction", "belongs to the format instruction")
+    else:
+        raise ExampleProblem("missing_field", "messages", "is required")
+    if not isinstance(turns, list) or not turns:
+        raise ExampleProblem("wrong_type", field, "must be a non-empty list")
+    messages = [
+        _message(turn, f"{field}[{index}]", role_key, text_key)
+        for index, turn in enumerate(cast("list[object]", turns))
+    ]
+    _check_turns(messages, field)
+    return messages
+
+
+def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
+    if not isinstance(turn, dict):
+        raise ExampleProblem("wrong_type", field, "must be an object")
+    fields = cast("dict[str, Any]", turn)
+    for key in (role_key, text_key):
+        if key not in fields:
+            raise ExampleProblem("missing_field", f"{field}.{key}", "is required")
+    role: object = fields[role_key]
+    if role_key == "from" and isinstance(role, str):
+        role = SHAREGPT_ROLES.get(role, role)
+    if role not in ROLES:
+        raise ExampleProblem("invalid_role", f"{field}.{role_key}", f"must be one of {ROLES}")
+    message: Message = {
+        "role": cast("str", role),
+        "content": _text(fields[text_key], f"{field}.{text_key}"),
+    }
+    weight = fields.get("weight")
+    if weight is not None:
+        if type(weight) is not int or weight not in (0, 1):
+            raise ExampleProblem("wrong_type", f"{field}.weight", "must be 0 or 1")
+        message["weight"] = weight
+    return message
+
+
+def _check_turns(messages: list[Message], field: str) -> None:
+    roles = [message["role"] for message in messages]
+    if "system" in roles[1:]:
+        place = roles.index("system", 1)
+        raise ExampleProblem("invalid_role", f"{field}[{place}].role", "system stands only first")
+    if "user" not in roles:
+        raise ExampleProblem("missing_field", field, "needs at least one user turn")
+    if roles[-1] != "assistant":
+        raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
+    if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
+        raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ExampleProblem("duplicate_key", None, "holds one key twice")
+    return made
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ExampleProblem("invalid_json", None, "NaN and Infinity are not JSON")
+
+
+def _check_strings(value: object, depth: int) -> None:
+    """Refuse what a database or tokenizer downstream could not hold: U+0000, lone surrogates, deep nesting."""
+    if depth > MAXIMUM_DEPTH:
+        raise ExampleProblem("invalid_json", None, f"is nested deeper than {MAXIMUM_DEPTH}")
+    if isinstance(value, str):
+        if "\x00" in value or any("\ud800" <= char <= "\udfff" for char in value):
+            raise ExampleProblem("invalid_utf8", None, "holds U+0000 or a lone surrogate")
+    elif isinstance(value, dict):
+        for key, one in cast("dict[str, object]", value).items():
+            _check_strings(key, depth)
+            _check_strings(one, depth + 1)
+    elif isinstance(value, list):
+        for one in cast("list[object]", value):
+            _check_strings(one, depth + 1)

@@ -1,0 +1,226 @@
+"""Fine-tuning jobs on the wire (§2.1, §3, §4.1): create, get, cancel, metrics, logs."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictFloat, StrictInt, field_validator
+
+from tuneship.contract.common import (
+    CreateRequest,
+    DatasetId,
+    Int64,
+    JobId,
+    LogLimit,
+    ModelId,
+    ModelName,
+    Reply,
+    Tags,
+    Timestamp,
+    TimestampMs,
+    absent,
+)
+from tuneship.contract.operation import operation
+
+
+class JobStatus(StrEnum):
+    """The states of §3; `MOVES` says which may follow which."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+MOVES: dict[JobStatus, frozenset[JobStatus]] = {
+    # running -> queued: the service restarted, or the worker's lease was lost; the job resumes from its checkpoint.
+    JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.FAILED, JobStatus.CANCELLING}),
+    JobStatus.RUNNING: frozenset(
+        {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.QUEUED}
+    ),
+    JobStatus.CANCELLING: frozenset({JobStatus.CANCELLED}),
+    JobStatus.COMPLETED: frozenset(),
+    JobStatus.FAILED: frozenset(),
+    JobStatus.CANCELLED: frozenset(),
+}
+ENDED = frozenset(state for state, following in MOVES.items() if not following)
+
+
+class Hyperparameters(CreateRequest):
+    """How to train. The record always echoes the resolved values."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    batch_size: Annotated[int, Field(ge=1, le=1024, description="Examples in one step.")] = 8
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 3
+    warmup_steps: Annotated[Int64, Field(ge=0)] = 0
+    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    lora_alpha: Annotated[
+        int | None, Field(ge=1, le=2048, description="Default: twice the rank.")
+    ] = None
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    target_modules: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=128)]], Field(min_length=1)
+    ] = Field(default_factory=lambda: ["all-linear"])
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 42
+
+
+class ComputeConfig(CreateRequest):
+    """Where to train and for how long at most."""
+
+    instance_type: Annotated[str, Field(min_length=1, max_length=64)] = "local"
+    instance_count: Annotated[int, Field(ge=1, le=64)] = 1
+    max_runtime_hours: Annotated[int, Field(ge=1, le=720)] = 24
+
+
+class JobSecuritySettings(CreateRequest):
+    """Safeguards. One that this release does not enforce yet is refused by name, never accepted and ignored."""
+
+    network_isolation: bool = False
+    encryption_level: Literal["standard", "maximum"] = "standard"
+    audit_logging: bool = False
+    compliance_mode: Literal["none", "hipaa"] = "none"
+
+
+class JobCreate(CreateRequest):
+    """A job as a client asks for it."""
+
+    base_model: ModelId
+    dataset_id: DatasetId
+    validation_dataset_id: DatasetId | None = None
+    fine_tuning_method: Literal["lora"] = "lora"
+    model_name: ModelName
+    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    validation_frequency: Annotated[
+        StrictInt | StrictFloat,
+        Field(
+            description="Fraction of an epoch (0, 1], or every N steps for an integer of 2 or more."
+        ),
+    ] = 0.1
+    compute_config: ComputeConfig = Field(default_factory=ComputeConfig)
+    security_settings: JobSecuritySettings = Field(default_factory=JobSecuritySettings)
+    tags: Tags = Field(default_factory=dict)
+
+    @field_validator("validation_frequency")
+    @classmethod
+    def _fraction_or_steps(cls, value: float) -> float:
+        if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
+            return value
+        raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
+
+
+class JobError(Reply):
+    """Why a job failed: `code` is `fine_tuning_error`, `reason` one of a closed list."""
+
+    code: str
+    reason: str
+    message: str
+
+
+class JobCreated(Reply):
+    """A job as create answers it; `security_settings` is not echoed (§2.1)."""
+
+    id: str
+    base_model: str
+    dataset_id: str
+    validation_dataset_id: str | None = None
+    fine_tuning_method: str
+    model_name: str
+    status: str
+    created_at: Timestamp
+    updated_at: Timestamp
+    validation_frequency: float
+    hyperparameters: dict[str, Any]
+    compute_config: dict[str, Any]
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Job(JobCreated):
+    """A job as get answers it."""
+
+    fine_tuned_model: str | None = None
+    started_at: Timestamp | None = None
+    completed_at: Annotated[Timestamp | None, Field(exclude_if=absent)] = None
+    current_epoch: int = 0
+    total_epochs: int = 0
+    current_step: int = 0
+    total_steps: int = 0
+    training_loss: float | None = None
+    validation_loss: float | None = None
+    security_settings: dict[str, Any] = Field(default_factory=dict)
+    error: Annotated[JobError | None, Field(exclude_if=absent)] = None
+
+
+class JobCancelled(Reply):
+    """The answer to cancel; the job is `cancelled` once its processes are gone."""
+
+    id: str
+    status: str
+    updated_at: Timestamp
+
+
+class JobMetrics(Reply):
+    """Arrays of equal length, one entry a step. A step without evaluation repeats the last validation values."""
+
+    job_id: str
+    steps: list[int]
+    training_loss: list[float | None]
+    validation_loss: list[float | None]
+    learning_rate: list[float | None]
+    epochs: list[float | None]
+    accuracy: list[float | None]
+    perplexity: list[float | None]
+    created_at: Timestamp
+
+
+class JobLogEntry(Reply):
+    """One line of a job's log; never text of a dataset."""
+
+    timestamp: TimestampMs
+    level: str
+    message: str
+
+
+class LogCursor(Reply):
+    """`after` continues behind the last entry; nothing new echoes it; null only without any entry."""
+
+    after: str | None
+
+
+class JobLogs(Reply):
+    """One page of a job's log, oldest first."""
+
+    logs: list[JobLogEntry]
+    pagination: LogCursor
+
+
+@operation("POST", "/v1/fine-tuning/jobs", scope="jobs:write", status=201)
+def create_job(job: JobCreate) -> JobCreated:
+    """Queue a fine-tuning job (§4.1)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read")
+def get_job(job_id: JobId) -> Job:
+    """Fetch one job (§4.1)."""
+    raise NotImplementedError
+
+
+@operation("POST", "/v1/fine-tuning/jobs/{job_id}/cancel", scope="jobs:write")
+def cancel_job(job_id: JobId) -> JobCancelled:
+    """Stop a queued or running job (§4.1); again on a job that is being cancelled is the same answer."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/fine-tuning/jobs/{job_id}/metrics", scope="metrics:read")
+def get_job_metrics(job_id: JobId) -> JobMetrics:
+    """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/fine-tuning/jobs/{job_id}/logs", scope="logs:read")
+def get_job_logs(
+    job_id: JobId, limit: LogLimit = 100, after: str | None = None, stream: bool = False
+) -> JobLogs:
+    """The job's log, oldest first (§4.1)."""
+    raise NotImplementedError

@@ -1,0 +1,147 @@
+"""Deployment metrics on the wire (§4.5). Series arrays may hold nulls on a foreign server, so they are read leniently.
+
+Additive to the description: `complete`, `latency.histogram`, `error_rate.request_count` and `error_count`,
+`token_usage.empty_count`. The gates (`tuneship/gates/series.py`) decide from these series, never from `summary`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp
+from tuneship.contract.operation import operation
+
+Numbers = list[float | None] | None
+Counts = list[int | None] | None
+MetricName = Literal["latency", "throughput", "error_rate", "token_usage"]
+METRIC_NAMES: tuple[MetricName, ...] = ("latency", "throughput", "error_rate", "token_usage")
+
+
+class Series(Reply):
+    """What every series has: bucket starts, and whether each bucket can still change."""
+
+    timestamps: list[Timestamp | None] | None = None
+    complete: list[bool | None] | None = None
+
+
+class Histogram(Reply):
+    """Latency counts per bucket: `counts[i][j]` requests of bucket i took at most `le[j]` ms (null: any)."""
+
+    le: list[float | None]
+    counts: list[list[int]]
+
+
+class LatencySeries(Series):
+    """Milliseconds from acceptance to the last token, of successful requests."""
+
+    average: Numbers = None
+    p50: Numbers = None
+    p95: Numbers = None
+    p99: Numbers = None
+    histogram: Histogram | None = None
+
+
+class ThroughputSeries(Series):
+    """Requests a second."""
+
+    requests_per_second: Numbers = None
+
+
+class ErrorRateSeries(Series):
+    """Server failures and timeouts as a percentage (0..100) of all requests less the caller's own 4xx."""
+
+    percentage: Numbers = None
+    request_count: Counts = None
+    error_count: Counts = None
+
+
+class TokenUsageSeries(Series):
+    """Tokens the model read and wrote; `empty_count` counts 200 answers with a blank completion."""
+
+    total: Counts = None
+    input: Counts = None
+    output: Counts = None
+    empty_count: Counts = None
+
+
+class MetricSeries(Reply):
+    """The series that were asked for."""
+
+    latency: LatencySeries | None = None
+    throughput: ThroughputSeries | None = None
+    error_rate: ErrorRateSeries | None = None
+    token_usage: TokenUsageSeries | None = None
+
+
+class LatencySummary(Reply):
+    """Weighted by requests; null without any."""
+
+    average: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class ThroughputSummary(Reply):
+    """Mean over the whole span."""
+
+    average_requests_per_second: float | None = None
+
+
+class ErrorRateSummary(Reply):
+    """`request_count` 0 means "no data", not "no errors"."""
+
+    average_percentage: float | None = None
+    request_count: int | None = None
+    error_count: int | None = None
+
+
+class TokenUsageSummary(Reply):
+    """Sums over the whole span."""
+
+    total: int | None = None
+    input: int | None = None
+    output: int | None = None
+
+
+class MetricSummary(Reply):
+    """One summary for each series that was asked for."""
+
+    latency: LatencySummary | None = None
+    throughput: ThroughputSummary | None = None
+    error_rate: ErrorRateSummary | None = None
+    token_usage: TokenUsageSummary | None = None
+
+
+class DeploymentMetrics(Reply):
+    """The answer of §4.5. Times are the service's."""
+
+    deployment_id: str
+    start_time: Timestamp
+    end_time: Timestamp
+    interval: str
+    metrics: MetricSeries
+    summary: MetricSummary
+
+
+Interval = Annotated[
+    str,
+    Field(
+        pattern=r"^[1-9][0-9]{0,8}[smhd]$",
+        description="Bucket length: `<n>s`, `<n>m`, `<n>h`, `<n>d`.",
+    ),
+]
+
+
+@operation("GET", "/v1/deployments/{deployment_id}/metrics", scope="metrics:read")
+def get_deployment_metrics(
+    deployment_id: DeploymentId,
+    start_time: datetime | None = None,
+    end_time: datetime | None = None,
+    metrics: list[MetricName] | None = None,
+    interval: Interval = "1m",
+    endpoint_id: AnyEndpointId | None = None,
+) -> DeploymentMetrics:
+    """Latency, throughput, errors and tokens of a deployment in buckets (§4.5); default: the last hour by minutes."""
+    raise NotImplementedError

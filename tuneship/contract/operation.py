@@ -1,0 +1,172 @@
+"""One operation, said once: a typed function without a body is the whole contract of one API call.
+
+    @operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read")
+    def get_job(job_id: JobId) -> Job:
+        \"\"\"Fetch one job (§4.1).\"\"\"
+        raise NotImplementedError
+
+Its signature carries everything: names in the path template are path parameters, a pydantic model is the JSON body
+(or the form, beside a `file`), the rest is the query. `ParamSpec` hands the same signature to the client's call and
+to the service's handler, so a disagreement is a type error. The body `raise NotImplementedError` is the one form that
+mypy, pyright and ty all accept. Pure: no I/O here. Next: `tuneship/client.py` and `tuneship/service/http.py`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, BinaryIO, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+
+DECLARED: list["Operation[..., Any]"] = []
+"""Every operation, in the order of declaration; the guard tests compare it with what is served."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One bound request: what goes on the wire, before any I/O."""
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: dict[str, Any] | None = None
+    form: dict[str, Any] | None = None
+    file: BinaryIO | None = None
+
+
+@dataclass(frozen=True)
+class Operation(Generic[P, R]):
+    """A declared API call with parameters `P` and reply `R`."""
+
+    method: Method
+    path: str
+    scope: str
+    status: int
+    is_form: bool
+    is_creating: bool
+    """A create takes an `Idempotency-Key` and answers with `Location`."""
+    declaration: Callable[P, R]
+
+    @property
+    def name(self) -> str:
+        """The operation's name, e.g. `create_job`."""
+        return self.declaration.__name__
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Parameter and reply types, with their `Annotated` limits."""
+        return get_type_hints(self.declaration, include_extras=True)
+
+    @cached_property
+    def reply_type(self) -> "TypeAdapter[R]":
+        """Validates and renders the reply."""
+        return cast("TypeAdapter[R]", TypeAdapter(self.hints["return"]))
+
+    @cached_property
+    def path_parameters(self) -> tuple[str, ...]:
+        """Names in the path template, in order; `{name:path}` takes the rest of the path."""
+        return tuple(re.findall(r"{(\w+)(?::path)?}", self.path))
+
+    @cached_property
+    def body_parameter(self) -> tuple[str, type[BaseModel]] | None:
+        """The name and model of the body or form, if the operation has one."""
+        for name, hint in self.hints.items():
+            if name != "return" and isinstance(hint, type) and issubclass(hint, BaseModel):
+                return name, hint
+        return None
+
+    @cached_property
+    def file_parameter(self) -> str | None:
+        """The name of the file part of a form, if any."""
+        return next((name for name, hint in self.hints.items() if hint is BinaryIO), None)
+
+    @cached_property
+    def query_model(self) -> type[BaseModel]:
+        """A model of the query, made from the signature; its defaults are the signature's."""
+        taken = {*self.path_parameters, "return", self.file_parameter}
+        if self.body_parameter:
+            taken.add(self.body_parameter[0])
+        defaults = inspect.signature(self.declaration).parameters
+        fields = {
+            name: (hint, defaults[name].default)
+            for name, hint in self.hints.items()
+            if name not in taken
+        }
+        return create_model(
+            f"{self.name}_query", __config__=ConfigDict(extra="forbid"), **cast("Any", fields)
+        )
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Put the arguments where they belong; `None` in a query means not sent."""
+        bound = inspect.signature(self.declaration).bind(*args, **kwargs)
+        arguments = dict(bound.arguments)
+        path = self.path
+        for name in self.path_parameters:
+            value = quote(str(arguments.pop(name)), safe="")
+            path = re.sub(rf"{{{name}(:path)?}}", lambda _, text=value: text, path)
+        content = self._body_of(arguments)
+        file = arguments.pop(self.file_parameter) if self.file_parameter else None
+        return Call(
+            method=self.method,
+            path=path,
+            query=tuple(pair for item in arguments.items() for pair in _query_pairs(*item)),
+            body=None if self.is_form else content,
+            form=content if self.is_form else None,
+            file=cast("BinaryIO | None", file),
+        )
+
+    def _body_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        if self.body_parameter is None:
+            return None
+        model: BaseModel = arguments.pop(self.body_parameter[0])
+        # Omitted, null and default differ: what the caller did not set is not sent.
+        return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
+    if value is None:
+        return []
+    if isinstance(value, Mapping):  # tags[key]=value
+        items = cast("Mapping[str, object]", value).items()
+        return [(f"{name}[{key}]", str(one)) for key, one in items]
+    if isinstance(value, list | tuple):
+        return [(name, str(one)) for one in cast("list[object]", value)]
+    if isinstance(value, bool):
+        return [(name, "true" if value else "false")]
+    if isinstance(value, datetime):
+        return [(name, value.astimezone(UTC).isoformat().replace("+00:00", "Z"))]
+    return [(name, str(value))]
+
+
+def operation(
+    method: Method,
+    path: str,
+    *,
+    scope: str,
+    status: int = 200,
+    is_form: bool = False,
+) -> Callable[[Callable[P, R]], Operation[P, R]]:
+    """Declare the decorated signature as an API operation (see the module's docstring)."""
+
+    def declare(declaration: Callable[P, R]) -> Operation[P, R]:
+        declared = Operation(
+            method=method,
+            path=path,
+            scope=scope,
+            status=status,
+            is_form=is_form,
+            is_creating=status == 201,
+            declaration=declaration,
+        )
+        DECLARED.append(declared)
+        return declared
+
+    return declare
