@@ -1,0 +1,152 @@
+"""One chat template object, used when a model is tuned and again when it generates.
+
+It turns messages into the text that the model reads; it knows neither tokens nor models and
+imports jinja2 only. Next: `tuneship/training/rows.py` (which part of the text is learnt).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TEMPLATE_FILE = "chat_template.jinja"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+# Used for a base model that brings no template. Each turn ends in the end token or a blank line.
+BUILT_IN_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' -%}
+{{ 'Assistant: ' + message['content'] + eos_token + '\\n\\n' }}
+{%- else -%}
+{{ message['role'] | capitalize + ': ' + message['content'] + '\\n\\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}
+"""
+
+
+class TemplateFailed(Exception):
+    """The template is not valid, or refuses these messages. The text names no message content."""
+
+
+class _GenerationTag(Extension):
+    """Accepts the `{% generation %}` block of many hub templates: its body renders as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance-wide set)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Replace the block by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class PromptTemplate:
+    """Renders messages as the text that one family of models was trained on.
+
+    Hub templates are programs of strangers: they run in jinja2's immutable sandbox.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: the names that templates use (`eos_token`, ...) and their text."""
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
+            autoescape=False,  # the output is a prompt, not a page
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_template_error
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise TemplateFailed(
+                f"the chat template is not valid: {type(error).__name__}"
+            ) from error
+
+    @classmethod
+    def load(cls, directory: Path) -> "PromptTemplate":
+        """The template of a model or adapter directory, else the built-in one."""
+        tokenizer_config = _read_json(directory / "tokenizer_config.json")
+        file = directory / TEMPLATE_FILE
+        if file.is_file():
+            source = file.read_text(encoding="utf-8")
+        else:
+            source = _embedded_template(tokenizer_config) or BUILT_IN_TEMPLATE
+        tokens = _read_json(directory / SPECIAL_TOKENS_FILE) | tokenizer_config
+        return cls(source, _special_tokens(tokens))
+
+    def save(self, directory: Path) -> None:
+        """Write the template and its special tokens.
+
+        So an adapter's directory, which has no tokenizer, renders the same text as its base model's.
+        """
+        (directory / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+        tokens = json.dumps(self.special_tokens, indent=2, ensure_ascii=False)
+        (directory / SPECIAL_TOKENS_FILE).write_text(tokens + "\n", encoding="utf-8")
+
+    def render(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool
+    ) -> str:
+        """The text of `messages`; `add_generation_prompt`: up to where the assistant speaks.
+
+        Raises TemplateFailed when the template refuses the messages (unknown role, wrong order).
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                **self.special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            # The message of the error may quote the content of a message: only its kind is told.
+            raise TemplateFailed(
+                f"the chat template refuses these messages: {type(error).__name__}"
+            ) from None
+
+
+def instruction_messages(
+    instruction: str, *, system: str = "", context: str = ""
+) -> list[dict[str, str]]:
+    """An optional system turn, then the user's: the instruction, a blank line, the `input`."""
+    content = f"{instruction}\n\n{context}" if context else instruction
+    user = {"role": "user", "content": content}
+    return [{"role": "system", "content": system}, user] if system else [user]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+
+
+def _embedded_template(tokenizer_config: Mapping[str, Any]) -> str:
+    """Older models keep the template in tokenizer_config.json, a few as a list of named ones."""
+    template = tokenizer_config.get("chat_template") or ""
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get("default", "")
+    return template
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """A special token is written as its text, or as an object with the text under `content`."""
+    values = {name: settings.get(name) or "" for name in SPECIAL_TOKEN_NAMES}
+    texts = {name: v["content"] if isinstance(v, dict) else v for name, v in values.items()}
+    return {name: str(text) for name, text in texts.items()}
+
+
+def _raise_template_error(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: object, **options: Any) -> str:
+    """As transformers does it: jinja2's own filter escapes `<` for HTML and so changes prompts."""
+    return json.dumps(value, ensure_ascii=False, **options)
