@@ -8,8 +8,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -72,6 +71,7 @@ def converse(
 
     `draw` gives a number in [0, 1) for the jitter (full jitter, 0.5 s to 30 s; a `Retry-After` wins).
     """
+    failure: Exception | None = None
     for attempt in range(1, tries + 1):
         answer = yield call
         if answer is None:
@@ -411,23 +411,6 @@ class AsyncClient(_Core):
         await self._http.aclose()
 
 
-@contextmanager
-def open_client(settings: ClientSettings) -> Iterator[Client]:
-    """A client for the length of a `with` block."""
-    with Client(settings) as client:
-        yield client
-
-
-@asynccontextmanager
-async def open_async_client(settings: ClientSettings) -> AsyncIterator[AsyncClient]:
-    """An async client for the length of an `async with` block."""
-    client = AsyncClient(settings)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
 __all__ = [
     "ApiError",
     "AsyncClient",
@@ -436,6 +419,4 @@ __all__ = [
     "Options",
     "ServiceUnreachable",
     "base_url",
-    "open_async_client",
-    "open_client",
 ]
