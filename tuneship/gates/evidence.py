@@ -1,0 +1,254 @@
+"""Evidence about "x of n requests", bucket by bucket, that may be looked at any number of times.
+
+One e-process against the candidate (harm), one for it (pass), and an early warning that only holds. Pure arithmetic with
+`math.log`; it knows no metrics, no steps and no verdict. All values are natural logarithms: the e-values overflow.
+
+Why a limit holds for every number of looks: each harm factor has mean <= 1 for every candidate within the margin
+(absolute: because p_k > d; relative: E[A^x_c B^x_b] <= exp(p_b (r n_c + n_b)(th0 (A-1) + (1-th0)(B-1))) = 1 on the margin,
+whatever the shared rate p_b does), so the product is a supermartingale and P(ever >= 1/a) <= a (Ville 1939; arXiv 1810.08240,
+2011.03567). Next: `tallies.py` makes the counts, `canary.py` decides.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+from operator import add, mul
+
+FORMULA_VERSION = "1"
+"""Grows when the same counts may give another number; stored with every decision."""
+
+GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))
+"""Multiples of the margin that the harm test bets on, log-spaced, equal weights."""
+PASS_GRID = tuple(k / 10 for k in range(1, 10))
+LOG_GRID = tuple(map(math.log, GRID))
+LOG_PASS_GRID = tuple(map(math.log, PASS_GRID))
+LOG_BURST_CAP = math.log(4.0)
+"""One bucket multiplies a half by at most 4: requests of one burst depend on each other."""
+LOG_UNCAPPED_TIER = math.log(1e6)
+LOG_PROVEN = math.log(10.0)
+LOG_WARN, LOG_RELEASE = math.log(5.0), math.log(2.0)
+Z_WARN, Z_MIN_BAD = 1.645, 3
+FIRST_STEP_SHARE = 0.58
+LOOKS_PER_TERM, TERMS_KEPT = 5, 12
+
+Logs = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One bucket: requests and bad ones of the candidate (n_c, x_c) and the baseline (n_b, x_b)."""
+
+    n_c: int
+    x_c: int
+    n_b: int = 0
+    x_b: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The margin of a gate: harm null `p_c <= max(ratio * p_b, harm)`, pass null `p_c >= max(ratio * p_b, ok)`."""
+
+    ratio: float
+    harm: float
+    ok: float
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One start point of the harm mixture: the index of its first bucket and its weight."""
+
+    start: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """Natural logs of E_harm (burst-capped, decides and warns) and U_harm (uncapped) after the last bucket."""
+
+    log_e: float
+    log_u: float
+    warned: bool
+
+
+def step_terms(starts: Sequence[int], steps: int) -> tuple[list[Term], float]:
+    """Terms of the compared steps that began at these bucket indexes, and the weight of those still to begin."""
+    weights = [1.0]
+    if steps > 1:
+        weights = [FIRST_STEP_SHARE] + [(1.0 - FIRST_STEP_SHARE) / (steps - 1)] * (steps - 1)
+    return list(map(Term, starts, weights)), math.fsum(weights[len(starts) :])
+
+
+def wait_terms(starts: Sequence[int]) -> tuple[list[Term], float]:
+    """Terms of a wait of unknown length: v_j = 6 / (pi^2 j^2), newest 12 kept (dropping one only lowers E)."""
+    weights = [6.0 / (math.pi * j) ** 2 for j in range(1, len(starts) + 1)]
+    return list(map(Term, starts, weights))[-TERMS_KEPT:], max(0.0, 1.0 - math.fsum(weights))
+
+
+def harm(
+    buckets: Sequence[Counts],
+    limits: Limits,
+    terms: Sequence[Term],
+    idle: float,
+    *,
+    absolute_only: bool = False,
+) -> Harm:
+    """Evidence that the candidate is beyond the margin. `idle`: weight of terms that have not begun, counted once each.
+
+    `absolute_only` is for the bake, where no baseline takes traffic: `limits.harm` is then the whole margin.
+    """
+    first = min((term.start for term in terms), default=len(buckets))
+    absolute = _absolute_factors(buckets, limits.harm, first)
+    relative = None if absolute_only else _relative_factors(buckets, limits.ratio, first)
+    capped: list[list[float]] = []  # per bucket: logs of weight * value of every term
+    uncapped: list[float] = []
+    for term in terms:
+        path, last = _both_halves(absolute, relative, term.start - first)
+        log_weight = math.log(term.weight)
+        not_begun = [0.0] * (term.start - first)
+        capped.append([log_weight + value for value in (*not_begun, *path)])
+        uncapped.append(log_weight + last)
+    rest = [math.log(idle)] if idle > 0.0 else []
+    path = [log_sum_exp([*values, *rest]) for values in zip(*capped, strict=True)]
+    log_none = log_sum_exp([*map(math.log, (term.weight for term in terms)), *rest])
+    return Harm(path[-1] if path else log_none, log_sum_exp([*uncapped, *rest]), _warned(path))
+
+
+def _warned(path: Logs) -> bool:
+    """The warning switches on at 5 and off only below 2, so that it does not flicker."""
+    warned = False
+    for value in path:
+        warned = value >= LOG_RELEASE if warned else value >= LOG_WARN
+    return warned
+
+
+def _absolute_factors(buckets: Sequence[Counts], d: float, first: int) -> list[Logs | None]:
+    """Per bucket the 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None: the bucket says nothing."""
+    rates = [max(min(d * rho, 0.9), d) for rho in GRID]
+    bad = [math.log(p / d) for p in rates]
+    good = [math.log((1.0 - p) / (1.0 - d)) for p in rates]
+    return [
+        [b.x_c * up + (b.n_c - b.x_c) * down for up, down in zip(bad, good, strict=True)]
+        if b.n_c
+        else None
+        for b in islice(buckets, first, None)
+    ]
+
+
+def _relative_factors(buckets: Sequence[Counts], ratio: float, first: int) -> list[Logs | None]:
+    """Per bucket `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`, written with one logarithm per grid point.
+
+    With L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)): log(th_k/th0) = log rho_k + L_k and the other is L_k.
+    """
+    return [
+        _relative(b, ratio, GRID, LOG_GRID) if b.n_c and b.n_b and (b.x_c or b.x_b) else None
+        for b in islice(buckets, first, None)
+    ]
+
+
+def _relative(b: Counts, ratio: float, grid: Logs, log_grid: Logs) -> list[float]:
+    weighted = ratio * b.n_c
+    total, bad = weighted + b.n_b, b.x_c + b.x_b
+    shrink = [math.log(total / (weighted * rho + b.n_b)) for rho in grid]
+    return [b.x_c * up + bad * down for up, down in zip(log_grid, shrink, strict=True)]
+
+
+def _both_halves(
+    absolute: Sequence[Logs | None], relative: Sequence[Logs | None] | None, start: int
+) -> tuple[list[float], float]:
+    path, last = _half(absolute, start)
+    if relative is None:
+        return path, last
+    other_path, other_last = _half(relative, start)
+    return list(map(min, path, other_path)), min(last, other_last)
+
+
+def _half(factors: Sequence[Logs | None], start: int) -> tuple[list[float], float]:
+    """The burst-capped path of one half from bucket `start`, and its last uncapped value."""
+    sums: Logs = [0.0] * len(GRID)
+    log_e = capped = 0.0
+    path: list[float] = []
+    for factor in islice(factors, start, None):
+        if factor is not None:
+            sums = list(map(add, sums, factor))
+            value = log_sum_exp(sums) - _LOG_GRID_SIZE
+            capped += min(value - log_e, LOG_BURST_CAP)
+            log_e = value
+        path.append(capped)
+    return path, log_e
+
+
+def log_e_ok(buckets: Sequence[Counts], limits: Limits) -> float:
+    """Evidence that the candidate is inside the pass margin *now*; proven from log 10 on."""
+    return log_sum_exp(_pass_logs(buckets, limits)) - _LOG_PASS_SIZE
+
+
+def _pass_logs(buckets: Sequence[Counts], limits: Limits) -> list[float]:
+    """Logs of the 18 exponentials: 9 absolute, 9 relative."""
+    n, x = sum(b.n_c for b in buckets), sum(b.x_c for b in buckets)
+    d = limits.ok
+    absolute = [
+        x * log_k + (n - x) * math.log((1.0 - k * d) / (1.0 - d))
+        for k, log_k in zip(PASS_GRID, LOG_PASS_GRID, strict=True)
+    ]
+    rows = [
+        _relative(b, limits.ratio, PASS_GRID, LOG_PASS_GRID)
+        for b in buckets
+        if b.n_c and b.n_b and (b.x_c or b.x_b)
+    ]
+    relative = list(map(math.fsum, zip(*rows, strict=True))) if rows else [0.0] * len(PASS_GRID)
+    return absolute + relative
+
+
+def requests_to_proof(buckets: Sequence[Counts], limits: Limits) -> int | None:
+    """Candidate requests still needed until `log_e_ok` reaches log 10, if all goes on as so far; None: not at this rate.
+
+    Every exponent is linear in the requests, so "as so far" multiplies all of them by one factor.
+    """
+    n = sum(b.n_c for b in buckets)
+    logs = _pass_logs(buckets, limits) if n else _pass_logs([Counts(1, 0)], limits)
+    if max(logs) <= 1e-12:
+        return None
+    enough = math.ceil((LOG_PROVEN + _LOG_PASS_SIZE) / max(logs) * max(n, 1))
+    total = bisect_left(range(enough), LOG_PROVEN, key=lambda more: _scaled(logs, more / max(n, 1)))
+    return max(0, total - n)
+
+
+def _scaled(logs: Logs, factor: float) -> float:
+    return log_sum_exp(list(map(mul, logs, repeat(factor)))) - _LOG_PASS_SIZE
+
+
+def early_z(buckets: Sequence[Counts], limits: Limits) -> float | None:
+    """Stratified z against the harm margin, the smaller of relative and absolute; None while one has no variance."""
+    score = variance = 0.0
+    for b in buckets:
+        if not (b.n_c and b.n_b):
+            continue
+        th0 = limits.ratio * b.n_c / (limits.ratio * b.n_c + b.n_b)
+        bad = b.x_c + b.x_b
+        score += b.x_c - th0 * bad
+        variance += bad * th0 * (1.0 - th0)
+    n, x = sum(b.n_c for b in buckets), sum(b.x_c for b in buckets)
+    d = limits.harm
+    if variance <= 0.0 or not n:
+        return None
+    return min(score / math.sqrt(variance), (x - d * n) / math.sqrt(n * d * (1.0 - d)))
+
+
+def early_warning(buckets: Sequence[Counts], limits: Limits) -> bool:
+    """Holds the exposure while z speaks against the candidate; it is no proof and never rolls back."""
+    z = early_z(buckets, limits)
+    return z is not None and z > Z_WARN and sum(b.x_c for b in buckets) >= Z_MIN_BAD
+
+
+def log_sum_exp(logs: Logs) -> float:
+    """log(sum(exp(v))). `fsum` rounds once, so the result depends neither on the order nor on the Python version."""
+    top = max(logs)
+    if -600.0 < top < 600.0:  # no overflow, and what underflows is below one part in 10^40
+        return math.log(math.fsum(map(math.exp, logs)))
+    return top + math.log(math.fsum([math.exp(value - top) for value in logs]))
+
+
+_LOG_GRID_SIZE = math.log(len(GRID))
+_LOG_PASS_SIZE = math.log(2 * len(PASS_GRID))

@@ -1,0 +1,254 @@
+"""What a roll-out may do and where its limits are: the parameter model of `shift_traffic`, and of its form in the UI.
+
+Every limit counts looks, so that a compressed clock behaves like a slow one; only the approval time-out and the lease are
+seconds. Next: `canary.py` decides by it.
+"""
+
+import hashlib
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tuneship.gates.evidence import Limits
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def interval_seconds(interval: str) -> int:
+    """`30s`, `1m`, `2h`, `1d` in seconds. Raises ValueError for anything else."""
+    number, unit = interval[:-1], interval[-1:]
+    if not (number.isascii() and number.isdigit()) or unit not in _SECONDS:
+        raise ValueError(f"not an interval: {interval!r}")
+    return int(number) * _SECONDS[unit]
+
+
+class _Form(BaseModel):
+    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class GateLimits(_Form):
+    """Limits of one gate. A gate that is on but has a null among them is not evaluated and blocks the promotion."""
+
+    ratio: float | None = Field(
+        default=None, ge=1, le=100, description="Bad share allowed, as a multiple of the baseline's."
+    )
+    harm: float | None = Field(
+        default=None, gt=0, le=0.5, description="Bad share always allowed before a rollback."
+    )
+    ok: float | None = Field(
+        default=None, gt=0, le=0.5, description="Bad share below which the gate may be proven."
+    )
+
+    def limits(self) -> Limits | None:
+        """The three numbers, or None when one of them is missing."""
+        if self.ratio is None or self.harm is None or self.ok is None:
+            return None
+        return Limits(ratio=self.ratio, harm=self.harm, ok=self.ok)
+
+
+class ErrorGate(GateLimits):
+    """Server failures, time-outs and broken streams."""
+
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description="See GateLimits.")
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
+    slo_max: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="Error share above which no deployment is promoted and a baseline counts as unhealthy.",
+    )
+
+
+class SlowGate(GateLimits):
+    """Share of answers slower than the baseline's frozen p95."""
+
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
+    harm: float | None = Field(default=0.075, gt=0, le=0.5, description="See GateLimits.")
+    ok: float | None = Field(default=0.10, gt=0, le=0.5, description="See GateLimits.")
+
+
+class VerySlowGate(GateLimits):
+    """Share of answers slower than 1.5 x the baseline's frozen p99."""
+
+    ratio: float | None = Field(default=2.0, ge=1, le=100, description="See GateLimits.")
+    harm: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
+    ok: float | None = Field(default=0.04, gt=0, le=0.5, description="See GateLimits.")
+
+
+class EmptyGate(GateLimits):
+    """Blank completions."""
+
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description="See GateLimits.")
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
+
+
+class LatencyGates(_Form):
+    """Latency as the share of slow answers; null switches a gate off."""
+
+    slow: SlowGate | None = Field(
+        default=SlowGate(), description="Slower than the baseline's p95; null: off."
+    )
+    very_slow: VerySlowGate | None = Field(
+        default=VerySlowGate(), description="Slower than 1.5 x the baseline's p99; null: off."
+    )
+    per_output_token: bool = Field(
+        default=False,
+        description="Allow the candidate more time for longer answers: thresholds x clamp(output ratio, 1, 3).",
+    )
+
+
+class QualityGates(_Form):
+    """What is wrong with an answer that did arrive. All but `empty` are counted by the traffic driver only."""
+
+    empty: EmptyGate | None = Field(
+        default=EmptyGate(), description="Blank completions; null: off."
+    )
+    length: GateLimits | None = Field(
+        default=None, description="Cut off at the token limit; null: off."
+    )
+    repetition: GateLimits | None = Field(
+        default=None, description="A 4-gram more than 5 times; null: off."
+    )
+    invalid_json: GateLimits | None = Field(
+        default=None, description="Not JSON though asked for; null: off."
+    )
+    phi_echo: GateLimits | None = Field(
+        default=None, description="Repeats what looks like patient data; null: off."
+    )
+
+
+class Traffic(_Form):
+    """Prompts that the pipeline itself sends to the endpoint during the roll-out."""
+
+    prompts: str = Field(
+        min_length=1, description="JSON lines file; `instruction` or `prompt` of each line is sent."
+    )
+    requests_per_second: float = Field(gt=0, le=10_000, description="Rate aimed at; a 429 slows it down.")
+    max_in_flight: int = Field(default=16, ge=1, le=1024, description="Open requests at most.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Longest answer; null: the service's default."
+    )
+
+
+class CanaryRules(_Form):
+    """How to shift and when to stop, for any pair of deployments."""
+
+    steps: list[int] = Field(
+        default=[5, 25, 50, 75, 100],
+        min_length=2,
+        description="Candidate's traffic in percent, rising, last 100; all but the last are compared steps.",
+    )
+    interval: str = Field(
+        default="1m",
+        pattern=r"^[1-9][0-9]{0,5}[smhd]$",
+        description="Metrics bucket asked of the service: 1m, 5m, 1h (1s where the service knows it).",
+    )
+    look_every_seconds: float = Field(
+        default=60.0, gt=0, le=86400, description="Seconds between two looks."
+    )
+    min_looks_per_step: int = Field(
+        default=5, ge=1, description="Looks with new data before a step may end."
+    )
+    max_looks_per_step: int = Field(
+        default=60, ge=1, description="Looks at one step before it is inconclusive."
+    )
+    max_looks: int = Field(
+        default=240, ge=1, description="Looks at all steps before it is inconclusive."
+    )
+    min_requests_per_step: int = Field(
+        default=30, ge=1, description="Candidate requests needed at each step."
+    )
+    stale_looks: int = Field(
+        default=3, ge=1, description="Looks without newer data before the split is held."
+    )
+    missing_looks: int = Field(
+        default=10, ge=1, description="Looks in a row without usable metrics before a rollback."
+    )
+    alpha: float = Field(
+        default=0.05, gt=0, le=0.5, description="Chance of a false rollback per phase, all gates."
+    )
+    error_gate: ErrorGate | None = Field(
+        default=ErrorGate(), description="Failed requests; null: off."
+    )
+    latency_gates: LatencyGates | None = Field(
+        default=LatencyGates(), description="Slow answers; null: off."
+    )
+    quality_gates: QualityGates | None = Field(
+        default=QualityGates(), description="Bad answers; null: off."
+    )
+    on_inconclusive: Literal["rollback", "pause"] = Field(
+        default="rollback", description="What to do when the looks are used up."
+    )
+    approval: Literal["never", "required"] = Field(
+        default="never", description="Ask a person once, before 100 %."
+    )
+    approval_timeout_seconds: int = Field(
+        default=86400, ge=1, le=604800, description="No answer within this time: rollback."
+    )
+    bake_looks: int = Field(
+        default=30, ge=1, description="Looks at 100 % before the baseline may be retired."
+    )
+    retire_baseline: bool = Field(
+        default=True, description="Delete the old deployment after the bake."
+    )
+    lease_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=604800,
+        description="The service itself restores the baseline when the pipeline is silent for this long.",
+    )
+    traffic: Traffic | None = Field(default=None, description="Let the pipeline send the requests.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        pairs = zip(self.steps, self.steps[1:], strict=False)
+        if self.steps[0] < 1 or self.steps[-1] != 100 or any(a >= b for a, b in pairs):
+            raise ValueError("steps must rise strictly from at least 1 to exactly 100")
+        if interval_seconds(self.interval) > 86400:
+            raise ValueError("interval must be at most 1d")
+        if self.max_looks_per_step < self.min_looks_per_step:
+            raise ValueError("max_looks_per_step must not be below min_looks_per_step")
+        if self.missing_looks < self.stale_looks:
+            raise ValueError("missing_looks must not be below stale_looks")
+        return self
+
+    @property
+    def compared_steps(self) -> list[int]:
+        """Candidate weights at which the two deployments are compared."""
+        return self.steps[:-1]
+
+    @property
+    def bucket_seconds(self) -> int:
+        """Length of a metrics bucket."""
+        return interval_seconds(self.interval)
+
+
+class CanaryPlan(CanaryRules):
+    """One roll-out: which deployments, which endpoint, under which rules."""
+
+    endpoint_id: str | None = Field(
+        default=None, description="Canary endpoint (`cep_...`) to use; null: create `endpoint_name`."
+    )
+    endpoint_name: str | None = Field(
+        default=None, min_length=1, description="Name of the canary endpoint to create."
+    )
+    baseline_deployment_id: str = Field(
+        min_length=1, description="Deployment that serves now and is returned to."
+    )
+    candidate_deployment_id: str = Field(min_length=1, description="Deployment to be rolled out.")
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.endpoint_id is None and self.endpoint_name is None:
+            raise ValueError("one of endpoint_id and endpoint_name is needed")
+        if self.baseline_deployment_id == self.candidate_deployment_id:
+            raise ValueError("baseline and candidate must be two deployments")
+        return self
+
+    def digest(self) -> str:
+        """SHA-256 of the plan: the same plan resumes an open roll-out, another one does not."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
