@@ -4,13 +4,13 @@ A line is a JSON object of format `instruction` or `conversation` (api docs: `do
 field and a code, never the text: it may be a patient's.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
+
+from tuneship.contract import strict_json
 
 DatasetFormat = Literal["instruction", "conversation"]
-MAXIMUM_DEPTH = 32
 ROLES = ("system", "user", "assistant", "tool")
 ALIASES = {
     "instruction": ("instruction", "prompt", "question"),
@@ -42,20 +42,13 @@ class ExampleProblem(Exception):
 def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
     """Parse one JSON line into messages. Raises `ExampleProblem`."""
     try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ExampleProblem("invalid_utf8", None, "is not valid UTF-8") from None
-    try:
-        value = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-    except ExampleProblem:
-        raise
-    except (ValueError, RecursionError):
-        raise ExampleProblem("invalid_json", None, "is not valid JSON") from None
+        value = strict_json.parse(line)
+    except strict_json.JsonRefused as refused:
+        code = "invalid_utf8" if refused.fault == "nul" else refused.fault
+        raise ExampleProblem(code, None, refused.message) from None
     if not isinstance(value, dict):
         raise ExampleProblem("not_object", None, "must be a JSON object")
-    fields = cast("dict[str, Any]", value)
-    _check_strings(fields, 1)
-    return parse_example(fields, dataset_format)
+    return parse_example(cast("dict[str, Any]", value), dataset_format)
 
 
 def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
@@ -163,30 +156,3 @@ def _check_turns(messages: list[Message], field: str) -> None:
         raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
     if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
         raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ExampleProblem("duplicate_key", None, "holds one key twice")
-    return made
-
-
-def _no_constant(_name: str) -> NoReturn:
-    raise ExampleProblem("invalid_json", None, "NaN and Infinity are not JSON")
-
-
-def _check_strings(value: object, depth: int) -> None:
-    """Refuse what a database or tokenizer downstream could not hold: U+0000, lone surrogates, deep nesting."""
-    if depth > MAXIMUM_DEPTH:
-        raise ExampleProblem("invalid_json", None, f"is nested deeper than {MAXIMUM_DEPTH}")
-    if isinstance(value, str):
-        if "\x00" in value or any("\ud800" <= char <= "\udfff" for char in value):
-            raise ExampleProblem("invalid_utf8", None, "holds U+0000 or a lone surrogate")
-    elif isinstance(value, dict):
-        for key, one in cast("dict[str, object]", value).items():
-            _check_strings(key, depth)
-            _check_strings(one, depth + 1)
-    elif isinstance(value, list):
-        for one in cast("list[object]", value):
-            _check_strings(one, depth + 1)

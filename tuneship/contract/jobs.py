@@ -129,7 +129,7 @@ class JobCreated(Reply):
     status: str
     created_at: Timestamp
     updated_at: Timestamp
-    validation_frequency: float
+    validation_frequency: int | float
     hyperparameters: dict[str, Any]
     compute_config: dict[str, Any]
     tags: dict[str, str] = Field(default_factory=dict)

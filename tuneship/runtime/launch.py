@@ -1,0 +1,37 @@
+"""The first thing a worker process runs: make it die with its parent, leave no core file, then become the module.
+
+`python -m tuneship.runtime.launch PARENT_PID MODULE ARGUMENTS...`. Linux delivers the parent-death signal when the
+parent *thread* ends, so workers are started from the service's main thread. Elsewhere the worker notices by itself
+that its socket or parent is gone.
+"""
+
+import ctypes
+import os
+import resource
+import runpy
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel for `with_signal` when the parent dies; exit when it died already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Become the named module."""
+    parent, module, *arguments = sys.argv[1:]
+    die_with_parent(int(parent))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.umask(0o077)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What the service asks of a place where workers run. `processes.py` is the default; other places obey the same."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """A worker to start: a module of ours with arguments."""
+
+    module: str
+    arguments: tuple[str, ...]
+    log: Path
+    """Where its standard output and error go."""
+    threads: int = 0
+    """Compute threads; 0 leaves the choice to the worker."""
+    inherited: tuple[int, ...] = field(default=())
+    """File descriptors that stay open in the worker."""
+
+
+class Worker(Protocol):
+    """A started worker."""
+
+    @property
+    def pid(self) -> int:
+        """The operating system's number of it."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: ended by that signal."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM to its process group)."""
+        ...
+
+    def kill(self) -> None:
+        """End it and its children at once."""
+        ...
+
+
+class Runtime(Protocol):
+    """A place where workers run."""
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        """Start a worker. Raises `OSError` when that is impossible."""
+        ...

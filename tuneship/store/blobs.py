@@ -1,0 +1,98 @@
+"""Files under generated names: staged, flushed to disk, then moved into place, so that none is ever half there.
+
+The root is an fsspec URL; local folders are the default. A key is `<kind>/<id>/<name>` with an id from the database:
+a client's file name is never used.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec  # pyright: ignore[reportMissingTypeStubs]
+
+BLOCK = 1 << 16
+
+
+class Blobs:
+    """Binary objects below one root."""
+
+    def __init__(self, root: str, scratch: Path) -> None:
+        """`root`: folder or fsspec URL; `scratch`: local folder for staged and fetched files."""
+        core: Any = fsspec.core  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        self._files, self._root = core.url_to_fs(root)
+        self._is_local = "file" in str(self._files.protocol)
+        self._scratch = scratch
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def staged(self) -> Generator[BinaryIO]:
+        """A file to write to; removed unless `keep` took it."""
+        descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=".staged-")
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def keep(self, file: BinaryIO, key: str) -> None:
+        """Flush a staged file to disk and move it to its key."""
+        file.flush()
+        os.fsync(file.fileno())
+        self._move(Path(file.name), key)
+
+    def put(self, path: Path, key: str) -> str:
+        """Copy a finished local file to its key; answers its SHA-256."""
+        with self.staged() as staged, path.open("rb") as source:
+            digest = hashlib.sha256()
+            while block := source.read(BLOCK):
+                digest.update(block)
+                staged.write(block)
+            self.keep(staged, key)
+        return digest.hexdigest()
+
+    def _move(self, source: Path, key: str) -> None:
+        target = f"{self._root}/{key}"
+        if not self._is_local:
+            self._files.put_file(str(source), target)
+            return
+        folder = Path(target).parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        source.replace(target)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # the rename itself survives power loss
+        finally:
+            os.close(descriptor)
+
+    def local(self, key: str) -> Path:
+        """A local path of the object, or of the folder of objects, to read from."""
+        target = f"{self._root}/{key}"
+        if self._is_local:
+            return Path(target)
+        fetched = self._scratch / "fetched" / key
+        if not fetched.exists():
+            self._files.get(target, str(fetched), recursive=self._files.isdir(target))
+        return fetched
+
+    def delete(self, key: str) -> None:
+        """Remove an object or a folder of them; nothing happens when it is not there."""
+        target = f"{self._root}/{key}"
+        if self._files.exists(target):
+            self._files.rm(target, recursive=self._files.isdir(target))
+
+    def sweep(self) -> None:
+        """Remove what a killed process left staged; call it at start only."""
+        for leftover in self._scratch.glob(".staged-*"):
+            leftover.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch / "fetched", ignore_errors=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a local file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

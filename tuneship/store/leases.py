@@ -1,0 +1,77 @@
+"""Leases with fencing on the jobs table: claim, beat, write, release. One live attempt per job, ever.
+
+A claim raises `attempt`; every later write says `id and attempt` and must touch exactly one row. Zero rows mean that
+the lease is lost: `LeaseLost`, and the holder writes nothing more and kills its worker.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.jobs import JobStatus
+from tuneship.store.rows import Row
+from tuneship.store.tables import jobs
+
+LEASE = timedelta(seconds=30)
+
+
+class LeaseLost(Exception):
+    """Somebody else owns the row now."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to work on one job."""
+
+    job_id: str
+    attempt: int
+
+
+def claim(connection: sa.Connection, owner: str, now: datetime) -> Row | None:
+    """Take the oldest queued job, or a running one whose lease has lapsed; None when there is none."""
+    lapsed = (jobs.c.status == JobStatus.RUNNING) & (jobs.c.lease_until < now)
+    query = (
+        sa.select(jobs)
+        .where((jobs.c.status == JobStatus.QUEUED) | lapsed)
+        .order_by(jobs.c.created_at, jobs.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    found = connection.execute(query).mappings().first()
+    if found is None:
+        return None
+    taken = {
+        "owner": owner,
+        "attempt": found["attempt"] + 1,
+        "lease_until": now + LEASE,
+        "status": JobStatus.RUNNING,
+        "started_at": found["started_at"] or now,
+        "updated_at": now,
+    }
+    connection.execute(sa.update(jobs).where(jobs.c.id == found["id"]).values(**taken))
+    return {**found, **taken}
+
+
+def write(connection: sa.Connection, held: Claim, **values: Any) -> None:
+    """Change the job's row under the claim. Raises `LeaseLost`."""
+    result = connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == held.job_id, jobs.c.attempt == held.attempt)
+        .values(**values)
+    )
+    if result.rowcount != 1:
+        raise LeaseLost(held.job_id)
+
+
+def beat(connection: sa.Connection, held: Claim, now: datetime) -> None:
+    """Keep the lease for another `LEASE`. Raises `LeaseLost`."""
+    write(connection, held, lease_until=now + LEASE)
+
+
+def release_all(connection: sa.Connection, now: datetime) -> None:
+    """At the start of the only service on this database: nobody can hold a lease any more."""
+    connection.execute(
+        sa.update(jobs).where(jobs.c.status == JobStatus.RUNNING).values(lease_until=now - LEASE)
+    )

@@ -1,0 +1,97 @@
+"""What every resource's queries share: insert, fetch by tenant, page, change. Knows no resource."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Rows of one page and the count of all that match."""
+
+    rows: Sequence[Row]
+    total: int
+    limit: int
+    offset: int
+
+    @property
+    def pagination(self) -> dict[str, int | None]:
+        """The envelope of §8."""
+        following = self.offset + self.limit
+        return {
+            "total": self.total,
+            "limit": self.limit,
+            "offset": self.offset,
+            "next_offset": following if following < self.total else None,
+        }
+
+
+def insert(connection: sa.Connection, table: sa.Table, values: Row) -> Row:
+    """Add a row and answer it whole, defaults included."""
+    connection.execute(sa.insert(table).values(**values))
+    found = fetch(connection, table, values["id"], client_id=values.get("client_id"))
+    if found is None:
+        raise RuntimeError(f"a row of {table.name} vanished inside its own transaction")
+    return found
+
+
+def fetch(
+    connection: sa.Connection, table: sa.Table, identifier: str, *, client_id: str | None
+) -> Row | None:
+    """One row of this tenant; None client: any tenant (the supervisor's view)."""
+    query = sa.select(table).where(table.c.id == identifier)
+    if client_id is not None:
+        query = query.where(table.c.client_id == client_id)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else dict(row)
+
+
+def change(
+    connection: sa.Connection, table: sa.Table, identifier: str, now: datetime, **values: Any
+) -> None:
+    """Change columns of one row and its `updated_at`."""
+    connection.execute(
+        sa.update(table).where(table.c.id == identifier).values(updated_at=now, **values)
+    )
+
+
+def page(
+    connection: sa.Connection,
+    table: sa.Table,
+    where: Sequence[sa.ColumnElement[bool]],
+    *,
+    limit: int,
+    offset: int,
+) -> Page:
+    """Newest first, ties by id."""
+    count = sa.select(sa.func.count()).select_from(table).where(*where)
+    query = (
+        sa.select(table)
+        .where(*where)
+        .order_by(table.c.created_at.desc(), table.c.id.desc())
+        .limit(limit)
+        .offset(offset)
+    )
+    return Page(
+        rows=[dict(row) for row in connection.execute(query).mappings()],
+        total=connection.execute(count).scalar_one(),
+        limit=limit,
+        offset=offset,
+    )
+
+
+def count(connection: sa.Connection, table: sa.Table, *where: sa.ColumnElement[bool]) -> int:
+    """How many rows match."""
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(table).where(*where)
+    ).scalar_one()
+
+
+def tags_match(table: sa.Table, tags: Mapping[str, str] | None) -> list[sa.ColumnElement[bool]]:
+    """`tags[k]=v` filters, exact and all of them."""
+    return [table.c.tags[key].as_string() == value for key, value in (tags or {}).items()]

@@ -1,0 +1,227 @@
+"""Every table. Rows hold what the API answers, plus leases, digests and outbox; never prompt or completion text.
+
+Each resource row carries `client_id`, the tenant; every query of the store takes it.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.types import TypeDecorator
+
+METADATA = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC moment on both databases; SQLite would otherwise forget the zone."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
+        """Store UTC."""
+        if value is None:
+            return None
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:  # noqa: ARG002
+        """Read UTC."""
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+def _text(name: str, **options: Any) -> "sa.Column[str]":
+    return sa.Column(name, sa.Text, nullable=False, **options)
+
+
+def _moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
+    return sa.Column(name, UtcDateTime, nullable=optional)
+
+
+def _whole(name: str, default: int = 0) -> "sa.Column[int]":
+    return sa.Column(name, sa.BigInteger, nullable=False, default=default)
+
+
+def _json(name: str, *, optional: bool = False) -> "sa.Column[Any]":
+    return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)
+
+
+def _resource(name: str, *columns: "sa.Column[Any] | sa.Index | sa.UniqueConstraint") -> sa.Table:
+    """A table of one resource: id, tenant, times, tags."""
+    return sa.Table(
+        name,
+        METADATA,
+        _text("id", primary_key=True),
+        _text("client_id"),
+        _moment("created_at"),
+        _moment("updated_at"),
+        _json("tags"),
+        *columns,
+        sa.Index(f"ix_{name}_client_id_created_at_id", "client_id", "created_at", "id"),
+    )
+
+
+api_keys = sa.Table(
+    "api_keys",
+    METADATA,
+    _text("id", primary_key=True),
+    _text("client_id"),
+    sa.Column("secret_hash", sa.LargeBinary, nullable=False),
+    _json("scopes"),
+    _text("label"),
+    _moment("created_at"),
+    _moment("expires_at", optional=True),
+    _moment("revoked_at", optional=True),
+)
+
+datasets = _resource(
+    "datasets",
+    _text("name"),
+    _text("description"),
+    _text("format"),
+    _text("status"),
+    _whole("num_examples"),
+    _whole("prompt_tokens"),
+    _whole("response_tokens"),
+    _text("tokenizer"),
+    _json("source_datasets", optional=True),
+    _text("blob"),
+    _text("sha256"),
+    _whole("bytes"),
+)
+
+jobs = _resource(
+    "jobs",
+    _text("base_model"),
+    _text("dataset_id"),
+    sa.Column("validation_dataset_id", sa.Text),
+    _text("fine_tuning_method"),
+    _text("model_name"),
+    _text("status"),
+    _json("hyperparameters"),
+    _json("validation_frequency"),  # a fraction or a whole number, kept as it was sent
+    _json("compute_config"),
+    _json("security_settings"),
+    sa.Column("fine_tuned_model", sa.Text),
+    _moment("started_at", optional=True),
+    _moment("completed_at", optional=True),
+    _whole("current_epoch"),
+    _whole("total_epochs"),
+    _whole("current_step"),
+    _whole("total_steps"),
+    sa.Column("training_loss", sa.Float),
+    sa.Column("validation_loss", sa.Float),
+    _json("error", optional=True),
+    sa.Column("owner", sa.Text),
+    _whole("attempt"),
+    _moment("lease_until", optional=True),
+    _whole("attempts_without_progress"),
+    sa.Index("ix_jobs_status", "status"),
+)
+
+job_metrics = sa.Table(
+    "job_metrics",
+    METADATA,
+    _text("job_id", primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True),
+    sa.Column("training_loss", sa.Float, nullable=False),
+    sa.Column("validation_loss", sa.Float, nullable=False),
+    sa.Column("learning_rate", sa.Float, nullable=False),
+    sa.Column("epoch", sa.Float, nullable=False),
+    sa.Column("accuracy", sa.Float, nullable=False),
+    sa.Column("perplexity", sa.Float, nullable=False),
+)
+
+job_logs = sa.Table(
+    "job_logs",
+    METADATA,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    _text("job_id"),
+    _moment("timestamp"),
+    _text("level"),
+    _text("message"),
+    sa.Index("ix_job_logs_job_id_id", "job_id", "id"),
+)
+
+models = _resource(
+    "models",
+    _text("base_model"),
+    _text("name"),
+    _text("job_id"),
+    _text("fine_tuning_method"),
+    _text("blob"),
+    _json("sha256"),
+)
+
+deployments = _resource(
+    "deployments",
+    _text("model_name"),
+    _text("deployment_name"),
+    _text("status"),
+    _text("compute_type"),
+    _text("instance_type"),
+    _text("region"),
+    _whole("min_replicas", 1),
+    _whole("max_replicas", 1),
+    _whole("current_replicas"),
+    sa.Column("auto_scaling", sa.Boolean, nullable=False),
+    _json("vpc_config", optional=True),
+    _json("generation"),
+    _json("security_settings"),
+    _json("error", optional=True),
+    sa.Index("ix_deployments_status", "status"),
+)
+
+endpoints = _resource(
+    "endpoints",
+    _text("kind"),
+    _text("name"),
+    _json("members"),
+    _text("status"),
+    _whole("version", 1),
+    sa.Column("lease_seconds", sa.BigInteger),
+    _moment("lease_until", optional=True),
+    _json("lease_fallback", optional=True),
+)
+
+events = sa.Table(
+    "events",
+    METADATA,
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    _text("id", unique=True),
+    _text("client_id"),
+    _text("type"),
+    _text("resource_id"),
+    _whole("sequence"),
+    _moment("created_at"),
+    _json("data"),
+    sa.UniqueConstraint("resource_id", "sequence"),
+)
+
+idempotency = sa.Table(
+    "idempotency",
+    METADATA,
+    _text("client_id", primary_key=True),
+    _text("key", primary_key=True),
+    _text("fingerprint"),
+    _moment("created_at"),
+    _moment("lease_until"),
+    sa.Column("status", sa.Integer),
+    sa.Column("location", sa.Text),
+    sa.Column("body", sa.LargeBinary),
+)
+
+metric_windows = sa.Table(
+    "metric_windows",
+    METADATA,
+    _text("deployment_id", primary_key=True),
+    _text("endpoint_id", primary_key=True),
+    sa.Column("start", sa.BigInteger, primary_key=True),
+    _json("window"),
+)
