@@ -1,0 +1,104 @@
+"""A tiny random base model, adapters made by peft, and real replica processes to talk to."""
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_model import build_tiny_model
+from tuneship.serving.line import ReplicaLine
+
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of width 32 with a context of 256 tokens."""
+    return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two adapters of different rank, scale rule and targets."""
+    directory = tmp_path_factory.mktemp("adapters")
+    return {
+        "wide": make_adapter(base, directory / "wide", r=8, target_modules="all-linear", seed=1),
+        "narrow": make_adapter(
+            base,
+            directory / "narrow",
+            r=3,
+            target_modules=["q_proj", "v_proj", "down_proj"],
+            use_rslora=True,
+            seed=2,
+        ),
+    }
+
+
+def make_adapter(base: Path, directory: Path, *, seed: int, **options: object) -> Path:
+    """A peft adapter whose B is random instead of zero, so that it changes every answer."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by a deprecated name.
+        warnings.filterwarnings(
+            "ignore", message="`is_gradient_checkpointing`", category=FutureWarning
+        )
+        plain = AutoModelForCausalLM.from_pretrained(base)
+        model = get_peft_model(plain, LoraConfig(lora_alpha=8, **options))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    model.save_pretrained(directory)
+    return directory
+
+
+@dataclass
+class Process:
+    """A running replica and the line to it."""
+
+    line: ReplicaLine
+    popen: subprocess.Popen[bytes]
+
+
+StartReplica = Callable[..., AbstractAsyncContextManager[Process]]
+
+
+@pytest.fixture
+def start_replica(base: Path) -> StartReplica:
+    """Starts replicas: `async with start_replica("--rows", "4") as process`."""
+
+    @asynccontextmanager
+    async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:
+        ours, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-m",
+            "tuneship.serving",
+            "--base",
+            str(model),
+            "--fd",
+            str(theirs.fileno()),
+        ]
+        popen = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
+            [*command, *options], pass_fds=[theirs.fileno()], env={**os.environ, **QUIET}
+        )
+        theirs.close()
+        try:
+            line = await ReplicaLine.open(ours)
+            yield Process(line, popen)
+            await line.aclose()
+        finally:
+            popen.kill()
+            popen.wait()
+
+    return start

@@ -1,0 +1,93 @@
+"""Reads a peft LoRA directory without peft: scaled A and B matrices by module name.
+
+What cannot be honoured exactly is refused with its name. Knows no model; `lora` fits the matrices to one.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+
+_UNSUPPORTED = (
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layer_replication",
+    "target_parameters", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config",
+    "velora_config", "monteclora_config",
+)  # fmt: skip
+"""Options of peft's LoraConfig that change what is computed (or which tensors belong to it) when they are set."""
+
+
+class AdapterRefused(Exception):
+    """The adapter cannot be served; the message says why in terms of its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """delta = x @ a.T @ b, the scale already in `b`."""
+
+    a: Tensor
+    """[rank, in]"""
+    b: Tensor
+    """[rank, out]"""
+
+
+def read_adapter(directory: Path) -> dict[str, Matrices]:
+    """Module name -> its matrices; raises `AdapterRefused`."""
+    try:
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(directory / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
+    _check(config)
+    return _pair(config, tensors)
+
+
+def _check(config: object) -> None:
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise AdapterRefused(f"{CONFIG} does not describe a LoRA adapter")
+    if config.get("bias", "none") != "none":
+        raise AdapterRefused("trained biases are not supported")
+    for option in _UNSUPPORTED:
+        if config.get(option):
+            raise AdapterRefused(f"LoRA option {option} is not supported")
+
+
+def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Matrices]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None or tensor.dim() != 2:
+            raise AdapterRefused(f"tensor {key} is not a LoRA matrix of a linear layer")
+        if not torch.isfinite(tensor).all():
+            raise AdapterRefused(f"tensor {key} holds values that are not finite")
+        parts.setdefault(match["module"], {})[match["part"]] = tensor
+    if not parts:
+        raise AdapterRefused("the adapter holds no tensors")
+    return {module: _matrices(config, module, pair) for module, pair in parts.items()}
+
+
+def _matrices(config: Mapping[str, Any], module: str, pair: Mapping[str, Tensor]) -> Matrices:
+    if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
+        raise AdapterRefused(f"the LoRA matrices of {module} do not fit together")
+    rank = pair["A"].shape[0]
+    alpha = _pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", 8))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Matrices(a=pair["A"], b=(pair["B"].float().t() * scale).to(pair["B"].dtype))
+
+
+def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The rule of peft: the first key that is a suffix (as a regular expression) of the module name."""
+    return next(
+        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default
+    )

@@ -1,0 +1,194 @@
+"""The loop of a replica: schedule -> run -> postprocess, once per token of all running requests.
+
+Knows neither the socket (`replica`) nor where the model came from (`model`).
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tuneship.serving import sampler
+from tuneship.serving.adapters import AdapterRefused, read_adapter
+from tuneship.serving.batch import Batch
+from tuneship.serving.cache import SlotCache
+from tuneship.serving.lora import Lora, Routes
+from tuneship.serving.model import Model
+from tuneship.serving.scheduler import Scheduler
+from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
+
+
+class RequestRefused(Exception):
+    """The request cannot be answered; the others are not concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How much runs at once."""
+
+    rows: int = 32
+    """Sequences in the batch; more wait their turn."""
+    prompt_tokens: int = 2048
+    """New prompt tokens per step: bounds how long joiners hold up the others."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step brought, by request id."""
+
+    tokens: list[tuple[str, int]] = field(default_factory=list)
+    finished: list[tuple[str, FinishReason]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Engine:
+    """One base model, its adapters, and the requests under way."""
+
+    def __init__(self, model: Model, limits: EngineLimits) -> None:
+        """Allocates nothing beyond what the model holds already."""
+        self._model = model
+        self._limits = limits
+        self._lora = Lora(model.sites, model.facts.cache.dtype)
+        self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length)
+        self._scheduler = Scheduler(limits.rows, limits.prompt_tokens)
+        self._sequences: dict[str, Sequence] = {}
+        self._steps = self._generated = 0
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way."""
+        return self._scheduler.idle
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of all requests under way, waiting ones included."""
+        return list(self._sequences)
+
+    @torch.inference_mode()
+    def load(self, adapter: str, path: Path) -> None:
+        """Make an adapter directory available under a name. Raises `AdapterRefused`."""
+        self._refuse_while_used(adapter)
+        self._lora.load(adapter, read_adapter(path))
+
+    def unload(self, adapter: str) -> None:
+        """Raises `AdapterRefused` while requests use it or when it is not loaded."""
+        self._refuse_while_used(adapter)
+        if not self._lora.unload(adapter):
+            raise AdapterRefused("no adapter of this name is loaded")
+
+    def submit(self, identifier: str, request: GenerateRequest) -> None:
+        """Queue a request. Raises `RequestRefused`."""
+        facts = self._model.facts
+        room = facts.context_length - len(request.tokens)
+        if identifier in self._sequences:
+            raise RequestRefused("this id is under way already")
+        if request.adapter is not None and request.adapter not in self._lora:
+            raise RequestRefused("no adapter of this name is loaded")
+        if not request.tokens or room <= 0:
+            raise RequestRefused(
+                f"{len(request.tokens)} prompt tokens, the context holds 1 to {facts.context_length - 1}"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= facts.vocabulary:
+            raise RequestRefused("a prompt token is not in the vocabulary")
+        sequence = Sequence(identifier, request, min(request.max_tokens, room))
+        self._sequences[identifier] = sequence
+        self._scheduler.add(sequence)
+
+    @torch.inference_mode()
+    def cancel(self, identifier: str) -> None:
+        """Forget a request and free its row; an unknown id has ended already."""
+        sequence = self._sequences.get(identifier)
+        if sequence is None:
+            return
+        if sequence.row < 0:
+            self._scheduler.waiting.remove(sequence)
+            del self._sequences[identifier]
+        else:
+            self._end(sequence)
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """One more token for every running sequence, after the waiting ones that fit have joined."""
+        joined = self._schedule()
+        logits = self._run(joined)
+        return self._postprocess(logits)
+
+    def stats(self) -> dict[str, int]:
+        """Counts for people and for the autoscaler."""
+        return {
+            "running": len(self._scheduler.running),
+            "waiting": len(self._scheduler.waiting),
+            "rows": self._limits.rows,
+            "adapters": len(self._lora),
+            "steps": self._steps,
+            "generated_tokens": self._generated,
+            "cache_bytes": self._cache.bytes_allocated,
+        }
+
+    def _schedule(self) -> int:
+        joined = self._scheduler.schedule()
+        running = self._scheduler.running
+        for sequence in running[len(running) - joined :]:
+            if sequence.request.adapter is not None:
+                self._lora.hold(sequence.request.adapter)
+        return joined
+
+    def _run(self, joined: int) -> Tensor:
+        batch = Batch.of(self._scheduler.running, joined)
+        return self._model.forward(batch, self._cache, self._lora, self._route(batch))
+
+    def _route(self, batch: Batch) -> Routes:
+        adapters = [sequence.request.adapter for sequence in self._scheduler.running]
+        prompts = zip(adapters[batch.decoding :], batch.prompts, strict=True)
+        return self._lora.route(
+            adapters[: batch.decoding],
+            [(adapter, start, stop) for adapter, (start, stop) in prompts],
+        )
+
+    def _postprocess(self, logits: Tensor) -> StepResult:
+        running = list(self._scheduler.running)
+        requests = [sequence.request for sequence in running]
+        tokens = sampler.choose(
+            logits,
+            [request.temperature for request in requests],
+            [request.top_p for request in requests],
+            [sequence.draws.random() for sequence in running],
+        )
+        highest = logits.amax(-1).tolist()
+        result = StepResult()
+        # From the last row down: a row that moves into a gap is then never one that ends in this step.
+        for sequence, token, top in zip(
+            reversed(running), reversed(tokens), reversed(highest), strict=True
+        ):
+            if math.isfinite(top):
+                self._take(sequence, token, result)
+            else:
+                result.failed.append((sequence.id, "the model's output is not finite"))
+                self._end(sequence)
+        self._steps += 1
+        self._generated += len(result.tokens)
+        return result
+
+    def _take(self, sequence: Sequence, token: int, result: StepResult) -> None:
+        kept = len(sequence.generated)
+        reason = sequence.append(token)
+        if len(sequence.generated) > kept:
+            result.tokens.append((sequence.id, token))
+        if reason is not None:
+            result.finished.append((sequence.id, reason))
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.id]
+        move = self._scheduler.release(sequence)
+        if move is not None:
+            self._cache.move(move)
+        if sequence.request.adapter is not None:
+            self._lora.release(sequence.request.adapter)
+
+    def _refuse_while_used(self, adapter: str) -> None:
+        users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())
+        if users:
+            raise AdapterRefused(f"{users} requests are using the adapter")

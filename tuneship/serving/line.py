@@ -1,0 +1,255 @@
+"""The gateway's end of a replica: loads adapters and streams generations over one socket. Never loads torch.
+
+ServingError
+├── ReplicaRefused   the replica lives and said no (unknown adapter, prompt too long, bad files)
+└── ReplicaLost      the process is gone: whatever was under way has to be done again elsewhere
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tuneship.serving.sequence import FinishReason, GenerateRequest
+
+__all__ = [
+    "FinishReason",
+    "GenerateRequest",
+    "Generation",
+    "ReplicaFacts",
+    "ReplicaLine",
+    "ReplicaLost",
+    "ReplicaRefused",
+    "ServingError",
+]
+
+_FRAME_BYTES = 1 << 20
+"""A frame holds one token per running request: far below this."""
+
+
+class ServingError(Exception):
+    """No answer from a replica."""
+
+
+class ReplicaRefused(ServingError):
+    """The replica lives and refused; the message never holds prompt text."""
+
+
+class ReplicaLost(ServingError):
+    """The replica's process ended, or it broke the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What a replica says of itself when it is ready."""
+
+    pid: int
+    parameters: int
+    context_length: int
+    vocabulary: int
+    dtype: str
+
+
+class Generation(AsyncIterator[list[int]]):
+    """Chunks of token ids. Closing it early (`aclose`, or leaving `async with`) cancels the request."""
+
+    def __init__(self, line: "ReplicaLine", identifier: str) -> None:
+        """Made by `ReplicaLine.generate`."""
+        self._line = line
+        self._id = identifier
+        self._tokens: list[int] = []
+        self._changed = asyncio.Event()
+        self._error: ServingError | None = None
+        self._over = False
+        self.finish_reason: FinishReason | None = None
+        """Set when the iteration has ended by itself."""
+
+    async def __anext__(self) -> list[int]:
+        """All tokens that arrived since the last call; raises `ServingError`."""
+        while not (self._tokens or self._over):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._tokens:
+            chunk, self._tokens = self._tokens, []
+            return chunk
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        """Nothing to prepare: the request is on its way already."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Whatever way it is left, the replica's row is freed."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel unless it has ended."""
+        if not self._over:
+            self._over = True
+            self._line._cancel(self._id)  # noqa: SLF001 (two halves of one protocol)
+
+    def _take(self, token: int) -> None:
+        self._tokens.append(token)
+        self._changed.set()
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self._over = True
+        self._changed.set()
+
+    def _fail(self, error: ServingError) -> None:
+        self._error = error
+        self._over = True
+        self._changed.set()
+
+
+class ReplicaLine:
+    """Many concurrent conversations with one replica over one socket."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: ReplicaFacts
+    ) -> None:
+        """Use `open`."""
+        self.facts = facts
+        self._writer = writer
+        self._ids = count()
+        self._generations: dict[str, Generation] = {}
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._lost: ReplicaLost | None = None
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    @classmethod
+    async def open(cls, stream: socket.socket) -> Self:
+        """Waits until the replica has loaded its base model. Raises `ReplicaRefused` (it cannot) or `ReplicaLost`."""
+        reader, writer = await asyncio.open_connection(sock=stream, limit=_FRAME_BYTES)
+        try:
+            frame = await _read_frame(reader)
+            return cls(reader, writer, _introduced(frame))
+        except BaseException:
+            writer.close()
+            raise
+
+    async def load(self, adapter: str, path: Path) -> None:
+        """Make the adapter directory available under a name."""
+        await self._ask("load", adapter=adapter, path=str(path))
+
+    async def unload(self, adapter: str) -> None:
+        """Raises `ReplicaRefused` while requests use it."""
+        await self._ask("unload", adapter=adapter)
+
+    async def stats(self) -> dict[str, int]:
+        """Counts: running, waiting, rows, adapters, steps, generated_tokens, cache_bytes, pid."""
+        return await self._ask("stats")
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Start at once; iterate over the result. A refusal is raised by the iteration."""
+        identifier = str(next(self._ids))
+        generation = Generation(self, identifier)
+        if self._lost is not None:
+            generation._fail(self._lost)  # noqa: SLF001
+            return generation
+        self._generations[identifier] = generation
+        self._send({"op": "generate", "id": identifier, **asdict(request)})
+        return generation
+
+    async def aclose(self) -> None:
+        """Hang up: the replica ends."""
+        self._listening.cancel()
+        self._lose(ReplicaLost("the line was closed"))
+        self._writer.close()
+
+    async def wait_lost(self) -> ReplicaLost:
+        """Returns when the replica is gone: for the one who restarts it."""
+        await asyncio.wait([self._listening])
+        return self._lost or ReplicaLost("the line was closed")
+
+    async def _ask(self, operation: str, **arguments: str) -> dict[str, Any]:
+        if self._lost is not None:
+            raise self._lost
+        identifier = str(next(self._ids))
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[identifier] = answer
+        self._send({"op": operation, "id": identifier, **arguments})
+        try:
+            return await answer
+        finally:
+            self._answers.pop(identifier, None)
+
+    def _cancel(self, identifier: str) -> None:
+        if self._generations.pop(identifier, None) and self._lost is None:
+            self._send({"op": "cancel", "id": identifier})
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._hear(await _read_frame(reader))
+        except ReplicaLost as lost:
+            self._lose(lost)
+        except (KeyError, TypeError, ValueError) as error:
+            self._lose(ReplicaLost(f"the replica broke the protocol: {type(error).__name__}"))
+
+    def _hear(self, frame: dict[str, Any]) -> None:
+        if "tokens" in frame:
+            self._hear_step(frame)
+        else:
+            self._hear_answer(frame)
+
+    def _hear_step(self, frame: dict[str, Any]) -> None:
+        """Ids that are no longer known were cancelled meanwhile."""
+        for identifier, token in frame["tokens"]:
+            if (generation := self._generations.get(identifier)) is not None:
+                generation._take(token)  # noqa: SLF001
+        for identifier, reason in frame["finished"]:
+            if (generation := self._generations.pop(identifier, None)) is not None:
+                generation._finish(FinishReason(reason))  # noqa: SLF001
+
+    def _hear_answer(self, frame: dict[str, Any]) -> None:
+        identifier, refusal = frame["id"], frame.get("error")
+        if (generation := self._generations.pop(identifier, None)) is not None:
+            generation._fail(ReplicaRefused(refusal))  # noqa: SLF001
+        elif (answer := self._answers.get(identifier)) is not None and not answer.done():
+            if refusal is None:
+                answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
+            else:
+                answer.set_exception(ReplicaRefused(refusal))
+
+    def _lose(self, lost: ReplicaLost) -> None:
+        self._lost = lost
+        for generation in self._generations.values():
+            generation._fail(lost)  # noqa: SLF001
+        self._generations.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(lost)
+        self._writer.close()
+
+
+def _introduced(frame: dict[str, Any]) -> ReplicaFacts:
+    if "refused" in frame:
+        raise ReplicaRefused(frame["refused"])
+    return ReplicaFacts(**frame["ready"])
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    try:
+        line = await reader.readline()
+    except ConnectionError as error:
+        raise ReplicaLost("the connection to the replica broke") from error
+    if not line.endswith(b"\n"):
+        raise ReplicaLost("the replica's process ended")
+    return json.loads(line)

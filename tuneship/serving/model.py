@@ -1,0 +1,75 @@
+"""What the engine asks of a base model, and which implementation a directory gets.
+
+`llama` reads Llama weights by itself (no transformers: quick to start, several times less overhead per step);
+everything else goes through transformers in `generic`.
+"""
+
+import json
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tuneship.serving.batch import Batch
+from tuneship.serving.cache import CacheShape, SlotCache
+from tuneship.serving.lora import Lora, Routes, Site
+
+
+class ModelRefused(Exception):
+    """The base model cannot be served; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What others need to know of a loaded model."""
+
+    parameters: int
+    vocabulary: int
+    context_length: int
+    cache: CacheShape
+
+
+class Model(Protocol):
+    """A causal language model over flat batches."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Sizes."""
+        ...
+
+    @property
+    def sites(self) -> Items[Site]:
+        """Where adapters apply, in the order of the numbers that `forward` gives to `Lora.add`."""
+        ...
+
+    def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+        """Logits [R, vocabulary] of each sequence's newest token; writes keys and values to the cache."""
+        ...
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The model's config.json; raises `ModelRefused`."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(
+            f"config.json of the base model cannot be read: {type(error).__name__}"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelRefused("config.json of the base model is not an object")
+    return config
+
+
+def choose_dtype(name: str, parameters: int) -> torch.dtype:
+    """`auto`: float32 for small models, where conversions cost most; else bfloat16 where the CPU computes in it."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 (torch has no public question for it)
+    return torch.bfloat16 if native and parameters >= SMALL_MODEL else torch.float32
+
+
+SMALL_MODEL = 5_000_000
+"""Parameters below which one thread and float32 are fastest."""

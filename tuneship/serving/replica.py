@@ -1,0 +1,130 @@
+"""The replica process between its socket and its engine: newline-delimited JSON frames in, frames out.
+
+Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket.
+The other end is `line`.
+"""
+
+import json
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuneship.serving import llama
+from tuneship.serving.adapters import AdapterRefused
+from tuneship.serving.engine import Engine, RequestRefused, StepResult
+from tuneship.serving.model import Model, ModelRefused, read_config
+from tuneship.serving.sequence import GenerateRequest
+
+Frame = dict[str, Any]
+_CHUNK = 1 << 18
+
+
+class Frames:
+    """Whole frames of one JSON object a line over a blocking stream socket."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        """Owns the socket."""
+        self._stream = stream
+        self._rest = b""
+        self.closed = False
+
+    def arrived(self, *, wait: bool) -> Iterator[Frame]:
+        """Frames that are there; with `wait`, at least one read. After the other end has closed: none."""
+        while not self.closed and select.select([self._stream], [], [], None if wait else 0)[0]:
+            wait = False
+            data = self._stream.recv(_CHUNK)
+            self.closed = not data
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from map(json.loads, lines)
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        """A gateway that has gone closes the stream."""
+        try:
+            self._stream.sendall(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
+
+
+class Replica:
+    """Answers frames with an engine until the gateway hangs up."""
+
+    def __init__(self, engine: Engine, frames: Frames) -> None:
+        """`run` does the work."""
+        self._engine = engine
+        self._frames = frames
+        self._operations: dict[str, Callable[[Frame], Frame | None]] = {
+            "load": self._load,
+            "unload": self._unload,
+            "generate": self._generate,
+            "cancel": self._cancel,
+            "stats": lambda _: {**self._engine.stats(), "pid": os.getpid()},
+        }
+
+    def run(self) -> None:
+        """Until the socket closes. An exception is the engine's: all requests are told, then the process ends with it."""
+        try:
+            while not self._frames.closed:
+                for frame in self._frames.arrived(wait=self._engine.idle):
+                    self._answer(frame)
+                if not self._engine.idle:
+                    self._report(self._engine.step())
+        except Exception as error:
+            for identifier in self._engine.requests:
+                self._frames.send(
+                    {"id": identifier, "error": f"the engine failed: {type(error).__name__}"}
+                )
+            raise
+
+    def _answer(self, frame: Frame) -> None:
+        identifier = frame.get("id")
+        try:
+            answer = self._operations[frame["op"]](frame)
+        except (AdapterRefused, RequestRefused) as refusal:
+            self._frames.send({"id": identifier, "error": str(refusal)})
+        except (KeyError, TypeError, ValueError) as error:
+            self._frames.send(
+                {"id": identifier, "error": f"frame not understood: {type(error).__name__}"}
+            )
+        else:
+            if answer is not None:
+                self._frames.send({"id": identifier, "ok": True, **answer})
+
+    def _report(self, result: StepResult) -> None:
+        for identifier, message in result.failed:
+            self._frames.send({"id": identifier, "error": message})
+        if result.tokens or result.finished:
+            self._frames.send({"tokens": result.tokens, "finished": result.finished})
+
+    def _load(self, frame: Frame) -> Frame:
+        self._engine.load(str(frame["adapter"]), Path(frame["path"]))
+        return {}
+
+    def _unload(self, frame: Frame) -> Frame:
+        self._engine.unload(str(frame["adapter"]))
+        return {}
+
+    def _generate(self, frame: Frame) -> None:
+        request = GenerateRequest(
+            tokens=tuple(frame["tokens"]),
+            max_tokens=int(frame["max_tokens"]),
+            adapter=frame["adapter"],
+            temperature=float(frame["temperature"]),
+            top_p=float(frame["top_p"]),
+            seed=frame["seed"],
+            stop_tokens=tuple(frame["stop_tokens"]),
+        )
+        self._engine.submit(str(frame["id"]), request)
+
+    def _cancel(self, frame: Frame) -> None:
+        self._engine.cancel(str(frame["id"]))
+
+
+def load_model(directory: Path, dtype: str = "auto") -> Model:
+    """The leanest implementation that takes the directory's architecture. Raises `ModelRefused`."""
+    config = read_config(directory)
+    if llama.supports(config):
+        return llama.LlamaModel(directory, config, dtype)
+    raise ModelRefused(f"{config.get('model_type')} models are not supported")

@@ -1,0 +1,61 @@
+"""One request for tokens, and its life inside a replica. Knows neither torch nor the socket.
+
+`line` sends a `GenerateRequest`; `scheduler` moves the `Sequence` made from it.
+"""
+
+import random
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What to continue, with which adapter, and how to choose tokens. The caller has checked the ranges."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    adapter: str | None = None
+    """None answers with the base model."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """None draws from the operating system's randomness."""
+    stop_tokens: tuple[int, ...] = ()
+    """Any of these ends the generation and is not part of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request under way. While it runs, `row` is its place in the cache and in every batch."""
+
+    id: str
+    request: GenerateRequest
+    token_limit: int
+    """New tokens at most: what was asked for, or what the context still holds."""
+    generated: list[int] = field(default_factory=list)
+    row: int = -1
+    draws: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Own randomness per request: a neighbour in the batch cannot change the draws."""
+        self.draws = random.Random(self.request.seed)  # noqa: S311 (sampling, not secrets)
+
+    @property
+    def length(self) -> int:
+        """Tokens known so far: prompt and generated."""
+        return len(self.request.tokens) + len(self.generated)
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take the next token; a stop token ends the sequence and is not kept."""
+        if token in self.request.stop_tokens:
+            return FinishReason.STOP
+        self.generated.append(token)
+        return FinishReason.LENGTH if len(self.generated) >= self.token_limit else None
