@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -168,7 +169,8 @@ class ReplicaLine:
         """Hang up: the replica ends."""
         self._listening.cancel()
         self._lose(ReplicaLost("the line was closed"))
-        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
 
     async def wait_lost(self) -> ReplicaLost:
         """Returns when the replica is gone: for the one who restarts it."""
