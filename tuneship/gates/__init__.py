@@ -1,1 +1,14 @@
-"""Pure decisions: measurements and limits in, verdicts out."""
+"""Gates: measurements and limits in, verdicts out. Pure: no clock, no files, no network, no Prefect.
+
+A roll-out, per look (`canary.py`; the facts are in `record.py`, one JSON line each):
+1. once, before the first shift: `choose_gates(plan, baseline_metrics)`, `freeze_limits(series, series.buckets)` of an
+   answer from before the start -> `Begun`; then `SplitIntended`, PATCH, `SplitConfirmed(weight, at=<its end_time>)`
+2. ask both deployments and their metrics; write `Probed` where the pipeline's own driver counts
+3. `decide(Observed(...), plan, record)` -> a `Look`; append it to the record *before* acting on it
+4. act: `ADVANCE` / `PROMOTE` = shift to `look.next_weight`; `ASK` = `ApprovalAsked`, later `ApprovalAnswered`;
+   `ROLLBACK`, `PAUSE`, `ABORT`, `BAKED` end the looking, `look.reason` is the result's reason
+Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=look.at)`. `replay` decides a whole record again.
+
+A training job: `training.judge_training(...)` once it ended, `training.diverges(...)` while it runs.
+Where to read on: `evidence.py` is the statistics, `series.py` what a metrics answer may hold.
+"""

@@ -1,12 +1,12 @@
 """Evidence about "x of n requests", bucket by bucket, that may be looked at any number of times.
 
-One e-process against the candidate (harm), one for it (pass), and an early warning that only holds. Pure arithmetic with
-`math.log`; it knows no metrics, no steps and no verdict. All values are natural logarithms: the e-values overflow.
+One e-process against the candidate (harm), one for it (pass), and an early warning that only holds. Pure arithmetic
+with `math.log`; it knows no metrics, no steps and no verdict. All values are natural logarithms: e-values overflow.
 
-Why a limit holds for every number of looks: each harm factor has mean <= 1 for every candidate within the margin
-(absolute: because p_k > d; relative: E[A^x_c B^x_b] <= exp(p_b (r n_c + n_b)(th0 (A-1) + (1-th0)(B-1))) = 1 on the margin,
-whatever the shared rate p_b does), so the product is a supermartingale and P(ever >= 1/a) <= a (Ville 1939; arXiv 1810.08240,
-2011.03567). Next: `tallies.py` makes the counts, `canary.py` decides.
+Why a limit holds for every number of looks: each harm factor has mean <= 1 for every candidate within the margin.
+Absolute: because p_k > d. Relative: E[A^x_c B^x_b] <= exp(p_b (r n_c + n_b)(th0 (A-1) + (1-th0)(B-1))) = 1 on the
+margin, whatever the shared rate p_b does. So the product is a supermartingale and P(ever >= 1/a) <= a (Ville 1939;
+arXiv 1810.08240, 2011.03567). Next: `tallies.py` makes the counts, `canary.py` decides.
 """
 
 import math
@@ -202,7 +202,7 @@ def _pass_logs(buckets: Sequence[Counts], limits: Limits) -> list[float]:
 
 
 def requests_to_proof(buckets: Sequence[Counts], limits: Limits) -> int | None:
-    """Candidate requests still needed until `log_e_ok` reaches log 10, if all goes on as so far; None: not at this rate.
+    """Candidate requests still needed until `log_e_ok` reaches log 10, if all goes on as so far; None: never so.
 
     Every exponent is linear in the requests, so "as so far" multiplies all of them by one factor.
     """

@@ -1,7 +1,7 @@
 """What a roll-out may do and where its limits are: the parameter model of `shift_traffic`, and of its form in the UI.
 
-Every limit counts looks, so that a compressed clock behaves like a slow one; only the approval time-out and the lease are
-seconds. Next: `canary.py` decides by it.
+Every limit counts looks, so that a compressed clock behaves like a slow one; only the approval time-out and the
+lease are seconds. Next: `canary.py` decides by it.
 """
 
 import hashlib
@@ -32,7 +32,10 @@ class GateLimits(_Form):
     """Limits of one gate. A gate that is on but has a null among them is not evaluated and blocks the promotion."""
 
     ratio: float | None = Field(
-        default=None, ge=1, le=100, description="Bad share allowed, as a multiple of the baseline's."
+        default=None,
+        ge=1,
+        le=100,
+        description="Bad share allowed, as a multiple of the baseline's.",
     )
     harm: float | None = Field(
         default=None, gt=0, le=0.5, description="Bad share always allowed before a rollback."
@@ -127,7 +130,9 @@ class Traffic(_Form):
     prompts: str = Field(
         min_length=1, description="JSON lines file; `instruction` or `prompt` of each line is sent."
     )
-    requests_per_second: float = Field(gt=0, le=10_000, description="Rate aimed at; a 429 slows it down.")
+    requests_per_second: float = Field(
+        gt=0, le=10_000, description="Rate aimed at; a 429 slows it down."
+    )
     max_in_flight: int = Field(default=16, ge=1, le=1024, description="Open requests at most.")
     max_tokens: int | None = Field(
         default=None, ge=1, description="Longest answer; null: the service's default."
@@ -231,7 +236,8 @@ class CanaryPlan(CanaryRules):
     """One roll-out: which deployments, which endpoint, under which rules."""
 
     endpoint_id: str | None = Field(
-        default=None, description="Canary endpoint (`cep_...`) to use; null: create `endpoint_name`."
+        default=None,
+        description="Canary endpoint (`cep_...`) to use; null: create `endpoint_name`.",
     )
     endpoint_name: str | None = Field(
         default=None, min_length=1, description="Name of the canary endpoint to create."

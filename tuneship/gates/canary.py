@@ -1,0 +1,382 @@
+"""One look at a roll-out: (metrics, plan, record) -> one verdict with its reasons and numbers.
+
+Pure; the clock is the service's. The rules are tables of small functions, first match decides. All is recomputed from
+the start at every look, so that a restart or a replay decides the same bit by bit. Knows no HTTP and moves nothing: the
+flow acts on the `Look` and records it. `view.py` gathers what the rules look at.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tuneship.gates import tallies
+from tuneship.gates.evidence import FORMULA_VERSION
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Look, Phase, Probed, Record, Verdict
+from tuneship.gates.series import ARMS, Arm, Json, Series, Unusable, read_series
+from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, Seen, View, error_share, make_view
+
+GONE = frozenset({"deleting", "deleted", "missing"})
+"""Deployment states from which nothing comes back; `missing` stands for a 404."""
+BREAKER_BASELINE = 0.1
+STAND_IN_REQUESTS, STAND_IN_RATIO, TOKEN_WARNING = 200, 0.5, 1.2
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the flow asked for one look: raw metrics answers (None: the call failed) and both deployments."""
+
+    baseline_metrics: Json | None
+    candidate_metrics: Json | None
+    baseline: Seen
+    candidate: Seen
+
+
+def decide(observed: Observed, plan: CanaryPlan, record: Record) -> Look:
+    """One look. Reads both answers and judges; a bad answer is a missing look, never an exception."""
+    try:
+        series = read_series(observed.baseline_metrics, observed.candidate_metrics, plan.interval)
+    except Unusable as unusable:
+        return judge(str(unusable), observed.baseline, observed.candidate, plan, record)
+    return judge(series, observed.baseline, observed.candidate, plan, record)
+
+
+def judge(
+    series: Series | str, baseline: Seen, candidate: Seen, plan: CanaryPlan, record: Record
+) -> Look:
+    """`decide` on a series that was read already, or on the reason why there is none."""
+    view = make_view(series, baseline, candidate, plan, record)
+    ruling = next(ruling for rule in RULES[record.phase] if (ruling := rule(view)))
+    return _look(view, _with_safe_return(view, ruling))
+
+
+def replay(record: Record, series: Series, plan: CanaryPlan) -> list[Look]:
+    """Every look of the record decided again from the final series, cut at each look's horizon."""
+    looks: list[Look] = []
+    for i, fact in enumerate(record.facts):
+        if not isinstance(fact, Look):
+            continue
+        newest: dict[Arm, datetime | None] = {
+            "baseline": fact.newest_baseline,
+            "candidate": fact.newest_candidate,
+        }
+        cut = replace(
+            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=newest
+        )
+        looks.append(
+            judge(
+                fact.missing or cut,
+                Seen(fact.baseline_status),
+                Seen(fact.candidate_status, fact.candidate_replicas),
+                plan,
+                Record(record.facts[:i]),
+            )
+        )
+    return looks
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule decides, for the result's `reason` and all reasons of a hold."""
+
+    verdict: Verdict
+    reason: str = "none"
+    reasons: tuple[str, ...] = ()
+
+
+def candidate_gone(view: View) -> Ruling | None:
+    if view.candidate.status == "failed" or view.candidate.status in GONE:
+        return Ruling(Verdict.ROLLBACK, "candidate_failed", ("candidate_failed",))
+    return None
+
+
+def baseline_gone(view: View) -> Ruling | None:
+    if view.baseline.status in GONE:
+        return Ruling(Verdict.ABORT, "baseline_missing", ("baseline_missing",))
+    return None
+
+
+def circuit_breaker(view: View) -> Ruling | None:
+    """Half of a bucket fails while the baseline is fine: no statistics needed."""
+    pooled = error_share(view.span.compared, "baseline")
+    buckets = view.span.baked if view.phase is Phase.BAKE else view.span.compared
+    broken = any(
+        b.candidate.requests >= BREAKER_REQUESTS
+        and error_share([b], "candidate") >= BREAKER_SHARE
+        and (error_share([b], "baseline") if b.baseline.requests else pooled) < BREAKER_BASELINE
+        for b in buckets
+    )
+    if broken or _probes_say_broken(view):
+        return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
+    return None
+
+
+def _probes_say_broken(view: View) -> bool:
+    """All of the last 20 or more probes to the candidate failed, while those to the baseline worked."""
+    start = view.record.step_marks()[view.weight].looks
+    probes = [
+        fact
+        for fact, mark in view.record.marked()
+        if isinstance(fact, Probed) and mark.looks >= start
+    ]
+    asked = failed = worked = 0
+    for probe in reversed(probes):
+        asked += probe.candidate_requests
+        failed += probe.candidate_failed
+        worked += probe.baseline_requests - probe.baseline_failed
+        if asked >= BREAKER_REQUESTS:
+            return failed == asked and (worked > 0 or view.phase is Phase.BAKE)
+    return False
+
+
+def harm_shown(view: View) -> Ruling | None:
+    harmful = [gate for gate in view.gates if gate.state == "harm"]
+    if not harmful:
+        return None
+    return Ruling(
+        Verdict.ROLLBACK, harmful[0].reason, tuple(f"harm:{gate.name}" for gate in harmful)
+    )
+
+
+def metrics_gone(view: View) -> Ruling | None:
+    if view.missing_in_a_row >= view.plan.missing_looks:
+        return Ruling(Verdict.ROLLBACK, "metrics_unavailable", ("metrics_unavailable",))
+    return None
+
+
+def looks_used_up(view: View) -> Ruling | None:
+    looks = [look for look in view.record.since_resumed() if look.phase is Phase.COMPARE]
+    at_step = sum(look.weight == view.weight for look in looks) + 1
+    if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
+        return None
+    holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
+    if holding is None and _stand_in_holds(view):
+        holding = "quality"
+    if holding is None:
+        holding = "baseline_unhealthy" if view.baseline_unhealthy else "insufficient_data"
+    verdict = Verdict.PAUSE if view.plan.on_inconclusive == "pause" else Verdict.ROLLBACK
+    return Ruling(verdict, holding, ("max_looks", *_hold_reasons(view)))
+
+
+def held(view: View) -> Ruling | None:
+    reasons = _hold_reasons(view)
+    return Ruling(Verdict.HOLD, reasons=reasons) if reasons else None
+
+
+def _hold_reasons(view: View) -> tuple[str, ...]:
+    pending = view.limits is None and any(
+        gate.name in tallies.LATENCY_GATES and gate.state not in ("disabled", "not_evaluated")
+        for gate in view.gates
+    )
+    stale = view.standing and view.missing_in_a_row >= view.plan.stale_looks
+    facts = [
+        *((f"early_warning:{gate.name}", gate.state == "hold") for gate in view.gates),
+        *((f"not_evaluated:{gate.name}", gate.state == "not_evaluated") for gate in view.gates),
+        ("quality", _stand_in_holds(view)),
+        ("metrics_missing", view.missing is not None),
+        ("metrics_stale", stale),
+        ("no_new_data", view.missing is None and not view.brought_data),
+        ("insufficient_data", view.step_requests < view.plan.min_requests_per_step),
+        ("latency_limits_pending", pending),
+        ("candidate_not_running", not _is_running(view.candidate)),
+        ("baseline_not_running", view.baseline.status != "running"),
+        ("baseline_unhealthy", view.baseline_unhealthy or view.baseline_broken),
+    ]
+    return tuple(reason for reason, applies in facts if applies)
+
+
+def _is_running(deployment: Seen) -> bool:
+    return deployment.status == "running" and (
+        deployment.replicas is None or deployment.replicas >= 1
+    )
+
+
+def _stand_in_holds(view: View) -> bool:
+    """Without any count of empty answers, answers less than half as long stand in for them."""
+    no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
+    requests = sum(bucket.candidate.requests for bucket in view.span.compared)
+    return (
+        no_source
+        and requests >= STAND_IN_REQUESTS
+        and view.tokens is not None
+        and view.tokens < STAND_IN_RATIO
+    )
+
+
+def dwell(view: View) -> Ruling | None:
+    looks = sum(look.brought_data for look in view.step_looks) + view.brought_data
+    if looks < view.plan.min_looks_per_step:
+        return Ruling(Verdict.HOLD, reasons=("dwell",))
+    return None
+
+
+def advance(view: View) -> Ruling | None:
+    """No proof is needed for a bounded exposure: nothing speaks against it."""
+    if view.next_weight is not None and view.next_weight < 100:
+        return Ruling(Verdict.ADVANCE)
+    return None
+
+
+def unproven(view: View) -> Ruling | None:
+    open_gates = [gate.name for gate in view.gates if gate.state == "open"]
+    if open_gates:
+        return Ruling(Verdict.HOLD, reasons=tuple(f"not_proven:{name}" for name in open_gates))
+    if view.above_objective:
+        return Ruling(Verdict.HOLD, reasons=("baseline_unhealthy",))
+    return None
+
+
+def ask_or_promote(view: View) -> Ruling:
+    return Ruling(Verdict.ASK if view.plan.approval == "required" else Verdict.PROMOTE)
+
+
+def refused(view: View) -> Ruling | None:
+    answer = view.record.answer
+    if answer is None or answer.decision == "promote":
+        return None
+    reason = "approval_timeout" if answer.decision == "timeout" else "human_rejected"
+    return Ruling(Verdict.ROLLBACK, reason, (reason,))
+
+
+def unanswered(view: View) -> Ruling | None:
+    if view.record.answer is None:
+        return Ruling(Verdict.HOLD, reasons=("approval",))
+    return None
+
+
+def approved(_: View) -> Ruling:
+    return Ruling(Verdict.PROMOTE)
+
+
+def baking(view: View) -> Ruling:
+    """Looks with usable metrics count; little traffic is reported, and is no failure."""
+    looks = sum(look.phase is Phase.BAKE and not look.is_missing for look in view.record.looks) + (
+        not view.is_missing
+    )
+    if looks < view.plan.bake_looks or view.is_missing:
+        return Ruling(Verdict.HOLD, reasons=("baking",))
+    return Ruling(Verdict.BAKED)
+
+
+Rule = Callable[[View], Ruling | None]
+RULES: dict[Phase, tuple[Rule, ...]] = {
+    Phase.COMPARE: (
+        candidate_gone,
+        baseline_gone,
+        circuit_breaker,
+        harm_shown,
+        metrics_gone,
+        looks_used_up,
+        held,
+        dwell,
+        advance,
+        unproven,
+        ask_or_promote,
+    ),
+    Phase.WAIT: (
+        candidate_gone,
+        baseline_gone,
+        circuit_breaker,
+        harm_shown,
+        metrics_gone,
+        refused,
+        unanswered,
+        held,
+        unproven,
+        approved,
+    ),
+    Phase.BAKE: (candidate_gone, circuit_breaker, harm_shown, metrics_gone, baking),
+}
+_EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
+
+
+def _with_safe_return(view: View, ruling: Ruling) -> Ruling:
+    """A rollback needs a baseline that can take the traffic; where it cannot, stop or leave it to a person."""
+    if ruling.verdict not in (Verdict.ROLLBACK, Verdict.PAUSE):
+        return ruling
+    if view.baseline.status in GONE:
+        return Ruling(Verdict.ABORT, "baseline_missing", (*ruling.reasons, "baseline_missing"))
+    if view.baseline_broken and ruling.reason not in _EVEN_TO_A_BROKEN_BASELINE:
+        return Ruling(Verdict.PAUSE, "baseline_unhealthy", (*ruling.reasons, "baseline_broken"))
+    return ruling
+
+
+def _look(view: View, ruling: Ruling) -> Look:
+    series, last = view.series, (view.record.looks[-1] if view.record.looks else None)
+    advancing = ruling.verdict in (Verdict.ADVANCE, Verdict.PROMOTE)
+    if series is not None:
+        horizon = series.horizon or (last.horizon if last else None)
+        newest = series.newest
+        unvalued = {arm: series.unvalued(arm, horizon) for arm in ARMS}
+    else:  # nothing was learnt: carry on what was known
+        horizon = last.horizon if last else None
+        newest = {
+            "baseline": last.newest_baseline if last else None,
+            "candidate": last.newest_candidate if last else None,
+        }
+        unvalued = {
+            "baseline": last.unvalued_baseline if last else 0,
+            "candidate": last.unvalued_candidate if last else 0,
+        }
+    return Look(
+        number=len(view.record.looks) + 1,
+        phase=view.phase,
+        weight=view.weight,
+        verdict=ruling.verdict,
+        at=series.at if series else (last.at if last else None),
+        horizon=horizon,
+        missing=view.missing,
+        standing=view.standing,
+        step_buckets=len(view.step_buckets),
+        brought_data=view.brought_data,
+        newest_baseline=newest["baseline"],
+        newest_candidate=newest["candidate"],
+        unvalued_baseline=unvalued["baseline"],
+        unvalued_candidate=unvalued["candidate"],
+        limits=view.limits,
+        baseline_status=view.baseline.status,
+        candidate_status=view.candidate.status,
+        candidate_replicas=view.candidate.replicas,
+        reason=ruling.reason,
+        reasons=ruling.reasons,
+        next_weight=view.next_weight if advancing else None,
+        step_requests=view.step_requests,
+        needed=_needed(view, ruling),
+        gates=view.gates,
+        warnings=_warnings(view),
+        plan_digest=view.plan.digest(),
+        series_digest=series.digest() if series else None,
+        formula_version=FORMULA_VERSION,
+    )
+
+
+def _warnings(view: View) -> tuple[str, ...]:
+    facts = [
+        ("output_tokens", view.tokens is not None and view.tokens > TOKEN_WARNING),
+        ("baseline_broken", view.baseline_broken),
+        (
+            "low_traffic",
+            view.phase is Phase.BAKE and view.step_requests < view.plan.min_requests_per_step,
+        ),
+    ]
+    return tuple(name for name, applies in facts if applies)
+
+
+def _needed(view: View, ruling: Ruling) -> str:
+    """What a hold waits for, in requests and looks as far as they can be told."""
+    if ruling.verdict is not Verdict.HOLD:
+        return ""
+    lacking = view.plan.min_requests_per_step - view.step_requests
+    open_gates = [gate for gate in view.gates if gate.state == "open"]
+    if "insufficient_data" not in ruling.reasons:
+        wanted = [gate.requests_to_proof for gate in open_gates]
+        if not any(reason.startswith("not_proven") for reason in ruling.reasons):
+            return ""
+        if None in wanted:
+            return "not provable at the present rate"
+        lacking = max(one or 0 for one in wanted)
+    with_data = sum(look.brought_data for look in view.step_looks) + view.brought_data
+    if not (view.step_requests and with_data):
+        return f"{lacking} more requests"
+    looks = -(-lacking * with_data // view.step_requests)
+    return f"{lacking} more requests, about {looks} looks"

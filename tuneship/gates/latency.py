@@ -1,0 +1,129 @@
+"""Latency as a proportion: the share of answers above a frozen threshold, from a histogram or three quantiles.
+
+Pure arithmetic over one series; knows no steps and no verdict. Next: `tallies.py`.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from tuneship.gates.record import LatencyLimits
+from tuneship.gates.series import Arm, Bucket, Series, Traffic
+
+ENOUGH_REQUESTS = 200
+"""Baseline answers from which the thresholds may be frozen."""
+_Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
+_LEAST_MS = 1e-6
+_LEAST_SLOPE = 1e-9
+
+
+def freeze_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | None:
+    """T1 = p95 and T2 = 1.5 x p99 of the baseline in the first of these buckets that reach 200 answers; else None."""
+    chosen: list[Traffic] = []
+    served = 0
+    for bucket in buckets:
+        if bucket.baseline.served and has_latency(bucket.baseline):
+            chosen.append(bucket.baseline)
+            served += bucket.baseline.served
+        if served >= ENOUGH_REQUESTS:
+            break
+    if served < ENOUGH_REQUESTS:
+        return None
+    p95, p99 = _quantiles(chosen, series.edges_ms["baseline"])
+    return LatencyLimits(slow_ms=p95, very_slow_ms=1.5 * p99, requests=served)
+
+
+def slow_requests(
+    series: Series, buckets: Sequence[Bucket], arm: Arm, threshold_ms: float
+) -> list[int]:
+    """Answers above the threshold per bucket. Shares are estimates, so the remainder of each rounding is carried on."""
+    edges = series.edges_ms[arm]
+    total, rounded = 0.0, 0
+    counts: list[int] = []
+    for bucket in buckets:
+        traffic = bucket[arm]
+        if traffic.served and has_latency(traffic):
+            total += share_above(traffic, edges, threshold_ms) * traffic.served
+        count = min(traffic.served, math.floor(total + 0.5) - rounded)
+        rounded += count
+        counts.append(count)
+    return counts
+
+
+def has_latency(traffic: Traffic) -> bool:
+    """The bucket says how long its answers took."""
+    return traffic.histogram is not None or traffic.quantiles_ms is not None
+
+
+def share_above(traffic: Traffic, edges: Sequence[float] | None, threshold_ms: float) -> float:
+    """Share of answers above the threshold, 0..1."""
+    if traffic.histogram is not None and edges is not None:
+        return 1.0 - _share_below(traffic.histogram, edges, threshold_ms)
+    if traffic.quantiles_ms is None:
+        raise ValueError("the bucket has no latency")
+    return _share_above_line(traffic.quantiles_ms, threshold_ms)
+
+
+def _share_below(counts: Sequence[int], edges: Sequence[float], threshold_ms: float) -> float:
+    """Linear in log latency between two edges; an edge at the threshold is exact; above the last edge all is slow."""
+    i = bisect_left(edges, threshold_ms)
+    below, upto = (counts[i - 1] if i else 0), counts[i]
+    if math.isinf(edges[i]):
+        return below / counts[-1]
+    low, high = _log(edges[i - 1] if i else 0.0), _log(edges[i])
+    if i == 0:
+        return upto / counts[-1] * threshold_ms / edges[i]
+    part = (_log(threshold_ms) - low) / (high - low)
+    return (below + part * (upto - below)) / counts[-1]
+
+
+def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: float) -> float:
+    """1 - Phi(z) on the line through (p50, p95), above p95 through (p95, p99), in (log latency, z)."""
+    p50, p95, p99 = map(_log, quantiles_ms)
+    threshold = _log(threshold_ms)
+    if threshold <= p95:
+        z = _Z50 + (threshold - p50) / max((p95 - p50) / (_Z95 - _Z50), _LEAST_SLOPE)
+    else:
+        z = _Z95 + (threshold - p95) / max((p99 - p95) / (_Z99 - _Z95), _LEAST_SLOPE)
+    return 0.5 * (1.0 - math.erf(z / math.sqrt(2.0)))
+
+
+def _quantiles(traffic: Sequence[Traffic], edges: Sequence[float] | None) -> tuple[float, float]:
+    """p95 and p99 in ms: of the merged histograms, else the medians over buckets, weighted by requests."""
+    if edges is not None and all(one.histogram is not None for one in traffic):
+        merged = [
+            sum(column) for column in zip(*(one.histogram or () for one in traffic), strict=True)
+        ]
+        return _inverse(merged, edges, 0.95), _inverse(merged, edges, 0.99)
+    known = [(one.quantiles_ms, one.served) for one in traffic if one.quantiles_ms is not None]
+    return (
+        _weighted_median([(quantiles[1], served) for quantiles, served in known]),
+        _weighted_median([(quantiles[2], served) for quantiles, served in known]),
+    )
+
+
+def _inverse(counts: Sequence[int], edges: Sequence[float], quantile: float) -> float:
+    """The threshold at which `_share_below` gives the quantile; the last finite edge when it lies above that."""
+    wanted = quantile * counts[-1]
+    i = bisect_left(counts, wanted)
+    if i == 0:
+        return edges[0] * wanted / counts[0]
+    if math.isinf(edges[i]):
+        return edges[i - 1]
+    part = (wanted - counts[i - 1]) / (counts[i] - counts[i - 1])
+    low, high = _log(edges[i - 1]), _log(edges[i])
+    return math.exp(low + part * (high - low))
+
+
+def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
+    half = sum(weight for _, weight in values) / 2.0
+    seen = 0
+    for value, weight in sorted(values):
+        seen += weight
+        if seen >= half:
+            return value
+    raise ValueError("the median of nothing")
+
+
+def _log(latency_ms: float) -> float:
+    return math.log(max(latency_ms, _LEAST_MS))

@@ -1,0 +1,348 @@
+"""The record of a roll-out as pure data: facts in the order in which they became known, to and from JSON lines.
+
+With the metric series and the plan it is all that a decision depends on; who writes the lines, and where, is the flow's
+matter. Times are the service's. Next: `canary.py` reads it and makes the next `Look`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+
+class Verdict(StrEnum):
+    """What one look decides."""
+
+    HOLD = "hold"
+    ADVANCE = "advance"
+    ASK = "ask"
+    """All is proven and the plan wants a person's approval."""
+    PROMOTE = "promote"
+    BAKED = "baked"
+    """The bake is over: the baseline may be retired."""
+    ROLLBACK = "rollback"
+    PAUSE = "pause"
+    ABORT = "abort"
+
+
+class Phase(StrEnum):
+    """Where a roll-out stands; each phase has a false-rollback allowance of its own."""
+
+    BEFORE = "before"
+    COMPARE = "compare"
+    WAIT = "wait"
+    BAKE = "bake"
+
+
+Source = Literal["series", "probes"]
+GateState = Literal["harm", "hold", "open", "proven", "not_evaluated", "not_available", "disabled"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate as fixed at the start. Only `active` ones test, and share alpha."""
+
+    name: str
+    reason: str
+    source: Source = "series"
+    state: Literal["active", "not_evaluated", "not_available", "disabled"] = "active"
+
+
+@dataclass(frozen=True)
+class LatencyLimits:
+    """Frozen thresholds in ms: T1 = baseline p95, T2 = 1.5 x baseline p99, from this many baseline requests."""
+
+    slow_ms: float
+    very_slow_ms: float
+    requests: int
+
+
+@dataclass(frozen=True)
+class GateReading:
+    """One gate at one look, each limit beside its value. `log_*` are natural logarithms."""
+
+    name: str
+    state: GateState
+    reason: str = "none"
+    candidate_requests: int = 0
+    candidate_bad: int = 0
+    baseline_requests: int = 0
+    baseline_bad: int = 0
+    candidate_share: float | None = None
+    baseline_share: float | None = None
+    ratio_limit: float | None = None
+    harm_limit: float | None = None
+    ok_limit: float | None = None
+    log_e_harm: float | None = None
+    log_e_harm_limit: float | None = None
+    log_u_harm: float | None = None
+    log_u_harm_limit: float | None = None
+    log_e_ok: float | None = None
+    log_e_ok_limit: float | None = None
+    z: float | None = None
+    z_limit: float | None = None
+    requests_to_proof: int | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The roll-out exists. `server`: extensions that the server was found to lack."""
+
+    rollout_id: str
+    endpoint_id: str
+    plan: dict[str, Any]
+    plan_digest: str
+    gates: tuple[Gate, ...]
+    limits: LatencyLimits | None = None
+    server: tuple[str, ...] = ()
+    kind: Literal["begun"] = "begun"
+
+
+@dataclass(frozen=True)
+class SplitIntended:
+    """Written before each PATCH."""
+
+    candidate_weight: int
+    why: str
+    kind: Literal["split_intended"] = "split_intended"
+
+
+@dataclass(frozen=True)
+class SplitConfirmed:
+    """Written after the split was read back. `at`: the newest service time known then (`Look.at`, never our clock).
+
+    A bucket belongs to the weight confirmed last before the bucket's end; `at` None: to this weight from the beginning.
+    """
+
+    candidate_weight: int
+    at: datetime | None = None
+    version: int | None = None
+    kind: Literal["split_confirmed"] = "split_confirmed"
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Answers that the pipeline's own driver saw since the last look; written before the look uses them.
+
+    `bad[gate]`: how many of the answered requests (`requests - failed`) were bad in the sense of that quality gate.
+    """
+
+    candidate_requests: int
+    baseline_requests: int
+    candidate_failed: int = 0
+    baseline_failed: int = 0
+    candidate_bad: dict[str, int] = field(default_factory=dict[str, int])
+    baseline_bad: dict[str, int] = field(default_factory=dict[str, int])
+    kind: Literal["probed"] = "probed"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look and its decision, kept whole. The first group is input of later looks, the rest explains."""
+
+    number: int
+    phase: Phase
+    weight: int
+    verdict: Verdict
+    at: datetime | None
+    horizon: datetime | None
+    missing: str | None
+    """Why the metrics were unusable, or None."""
+    standing: bool
+    """The answer was sound, but data that should have come did not."""
+    step_buckets: int
+    brought_data: bool
+    newest_baseline: datetime | None
+    newest_candidate: datetime | None
+    unvalued_baseline: int
+    unvalued_candidate: int
+    limits: LatencyLimits | None
+    """Latency limits in force from this look on."""
+    baseline_status: str | None
+    candidate_status: str | None
+    candidate_replicas: int | None
+
+    reason: str = "none"
+    reasons: tuple[str, ...] = ()
+    next_weight: int | None = None
+    step_requests: int = 0
+    needed: str = ""
+    gates: tuple[GateReading, ...] = ()
+    warnings: tuple[str, ...] = ()
+    plan_digest: str = ""
+    series_digest: str | None = None
+    formula_version: str = ""
+    kind: Literal["look"] = "look"
+
+    @property
+    def is_missing(self) -> bool:
+        """Counts towards `missing_looks`."""
+        return self.missing is not None or self.standing
+
+
+@dataclass(frozen=True)
+class ApprovalAsked:
+    """A person was asked; the wait begins. `at` as in `SplitConfirmed`."""
+
+    at: datetime | None
+    kind: Literal["approval_asked"] = "approval_asked"
+
+
+@dataclass(frozen=True)
+class ApprovalAnswered:
+    """The answer, or that none came in time."""
+
+    decision: Literal["promote", "roll back", "timeout"]
+    approver: str = ""
+    kind: Literal["approval_answered"] = "approval_answered"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A paused roll-out goes on: the maxima of looks count afresh."""
+
+    by: str = ""
+    kind: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The outcome. A `paused` record stays open."""
+
+    outcome: str
+    reason: str
+    kind: Literal["ended"] = "ended"
+
+
+Fact = (
+    Begun
+    | SplitIntended
+    | SplitConfirmed
+    | Probed
+    | Look
+    | ApprovalAsked
+    | ApprovalAnswered
+    | Resumed
+    | Ended
+)
+_FACT: TypeAdapter[Fact] = TypeAdapter(Annotated[Fact, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment between two looks: by the service's clock, and by the number of looks taken before it."""
+
+    at: datetime | None
+    looks: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """Facts in order. Everything else is derived."""
+
+    facts: tuple[Fact, ...] = ()
+
+    def plus(self, *facts: Fact) -> "Record":
+        """The record with these facts at its end."""
+        return replace(self, facts=self.facts + facts)
+
+    @property
+    def begun(self) -> Begun:
+        """The first fact. Raises ValueError for a record that never began."""
+        for fact in self.facts:
+            if isinstance(fact, Begun):
+                return fact
+        raise ValueError("the record does not say how the roll-out began")
+
+    @property
+    def looks(self) -> list[Look]:
+        """All looks so far."""
+        return [fact for fact in self.facts if isinstance(fact, Look)]
+
+    @property
+    def limits(self) -> LatencyLimits | None:
+        """Frozen once; later values are never taken."""
+        first = (look.limits for look in self.looks if look.limits)
+        return self.begun.limits or next(first, None)
+
+    @property
+    def answer(self) -> ApprovalAnswered | None:
+        """The last answer to the request for approval."""
+        answers = [fact for fact in self.facts if isinstance(fact, ApprovalAnswered)]
+        return answers[-1] if answers else None
+
+    @property
+    def weight(self) -> int:
+        """The candidate's confirmed traffic in percent."""
+        splits = [fact for fact in self.facts if isinstance(fact, SplitConfirmed)]
+        return splits[-1].candidate_weight if splits else 0
+
+    @property
+    def phase(self) -> Phase:
+        """By the confirmed split, and whether approval was asked."""
+        if self.weight == 0:
+            return Phase.BEFORE
+        if self.weight == 100:
+            return Phase.BAKE
+        asked = any(isinstance(fact, ApprovalAsked) for fact in self.facts)
+        return Phase.WAIT if asked else Phase.COMPARE
+
+    def marked(self) -> Iterator[tuple[Fact, Mark]]:
+        """Every fact with the moment at which it became known; `at` only for splits and the request for approval."""
+        looks = 0
+        for fact in self.facts:
+            at = fact.at if isinstance(fact, SplitConfirmed | ApprovalAsked) else None
+            yield fact, Mark(at, looks)
+            looks += isinstance(fact, Look)
+
+    def step_marks(self) -> dict[int, Mark]:
+        """When each weight above 0 was confirmed first, rising."""
+        marks: dict[int, Mark] = {}
+        for fact, mark in self.marked():
+            if isinstance(fact, SplitConfirmed) and fact.candidate_weight > 0:
+                marks.setdefault(fact.candidate_weight, mark)
+        return marks
+
+    def since_resumed(self) -> list[Look]:
+        """Looks since a person last resumed the roll-out."""
+        resumed = [i for i, fact in enumerate(self.facts) if isinstance(fact, Resumed)]
+        after = self.facts[resumed[-1] :] if resumed else self.facts
+        return [fact for fact in after if isinstance(fact, Look)]
+
+    def missing_in_a_row(self) -> int:
+        """Missing looks at the end of the record."""
+        row = 0
+        for look in reversed(self.looks):
+            if not look.is_missing:
+                break
+            row += 1
+        return row
+
+
+def to_line(fact: Fact) -> str:
+    """One JSON line, without the line break; floats survive bit by bit."""
+    return _FACT.dump_json(fact).decode()
+
+
+def to_mapping(fact: Fact) -> Mapping[str, Any]:
+    """The fact as plain JSON values, for results and artifacts."""
+    return _FACT.dump_python(fact, mode="json")
+
+
+def from_lines(lines: Iterable[str]) -> Record:
+    """The record from its lines. A torn last line (killed while writing) is left out.
+
+    Raises ValueError for any other damaged line.
+    """
+    texts = [line for line in lines if line.strip()]
+    facts: list[Fact] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            facts.append(_FACT.validate_json(text))
+        except ValidationError as error:
+            if number < len(texts):
+                raise ValueError(f"line {number} of the record is damaged") from error
+    return Record(tuple(facts))
