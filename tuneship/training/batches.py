@@ -1,0 +1,75 @@
+"""In which order and company the rows are learnt: numbers in, numbers out.
+
+Knows tokenised rows and nothing of models. Rows of similar length share a batch, since padding costs as
+much as text (a quarter to a third of the time in random order). Next: `tuneship/training/run.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuneship.training.rows import Rows
+
+Indices = NDArray[np.int64]
+
+BATCHES_PER_WINDOW = 50
+"""Rows are sorted by length inside windows of this many batches, so that batches stay random mixtures."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A padded rectangle of tokens and the places in it whose next token is learnt.
+
+    Padding stands at the right. A causal model's tokens do not see what follows them, and no padded place
+    is learnt from: neither a mask nor a padding token of the model's own is needed.
+    """
+
+    tokens: NDArray[np.int64]
+    """Shape (rows, longest row)."""
+    places: Indices
+    """Indices into the flattened rectangle: where a prediction is wanted."""
+    targets: Indices
+    """The token to predict at each place."""
+
+
+def epoch_batches(lengths: Indices, batch_size: int, *, seed: int, epoch: int) -> list[Indices]:
+    """Every row once, in batches of similar lengths, in random order; the same for the same seed and epoch."""
+    random = np.random.Generator(np.random.PCG64([seed, epoch]))
+    order = random.permutation(len(lengths))
+    window = batch_size * BATCHES_PER_WINDOW
+    batches: list[Indices] = []
+    for start in range(0, len(order), window):
+        rows = order[start : start + window]
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+        batches += _slices(rows, batch_size)
+    return [batches[number] for number in random.permutation(len(batches))]
+
+
+def limited_batches(rows: Indices, lengths: Indices, most_tokens: int) -> Iterator[Indices]:
+    """Cut `rows` into batches of at most `most_tokens` with padding (always at least one row), by length."""
+    rows = rows[np.argsort(lengths[rows], kind="stable")[::-1]]
+    start = 0
+    while start < len(rows):
+        size = max(1, most_tokens // int(lengths[rows[start]]))
+        yield rows[start : start + size]
+        start += size
+
+
+def collate(rows: Rows, indices: Indices) -> Batch:
+    """The rectangle of the rows `indices`."""
+    width = int(rows.lengths[indices].max())
+    tokens = np.zeros((len(indices), width), dtype=np.int64)
+    learnt = np.zeros((len(indices), width), dtype=np.bool_)
+    for line, index in enumerate(indices):
+        start, stop = rows.starts[index], rows.starts[index + 1]
+        tokens[line, : stop - start] = rows.tokens[start:stop]
+        learnt[line, : stop - start] = rows.learnt[start:stop]
+    learnt[:, 0] = False  # nothing stands before a first token to predict it from
+    targets = np.flatnonzero(learnt)
+    return Batch(tokens, targets - 1, tokens.ravel()[targets])
+
+
+def _slices(rows: Indices, size: int) -> list[Indices]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
