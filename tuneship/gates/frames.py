@@ -1,0 +1,114 @@
+"""Metric series as pandas frames: a job's metrics for the training gates, a roll-out's buckets for reports and plots.
+
+The only module here that touches pandas, which ships no complete types: what leaves it is typed.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import pandas as pd
+
+from tuneship.gates.series import ARMS, Series
+
+JOB_COLUMNS = (
+    "training_loss",
+    "validation_loss",
+    "learning_rate",
+    "epochs",
+    "accuracy",
+    "perplexity",
+)
+
+
+class UnreadableMetrics(ValueError):
+    """The metrics record of a job (§2.1) is not what it should be; the message says why."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A job's metrics by step, in a frame of float columns: null and absent as NaN, infinities kept."""
+
+    frame: Any
+    """pandas.DataFrame, index `step`, columns `JOB_COLUMNS`."""
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step, 0 without any."""
+        return int(self.frame.index[-1]) if len(self) else 0
+
+    def values(self, name: str) -> list[float]:
+        """One column."""
+        return self.frame[name].tolist()
+
+    def evaluations(self) -> "Curve":
+        """The rows that bring a new finite validation loss: a repeated value is no new evidence."""
+        known = self.frame[self.frame["validation_loss"].map(math.isfinite)]
+        return Curve(known[known["validation_loss"].ne(known["validation_loss"].shift())])
+
+    def after_step(self, step: int) -> "Curve":
+        """The rows of later steps."""
+        return Curve(self.frame[self.frame.index > step])
+
+    def smoothed_training_loss(self, span: int) -> list[float]:
+        """Exponential moving average."""
+        return self.frame["training_loss"].ewm(span=span, adjust=False).mean().tolist()
+
+
+def read_curve(metrics: Mapping[str, Any]) -> Curve:
+    """The metrics record (§2.1) as a curve.
+
+    Raises `UnreadableMetrics` for arrays of unequal length, text among numbers, or steps that do not rise strictly.
+    """
+    steps = metrics.get("steps")
+    if not isinstance(steps, list):
+        raise UnreadableMetrics("no steps")
+    columns = {name: _column(metrics, name, len(cast("list[Any]", steps))) for name in JOB_COLUMNS}
+    whole = [step for step in cast("list[Any]", steps) if type(step) is int]
+    if len(whole) != len(cast("list[Any]", steps)) or any(a >= b for a, b in pairwise(whole)):
+        raise UnreadableMetrics("steps do not rise strictly")
+    index = pd.Index(whole, name="step", dtype="int64")
+    return Curve(pd.DataFrame(columns, index=index, dtype="float64"))
+
+
+def _column(metrics: Mapping[str, Any], name: str, length: int) -> list[float]:
+    values = metrics.get(name)
+    if values is None:
+        return [math.nan] * length
+    if not isinstance(values, list) or len(values) != length:
+        raise UnreadableMetrics(f"{name} is not as long as steps")
+    column: list[float] = []
+    for value in cast("list[Any]", values):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UnreadableMetrics(f"{name} holds something that is no number")
+        column.append(math.nan if value is None else float(value))
+    return column
+
+
+def series_frame(series: Series) -> pd.DataFrame:
+    """One row per finished bucket, by its end; the columns `<arm>_requests`, `_errors`, `_p50`, `_p95`, `_p99`, ..."""
+    rows = [
+        {
+            f"{arm}_{name}": value
+            for arm in ARMS
+            for name, value in {
+                "requests": bucket[arm].requests,
+                "errors": bucket[arm].errors,
+                "empty": bucket[arm].empty,
+                "output_tokens": bucket[arm].output_tokens,
+                **dict(
+                    zip(("p50", "p95", "p99"), bucket[arm].quantiles_ms or (None,) * 3, strict=True)
+                ),
+            }.items()
+        }
+        for bucket in series.buckets
+    ]
+    index = pd.DatetimeIndex([bucket.end for bucket in series.buckets], name="end")
+    return pd.DataFrame(rows, index=index)
