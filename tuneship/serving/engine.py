@@ -150,13 +150,12 @@ class Engine:
     def _postprocess(self, logits: Tensor) -> StepResult:
         running = list(self._scheduler.running)
         requests = [sequence.request for sequence in running]
-        tokens = sampler.choose(
+        highest, tokens = sampler.choose(
             logits,
             [request.temperature for request in requests],
             [request.top_p for request in requests],
             [sequence.draws.random() for sequence in running],
         )
-        highest = logits.amax(-1).tolist()
         result = StepResult()
         # From the last row down: a row that moves into a gap is then never one that ends in this step.
         for sequence, token, top in zip(

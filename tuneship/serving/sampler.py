@@ -11,17 +11,20 @@ _NUCLEUS = 64
 
 def choose(
     logits: Tensor, temperatures: Items[float], top_ps: Items[float], draws: Items[float]
-) -> list[int]:
-    """Tokens for logits [R, vocabulary]; a draw is uniform in [0, 1). Temperature 0 is greedy."""
-    tokens = logits.argmax(-1).tolist()
+) -> tuple[list[float], list[int]]:
+    """For logits [R, vocabulary] the highest value and the chosen token of each row.
+
+    A draw is uniform in [0, 1); temperature 0 is greedy. The highest value of a row that holds a NaN is NaN.
+    """
+    highest, best = logits.max(-1)
+    tokens: list[int] = best.tolist()
     sampled = [row for row, temperature in enumerate(temperatures) if temperature > 0]
-    if not sampled:
-        return tokens
-    heat = torch.tensor([temperatures[row] for row in sampled])
-    probabilities = (logits[sampled] / heat[:, None]).softmax(-1)
-    for row, likely in zip(sampled, probabilities, strict=True):
-        tokens[row] = _draw(likely, top_ps[row], draws[row])
-    return tokens
+    if sampled:
+        heat = torch.tensor([temperatures[row] for row in sampled])
+        probabilities = (logits[sampled] / heat[:, None]).softmax(-1)
+        for row, likely in zip(sampled, probabilities, strict=True):
+            tokens[row] = _draw(likely, top_ps[row], draws[row])
+    return highest.tolist(), tokens
 
 
 def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
