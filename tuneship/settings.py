@@ -109,3 +109,8 @@ def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
 def embedded_service_environment() -> dict[str, str]:
     """The environment of a service that a script starts for itself: its own, unchanged."""
     return dict(os.environ)
+
+
+def refuse_telemetry() -> None:
+    """Tell Prefect and others to report nothing home. Prefect looks at its first import, so a script says it before."""
+    os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, Field, computed_field, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import (
     CreateRequest,
@@ -121,7 +122,9 @@ class DeploymentCreate(CreateRequest):
             return fields
         model_id = fields.pop("model_id")
         if fields.setdefault("model_name", model_id) != model_id:
-            raise ValueError("model_id and model_name name different models")
+            raise PydanticCustomError(
+                "conflict", "model_id and model_name name different models", {"param": "model_id"}
+            )
         return fields
 
 

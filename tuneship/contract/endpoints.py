@@ -7,7 +7,7 @@ itself when nobody renews it. Plain endpoints follow with the rest of the API.
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import (
     CanaryEndpointId,
@@ -48,7 +48,8 @@ def _whole(members: list[Member]) -> list[Member]:
     return members
 
 
-Members = Annotated[list[Member], Field(min_length=1, max_length=10)]
+Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_whole)]
+"""Different deployments whose shares sum to 100."""
 
 
 class LeaseRequest(CreateRequest):
@@ -57,22 +58,12 @@ class LeaseRequest(CreateRequest):
     seconds: Annotated[int, Field(ge=1, le=604_800)]
     fallback: Members
 
-    @model_validator(mode="after")
-    def _fallback_is_whole(self) -> "LeaseRequest":
-        _whole(self.fallback)
-        return self
-
 
 class CanaryEndpointUpdate(CreateRequest):
     """The whole new split; without `lease` a running lease ends and the split stays."""
 
     deployments: Members
     lease: LeaseRequest | None = None
-
-    @model_validator(mode="after")
-    def _split_is_whole(self) -> "CanaryEndpointUpdate":
-        _whole(self.deployments)
-        return self
 
 
 class CanaryEndpointCreate(CanaryEndpointUpdate):

@@ -27,7 +27,7 @@ class Split:
             raise ValueError("a split must sum to 100")
 
     def choose(self, draw: int) -> str:
-        """The deployment for `draw` in [0, 10000). Shares lie in id order: with two, a shift moves only one boundary."""
+        """The deployment for `draw` in [0, 10000). Shares lie in id order: a shift of two moves one boundary."""
         bound = 0
         ordered = sorted(self.shares, key=lambda share: share.deployment_id)
         for share in ordered:

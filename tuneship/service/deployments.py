@@ -1,0 +1,218 @@
+"""What the deployment operations do: records and their states. `supervisor.py` brings reality in line with them."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract import deployments as contract
+from tuneship.contract.deployments import (
+    GONE,
+    MOVES,
+    Deployment,
+    DeploymentCreate,
+    DeploymentCreated,
+    DeploymentDeleted,
+    DeploymentStatus,
+    DeploymentUpdate,
+    DeploymentUpdated,
+    ModelConfiguration,
+)
+from tuneship.contract.errors import (
+    DeploymentError,
+    InstanceTypeUnavailable,
+    InvalidRequestError,
+    QuotaExceeded,
+    ResourceNotFound,
+)
+from tuneship.service.catalogue import BaseModel
+from tuneship.service.context import Context
+from tuneship.service.faults import faults_of
+from tuneship.service.models import served_model
+from tuneship.service.refusals import refused
+from tuneship.service.safeguards import refuse_what_is_not_enforced
+from tuneship.service.serving_table import serves
+from tuneship.store import endpoint_records, rows, tables
+from tuneship.store.events import emit
+from tuneship.store.identifiers import new_id
+from tuneship.store.rows import Row
+
+DEFAULT_OUTPUT_TOKENS = 256
+
+
+@serves(contract.create_deployment)
+def create_deployment(context: Context, deployment: DeploymentCreate) -> DeploymentCreated:
+    """Refuse what cannot work, then record it as `creating`."""
+    refuse_what_is_not_enforced(deployment.security_settings)
+    for name, value in (("instance_type", deployment.instance_type), ("region", deployment.region)):
+        if value != "local":
+            raise refused(name, "must be local")
+    faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
+    deployment_id = new_id("dep")
+    row = {
+        **deployment.model_dump(exclude={"generation", "model_name"}),
+        "id": deployment_id,
+        "client_id": context.client_id,
+        "created_at": context.now,
+        "updated_at": context.now,
+        "status": DeploymentStatus.CREATING,
+        "model_name": deployment.model_name,
+        "max_replicas": (
+            max(1, deployment.min_replicas)
+            if deployment.max_replicas is None
+            else deployment.max_replicas
+        ),
+    }
+    _check_replicas(context, row)
+    connection = context.transaction
+    served = served_model(connection, context.parts, context.client_id, deployment.model_name)
+    row["generation"] = _generation(served.base, {}, deployment.generation)
+    if deployment.compute_type == "gpu":
+        raise InstanceTypeUnavailable("this installation has no GPU", param="compute_type")
+    _check_name(context, connection, deployment.deployment_name)
+    _check_quota(context, connection)
+    stored = rows.insert(connection, tables.deployments, row)
+    emit(connection, "deployment.created", row, context.now, status=row["status"])
+    return DeploymentCreated(**_fields(context, stored))
+
+
+def _check_replicas(context: Context, row: Row) -> None:
+    """On the merged record, so that an update cannot pass in two halves."""
+    if row["min_replicas"] > row["max_replicas"]:
+        raise refused("max_replicas", "must be at least min_replicas")
+    if row["min_replicas"] == 0 and not row["auto_scaling"]:
+        raise refused("min_replicas", "must be at least 1 without auto_scaling")
+    most = context.parts.settings.replica_processes
+    if row["min_replicas"] > most:
+        raise InstanceTypeUnavailable(
+            f"this installation runs at most {most} replicas of a model", param="min_replicas"
+        )
+
+
+def _generation(base: BaseModel, kept: Row, change: ModelConfiguration) -> dict[str, Any]:
+    """Merged limits and defaults; a null, or nothing set before, means the model's own."""
+    own: dict[str, Any] = {
+        "context_length": base.context_length,
+        "max_output_tokens": min(DEFAULT_OUTPUT_TOKENS, base.context_length),
+        "default_temperature": 0.7,
+        "default_top_p": 1.0,
+    }
+    merged = {**kept, **change.model_dump(exclude_unset=True)}
+    merged = {name: own[name] if merged.get(name) is None else merged[name] for name in own}
+    if merged["context_length"] > base.context_length:
+        raise refused(
+            "model_config.context_length", f"must be at most the model's {base.context_length}"
+        )
+    if merged["max_output_tokens"] > merged["context_length"]:
+        raise refused("model_config.max_output_tokens", "must be at most context_length")
+    return merged
+
+
+def _check_name(context: Context, connection: sa.Connection, name: str) -> None:
+    table = tables.deployments
+    if rows.count(
+        connection,
+        table,
+        table.c.client_id == context.client_id,
+        table.c.deployment_name == name,
+        table.c.status.not_in(GONE),
+    ):
+        raise DeploymentError("the name is taken by another deployment", param="deployment_name")
+
+
+def _check_quota(context: Context, connection: sa.Connection) -> None:
+    limit, table = context.parts.settings.maximum_deployments, tables.deployments
+    live = rows.count(
+        connection, table, table.c.client_id == context.client_id, table.c.status.not_in(GONE)
+    )
+    if live >= limit:
+        raise QuotaExceeded(f"this client has {limit} deployments, the most it may have")
+
+
+def _fields(context: Context, row: Row) -> dict[str, Any]:
+    address = f"{context.parts.public_url}/v1/deployments/{row['id']}/generate"
+    return {**row, "endpoint": address, "model_config": row["generation"]}
+
+
+def own_deployment(context: Context, deployment_id: str) -> Row:
+    """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
+    with context.read() as connection:
+        row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
+    if row is None:
+        raise ResourceNotFound("there is no such deployment")
+    return row
+
+
+@serves(contract.get_deployment)
+def get_deployment(context: Context, deployment_id: str) -> Deployment:
+    """The record as it stands."""
+    return Deployment(**_fields(context, own_deployment(context, deployment_id)))
+
+
+@serves(contract.update_deployment)
+def update_deployment(
+    context: Context, deployment_id: str, update: DeploymentUpdate
+) -> DeploymentUpdated:
+    """Merge the patch; replicas that serve go on serving meanwhile."""
+    if not update.model_fields_set:
+        raise InvalidRequestError("the update holds no field")
+    connection = context.transaction
+    row = own_deployment(context, deployment_id)
+    if DeploymentStatus.UPDATING not in MOVES[DeploymentStatus(row["status"])]:
+        raise DeploymentError(f"the deployment is {row['status']}")
+    changes = _changes(context, connection, row, update)
+    _check_replicas(context, {**row, **changes})
+    rows.change(
+        connection,
+        tables.deployments,
+        deployment_id,
+        context.now,
+        status=DeploymentStatus.UPDATING,
+        error=None,
+        **changes,
+    )
+    change = {"from": row["status"], "to": DeploymentStatus.UPDATING}
+    emit(connection, "deployment.updated", dict(row), context.now, fields=sorted(changes))
+    emit(connection, "deployment.status_changed", dict(row), context.now, **change)
+    return DeploymentUpdated(**_fields(context, own_deployment(context, deployment_id)))
+
+
+def _changes(
+    context: Context, connection: sa.Connection, row: Row, update: DeploymentUpdate
+) -> dict[str, Any]:
+    sent = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
+    for name, value in sent.items():
+        if value is None:
+            raise refused(name, "must not be null")
+    if update.tags is not None:
+        merged = {**row["tags"], **update.tags}
+        sent["tags"] = {key: value for key, value in merged.items() if value is not None}
+        faults_of(sent["tags"], allowed=context.parts.settings.allow_fault_injection)
+    if update.generation is not None:
+        served = served_model(connection, context.parts, context.client_id, row["model_name"])
+        sent["generation"] = _generation(served.base, row["generation"], update.generation)
+    if sent.get("deployment_name", row["deployment_name"]) != row["deployment_name"]:
+        _check_name(context, connection, sent["deployment_name"])
+    return sent
+
+
+@serves(contract.delete_deployment)
+def delete_deployment(
+    context: Context, deployment_id: str, force: bool = False
+) -> DeploymentDeleted:
+    """Mark it; the supervisor drains and unloads. Endpoints that send it traffic refuse, unless forced."""
+    connection = context.transaction
+    row = own_deployment(context, deployment_id)
+    if DeploymentStatus(row["status"]) in GONE:
+        return DeploymentDeleted(id=deployment_id, status=row["status"])
+    users = endpoint_records.users_of(connection, context.client_id, deployment_id)
+    if users and not force:
+        names = ", ".join(user["id"] for user in users)
+        raise DeploymentError(f"endpoints still send it traffic: {names}")
+    for user in users:
+        endpoint_records.deactivate(connection, user, context.now)
+    endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
+    status = DeploymentStatus.DELETING
+    rows.change(connection, tables.deployments, deployment_id, context.now, status=status)
+    change = {"from": row["status"], "to": status}
+    emit(connection, "deployment.status_changed", dict(row), context.now, **change)
+    return DeploymentDeleted(id=deployment_id, status=status)

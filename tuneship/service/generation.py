@@ -1,0 +1,229 @@
+"""What generating does: pick the deployment, render, run, cut, answer, and record the outcome without any text."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuneship.contract import generation as contract
+from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
+from tuneship.contract.endpoints import EndpointStatus
+from tuneship.contract.errors import ApiError, DeploymentError, InternalError, InvalidRequestError
+from tuneship.contract.examples import instruction_messages
+from tuneship.contract.generation import Generate, Generation, Usage
+from tuneship.metrics.observations import Observation, Outcome
+from tuneship.service.context import Context
+from tuneship.service.deployments import own_deployment
+from tuneship.service.endpoints import own_endpoint
+from tuneship.service.faults import Faults, faults_of
+from tuneship.service.models import ServedModel, served_model
+from tuneship.service.refusals import refused
+from tuneship.service.serving_table import serves_async
+from tuneship.serving.line import GenerateRequest, ReplicaLost, ServingError
+from tuneship.store.endpoint_records import members_now
+from tuneship.store.identifiers import new_id
+from tuneship.store.rows import Row
+from tuneship.traffic.split import draw_of_key, split_of
+
+LONGEST_ROUTING_KEY = 256
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Who answers: the deployment's record and its model."""
+
+    deployment: Row
+    served: ServedModel
+    endpoint_id: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the model wrote."""
+
+    completion: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@serves_async(contract.generate)
+async def generate(context: Context, deployment_id: str, request: Generate) -> Generation:
+    """Answer with this deployment."""
+    started = time.perf_counter()
+    routed = await asyncio.to_thread(_direct, context, deployment_id)
+    return await _answer(context, routed, request, started)
+
+
+@serves_async(contract.generate_by_endpoint)
+async def generate_by_endpoint(context: Context, endpoint_id: str, request: Generate) -> Generation:
+    """Answer with the deployment that the split draws for this request."""
+    started = time.perf_counter()
+    routed = await asyncio.to_thread(_by_split, context, endpoint_id)
+    return await _answer(context, routed, request, started)
+
+
+def _direct(context: Context, deployment_id: str) -> Routed:
+    return _routed(context, own_deployment(context, deployment_id))
+
+
+def _routed(context: Context, deployment: Row, endpoint_id: str = "") -> Routed:
+    with context.read() as connection:
+        served = served_model(
+            connection, context.parts, context.client_id, deployment["model_name"]
+        )
+    return Routed(deployment, served, endpoint_id)
+
+
+def _by_split(context: Context, endpoint_id: str) -> Routed:
+    endpoint = own_endpoint(context, endpoint_id)
+    if endpoint["status"] != EndpointStatus.ACTIVE:
+        raise InvalidRequestError("the endpoint is inactive", status=409)
+    key = context.routing_key
+    if key is not None and not 1 <= len(key.encode()) <= LONGEST_ROUTING_KEY:
+        raise InvalidRequestError("X-Routing-Key must have 1 to 256 bytes")
+    draw = context.parts.draw() if key is None else draw_of_key(endpoint_id, key)
+    split = split_of(list(members_now(endpoint, context.now)))
+    return _routed(context, own_deployment(context, split.choose(draw)), endpoint_id)
+
+
+async def _answer(
+    context: Context, routed: Routed, request: Generate, started: float
+) -> Generation:
+    """Run it and record how it ended: a success, the caller's fault, or an error of the deployment."""
+    recorder = context.parts.recorder
+    try:
+        written = await _written(context, routed, request)
+    except Exception as error:
+        recorder.record(_observation(context, routed, _blame(error), started, None))
+        raise
+    recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
+    context.headers["X-Deployment-ID"] = routed.deployment["id"]
+    return Generation(
+        id=new_id("gen"),
+        deployment_id=routed.deployment["id"],
+        prompt=request.prompt,
+        completion=written.completion,
+        finish_reason=written.finish_reason,
+        usage=Usage(
+            prompt_tokens=written.prompt_tokens,
+            completion_tokens=written.completion_tokens,
+            total_tokens=written.prompt_tokens + written.completion_tokens,
+        ),
+    )
+
+
+def _blame(error: Exception) -> Outcome:
+    """A deployment that cannot serve is at fault even though the answer is a 409."""
+    is_callers = isinstance(error, ApiError) and error.status < 500
+    if is_callers and not isinstance(error, DeploymentError):
+        return Outcome.CALLER_ERROR
+    return Outcome.SERVER_ERROR
+
+
+def _observation(
+    context: Context, routed: Routed, outcome: Outcome, started: float, written: Written | None
+) -> Observation:
+    return Observation(
+        deployment_id=routed.deployment["id"],
+        endpoint_id=routed.endpoint_id,
+        ended_at=context.now.timestamp(),
+        outcome=outcome,
+        latency_ms=(time.perf_counter() - started) * 1000,
+        prompt_tokens=written.prompt_tokens if written else 0,
+        completion_tokens=written.completion_tokens if written else 0,
+        is_empty=written is not None and not written.completion.strip(),
+    )
+
+
+async def _written(context: Context, routed: Routed, request: Generate) -> Written:
+    _check_status(routed.deployment)
+    settings = context.parts.settings
+    faults = faults_of(routed.deployment["tags"], allowed=settings.allow_fault_injection)
+    prepared = _prepared(routed, request)
+    try:
+        async with asyncio.timeout(settings.generate_timeout_s):
+            await _break(faults)
+            written = await _run(context, routed, prepared, request.stop)
+    except TimeoutError:
+        raise InternalError("the generation took too long") from None
+    except ReplicaLost:
+        raise InternalError("the model's process ended during the generation") from None
+    except ServingError:
+        raise InternalError("the model could not generate") from None
+    if random.random() < faults.empty_rate:  # noqa: S311 - a drill, not a secret
+        return replace(written, completion="")
+    return written
+
+
+async def _break(faults: Faults) -> None:
+    await asyncio.sleep(faults.delay_ms / 1000)
+    if random.random() < faults.error_rate:  # noqa: S311 - a drill, not a secret
+        raise InternalError("an injected fault of this deployment")
+
+
+def _check_status(deployment: Row) -> None:
+    status = DeploymentStatus(deployment["status"])
+    if status in SERVING:
+        return
+    if status is DeploymentStatus.CREATING:
+        raise DeploymentError("the deployment is still being created", status=503, retry_after=1)
+    gone = "is being deleted" if status in GONE else "has failed"
+    raise DeploymentError(f"the deployment {gone}")
+
+
+def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
+    """Render with the model's own template, count, and fill in the deployment's defaults."""
+    generation, served = routed.deployment["generation"], routed.served
+    messages: list[Any] = list(instruction_messages(request.prompt))
+    text = served.template.render(messages, add_generation_prompt=True)
+    tokenizer: Any = served.base.tokenizer
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    room = generation["context_length"] - len(tokens)
+    if room < 1:
+        raise refused(
+            "prompt",
+            f"has {len(tokens)} tokens, the context holds {generation['context_length']}",
+            "out_of_range",
+        )
+    most = generation["max_output_tokens"]
+    if request.max_tokens is not None and request.max_tokens > most:
+        raise refused("max_tokens", f"must be at most {most}", "out_of_range")
+    temperature, top_p = request.temperature, request.top_p
+    return GenerateRequest(
+        adapter=served.adapter.name if served.adapter else None,
+        tokens=tuple(tokens),
+        max_tokens=min(request.max_tokens or most, room),
+        temperature=generation["default_temperature"] if temperature is None else temperature,
+        top_p=generation["default_top_p"] if top_p is None else top_p,
+        seed=request.seed,
+        stop_tokens=served.base.stop_tokens,
+    )
+
+
+async def _run(
+    context: Context, routed: Routed, request: GenerateRequest, stops: list[str]
+) -> Written:
+    """Collect tokens; with stop texts, look for them as the text grows and hang up at the first."""
+    group = context.parts.replicas.of(routed.served.base.path)
+    tokenizer: Any = routed.served.base.tokenizer
+    tokens: list[int] = []
+    reason: str | None = None
+    text: str | None = None
+    async with await group.generate(routed.served.adapter, request) as generation:
+        async for chunk in generation:
+            tokens += chunk
+            text = _cut(tokenizer.decode(tokens), stops) if stops else None
+            if text is not None:
+                reason = "stop"
+                break
+        reason = reason or str(generation.finish_reason)
+    completion = tokenizer.decode(tokens) if text is None else text
+    return Written(completion, reason, len(request.tokens), len(tokens))
+
+
+def _cut(text: str, stops: list[str]) -> str | None:
+    """The text before the first stop, or None without one."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else None

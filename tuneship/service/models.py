@@ -1,0 +1,113 @@
+"""What the model operations do: base models of the catalogue and fine-tuned models as one list."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tuneship.contract import models as contract
+from tuneship.contract.errors import ModelNotFound
+from tuneship.contract.models import Model, ModelPage
+from tuneship.runtime.replicas import Adapter
+from tuneship.service.catalogue import BaseModel
+from tuneship.service.context import Context, Parts
+from tuneship.service.serving_table import serves
+from tuneship.store import rows, tables
+from tuneship.store.rows import Row
+from tuneship.template import PromptTemplate
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What serving a model takes: its base, and the adapter when it is a fine-tuned one."""
+
+    base: BaseModel
+    adapter: Adapter | None
+    template: PromptTemplate
+
+
+@serves(contract.list_models)
+def list_models(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    base_model: str | None = None,
+    fine_tuned_only: bool = False,
+    tags: dict[str, str] | None = None,
+) -> ModelPage:
+    """Base models by id, then fine-tuned ones, newest first."""
+    shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
+    table = tables.models
+    where = [table.c.client_id == context.client_id, *rows.tags_match(table, tags)]
+    if base_model is not None:
+        where.append(table.c.base_model == base_model)
+    bases = shown[offset : offset + limit]
+    with context.read() as connection:
+        page = rows.page(
+            connection,
+            table,
+            where,
+            limit=limit - len(bases),
+            offset=max(0, offset - len(shown)),
+        )
+    whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
+    items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
+    return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
+
+
+def _base_item(base: BaseModel) -> Model:
+    return Model(
+        id=base.id,
+        name=base.name,
+        version=base.version,
+        description=base.description,
+        parameters=base.parameters,
+        context_length=base.context_length,
+        supported_fine_tuning=True,
+    )
+
+
+def _tuned_item(parts: Parts, row: Row) -> Model:
+    base = parts.catalogue.get(row["base_model"])
+    return Model(
+        id=row["id"],
+        name=row["name"],
+        version="1",
+        description="",
+        parameters=base.parameters if base else None,
+        context_length=base.context_length if base else None,
+        supported_fine_tuning=False,
+        base_model=row["base_model"],
+        fine_tuning_job_id=row["job_id"],
+        created_at=row["created_at"],
+        fine_tuning_method=row["fine_tuning_method"],
+        tags=row["tags"],
+    )
+
+
+def model_id(base_model: str, name: str, job_id: str) -> str:
+    """`ft:<base>:<name>:<suffix>`; the suffix is the job id without its prefix (§1)."""
+    return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
+
+
+def base_of(parts: Parts, identifier: str, param: str) -> BaseModel:
+    """The base model with this id. Raises `ModelNotFound`."""
+    base = parts.catalogue.get(identifier)
+    if base is None:
+        raise ModelNotFound(f"{param} names a model that does not exist", param=param)
+    return base
+
+
+def served_model(
+    connection: sa.Connection, parts: Parts, client_id: str, identifier: str
+) -> ServedModel:
+    """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's."""
+    if not identifier.startswith("ft:"):
+        base = base_of(parts, identifier, "model_name")
+        return ServedModel(base, None, base.template)
+    row = rows.fetch(connection, tables.models, identifier, client_id=client_id)
+    if row is None:
+        raise ModelNotFound("model_name names a model that does not exist", param="model_name")
+    base = base_of(parts, row["base_model"], "model_name")
+    folder: Path = parts.blobs.local(row["blob"])
+    return ServedModel(base, Adapter(identifier, folder), PromptTemplate.load(folder))

@@ -1,0 +1,53 @@
+"""Which handler answers which declared operation. `@serves` keeps their signatures in step by type."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tuneship.contract.operation import Operation
+from tuneship.service.context import Context
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Served:
+    """An operation and what happens."""
+
+    operation: Operation[..., Any]
+    handler: Callable[..., Any]
+    is_async: bool
+
+
+SERVED: dict[str, Served] = {}
+"""By operation name; a guard test compares it with what is declared."""
+
+
+def serves(
+    operation: Operation[P, R],
+) -> Callable[[Callable[Concatenate[Context, P], R]], Callable[Concatenate[Context, P], R]]:
+    """Bind a handler that runs in a worker thread and owns one transaction."""
+
+    def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
+        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        return handler
+
+    return bind
+
+
+def serves_async(
+    operation: Operation[P, R],
+) -> Callable[
+    [Callable[Concatenate[Context, P], Awaitable[R]]],
+    Callable[Concatenate[Context, P], Awaitable[R]],
+]:
+    """Bind a handler that runs on the event loop: for waiting, not for work."""
+
+    def bind(
+        handler: Callable[Concatenate[Context, P], Awaitable[R]],
+    ) -> Callable[Concatenate[Context, P], Awaitable[R]]:
+        SERVED[operation.name] = Served(operation, handler, is_async=True)
+        return handler
+
+    return bind

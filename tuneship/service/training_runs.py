@@ -1,0 +1,100 @@
+"""One training process from the service's side: its folder, its progress lines, its end. Knows no HTTP.
+
+The process itself is `tuneship/training/`; when it starts and what its end means is `supervisor.py`.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tuneship.runtime.workers import Worker
+from tuneship.store.blobs import Blobs
+from tuneship.store.leases import Claim
+from tuneship.store.rows import Row
+from tuneship.training.spec import (
+    CANCEL_FILE,
+    PROGRESS_FILE,
+    SPEC_FILE,
+    Hyperparameters,
+    TrainingSpec,
+)
+
+ENDS = ("completed", "failed", "cancelled")
+
+
+@dataclass
+class TrainingRun:
+    """A job that this service has claimed and started."""
+
+    claim: Claim
+    job: Row
+    folder: Path
+    worker: Worker
+    last_beat: datetime
+    offset: int = 0
+    """Bytes of progress that were read."""
+    first_step: int | None = None
+    """Where this attempt began; None before it said so."""
+    last_step: int = 0
+    cancelled_at: datetime | None = None
+    end: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Whole lines that appeared since the last call."""
+        file = self.folder / PROGRESS_FILE
+        if not file.is_file():
+            return []
+        with file.open("rb") as opened:
+            opened.seek(self.offset)
+            data = opened.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def ask_to_cancel(self, now: datetime) -> None:
+        """Say so in a file that the process looks at after each step."""
+        if self.cancelled_at is None:
+            self.cancelled_at = now
+            (self.folder / CANCEL_FILE).touch()
+
+    def is_overdue(self, now: datetime, patience: timedelta) -> bool:
+        """Whether it was asked to stop and has not."""
+        return self.cancelled_at is not None and now - self.cancelled_at > patience
+
+
+def attempt_folder(work: Path, claim: Claim) -> Path:
+    """Where one attempt writes."""
+    return work / claim.job_id / f"attempt-{claim.attempt}"
+
+
+def clear(work: Path, job_id: str) -> None:
+    """Remove everything of an ended job: attempts and checkpoints."""
+    shutil.rmtree(work / job_id, ignore_errors=True)
+
+
+def write_spec(
+    folder: Path, blobs: Blobs, job: Row, files: tuple[Row, Row | None], base: Path
+) -> None:
+    """The attempt's orders: paths and numbers; no address, no secret."""
+    training, validation = files
+    hyperparameters = {**job["hyperparameters"]}
+    hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
+    spec = TrainingSpec(
+        base_model=str(base),
+        training_file=blobs.local(training["blob"]),
+        validation_file=None if validation is None else blobs.local(validation["blob"]),
+        dataset_format=training["format"],
+        output_dir=folder / "output",
+        checkpoint_dir=folder.parent / "checkpoints",
+        validation_frequency=job["validation_frequency"],
+        max_runtime_seconds=job["compute_config"]["max_runtime_hours"] * 3600.0,
+        threads=0,
+        hyperparameters=Hyperparameters(**hyperparameters),
+    )
+    for one in (folder, spec.output_dir, spec.checkpoint_dir):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / SPEC_FILE).write_text(spec.to_json())

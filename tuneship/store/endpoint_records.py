@@ -1,0 +1,114 @@
+"""Endpoint rows: the split is one row, swapped in one transaction; every change raises its `version`."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.endpoints import EndpointStatus
+from tuneship.store import rows
+from tuneship.store.events import emit
+from tuneship.store.rows import Row
+from tuneship.store.tables import endpoints
+
+
+def swap(
+    connection: sa.Connection,
+    row: Row,
+    members: Sequence[dict[str, Any]],
+    lease: dict[str, Any] | None,
+    now: datetime,
+) -> None:
+    """Set the whole split and the lease (`seconds`, `fallback`; None ends it)."""
+    rows.change(
+        connection,
+        endpoints,
+        row["id"],
+        now,
+        members=list(members),
+        status=EndpointStatus.ACTIVE,
+        version=row["version"] + 1,
+        lease_seconds=lease["seconds"] if lease else None,
+        lease_until=now + timedelta(seconds=lease["seconds"]) if lease else None,
+        lease_fallback=lease["fallback"] if lease else None,
+    )
+
+
+def revert_lapsed(connection: sa.Connection, now: datetime) -> list[str]:
+    """Return every endpoint whose lease has lapsed to its fallback; answers their ids."""
+    lapsed = connection.execute(
+        sa.select(endpoints).where(endpoints.c.lease_until <= now)
+    ).mappings()
+    reverted: list[str] = []
+    for found in list(lapsed):
+        row = dict(found)
+        swap(connection, row, row["lease_fallback"], None, now)
+        emit(
+            connection,
+            "canary_endpoint.reverted",
+            row,
+            now,
+            version=row["version"] + 1,
+            to=row["lease_fallback"],
+            reason="lease_expired",
+            **{"from": row["members"]},
+        )
+        reverted.append(row["id"])
+    return reverted
+
+
+def members_now(row: Row, now: datetime) -> Sequence[dict[str, Any]]:
+    """The split in force: the fallback from the very moment at which the lease lapses."""
+    lapsed = row["lease_until"] is not None and row["lease_until"] <= now
+    return row["lease_fallback"] if lapsed else row["members"]
+
+
+def _live(connection: sa.Connection, client_id: str) -> list[Row]:
+    query = sa.select(endpoints).where(
+        endpoints.c.client_id == client_id, endpoints.c.status != EndpointStatus.DELETED
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
+    """Active endpoints that send the deployment traffic, or would when their lease lapses."""
+    return [
+        row
+        for row in _live(connection, client_id)
+        if row["status"] == EndpointStatus.ACTIVE
+        and any(
+            member["id"] == deployment_id and member["traffic_percentage"] > 0
+            for member in (*row["members"], *(row["lease_fallback"] or ()))
+        )
+    ]
+
+
+def deactivate(connection: sa.Connection, row: Row, now: datetime) -> None:
+    """A forced delete took a member away: the endpoint answers 409 until its next valid update."""
+    rows.change(
+        connection,
+        endpoints,
+        row["id"],
+        now,
+        status=EndpointStatus.INACTIVE,
+        version=row["version"] + 1,
+        lease_seconds=None,
+        lease_until=None,
+        lease_fallback=None,
+    )
+
+
+def remove_idle_member(
+    connection: sa.Connection, client_id: str, deployment_id: str, now: datetime
+) -> None:
+    """Take a deployment at 0 % out of every set."""
+    for row in _live(connection, client_id):
+        kept = [
+            member
+            for member in row["members"]
+            if member["id"] != deployment_id or member["traffic_percentage"] > 0
+        ]
+        if len(kept) != len(row["members"]):
+            version = row["version"] + 1
+            rows.change(connection, endpoints, row["id"], now, members=kept, version=version)
