@@ -34,7 +34,8 @@ class Blobs:
         """A file to write to; removed unless `keep` took it."""
         descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=".staged-")
         try:
-            with os.fdopen(descriptor, "w+b") as file:
+            os.close(descriptor)
+            with Path(name).open("w+b") as file:
                 yield file
         finally:
             Path(name).unlink(missing_ok=True)
