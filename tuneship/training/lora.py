@@ -47,7 +47,9 @@ class FusedLinear(Linear):
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         """Shape (..., in) to (..., out)."""
         name = self.active_adapters[0]
-        a, b, scaling = self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+        a = cast("Tensor", self.lora_A[name].weight)
+        b = cast("Tensor", self.lora_B[name].weight)
+        scaling = self.scaling[name]
         layer = cast("nn.Linear", self.get_base_layer())
         if not self.training:
             # For many tokens, adding the adapter to the weight first is the shorter way.
