@@ -84,7 +84,10 @@ def answer(
         usage["empty_count"] = [row.empty for row in rows.values()]
         throughput["complete"] = [i + 1 <= end for i in rows]
         if any(row.histogram for row in ok.values()):
-            latency["histogram"] = {"le": EDGES, "counts": [list(row.histogram or ()) for row in ok.values()]}
+            latency["histogram"] = {
+                "le": EDGES,
+                "counts": [list(row.histogram or ()) for row in ok.values()],
+            }
     return {
         "end_time": moment(end, seconds),
         "interval": f"{seconds}s",
@@ -198,5 +201,7 @@ class Steady:
         quantiles = self.candidate.get("quantiles", (400.0, 900.0, 1500.0))
         return (
             Served(n_b, self.errors("baseline", n_b, 0.003), output=n_b * 40.0),
-            Served(n_c, self.errors("candidate", n_c, share), output=n_c * 40.0, quantiles=quantiles),
+            Served(
+                n_c, self.errors("candidate", n_c, share), output=n_c * 40.0, quantiles=quantiles
+            ),
         )

@@ -9,6 +9,7 @@ A roll-out, per look (`canary.py`; the facts are in `record.py`, one JSON line e
    `ROLLBACK`, `PAUSE`, `ABORT`, `BAKED` end the looking, `look.reason` is the result's reason
 Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=look.at)`. `replay` decides a whole record again.
 
-A training job: `training.judge_training(...)` once it ended, `training.diverges(...)` while it runs.
+A training job: `training.watch_training` at every poll, `training.judge_training` once it ended, `training.judge_smoke`
+on the deployed model at 0 % traffic.
 Where to read on: `evidence.py` is the statistics, `series.py` what a metrics answer may hold.
 """

@@ -44,7 +44,12 @@ def decide(observed: Observed, plan: CanaryPlan, record: Record) -> Look:
 def judge(
     series: Series | str, baseline: Seen, candidate: Seen, plan: CanaryPlan, record: Record
 ) -> Look:
-    """`decide` on a series that was read already, or on the reason why there is none."""
+    """`decide` on a series that was read already, or on the reason why there is none.
+
+    Raises ValueError when the candidate has no traffic: before the first shift and after a rollback.
+    """
+    if record.phase is Phase.BEFORE:
+        raise ValueError("the candidate has no traffic to be looked at")
     view = make_view(series, baseline, candidate, plan, record)
     ruling = next(ruling for rule in RULES[record.phase] if (ruling := rule(view)))
     return _look(view, _with_safe_return(view, ruling))

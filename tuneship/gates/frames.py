@@ -3,7 +3,7 @@
 The only module here that touches pandas, which ships no complete types: what leaves it is typed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false, reportMissingTypeStubs=false
 
 import math
 from collections.abc import Mapping
