@@ -45,8 +45,12 @@ CLIENTS = (1, 8, 16, 32)
 
 def main() -> None:
     """Build what is missing, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, help="model directory; without it a random Llama of 1 M parameters")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--base", type=Path, help="model directory; without it a random Llama of 1 M parameters"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -57,17 +61,24 @@ def main() -> None:
     print(json.dumps(report, indent=2))
 
 
-async def _measure(base: Path, adapters: Sequence[Path], rounds: int, threads: int) -> dict[str, object]:
+async def _measure(
+    base: Path, adapters: Sequence[Path], rounds: int, threads: int
+) -> dict[str, object]:
     began = time.monotonic()
     line, process = await _start(base, threads)
-    report: dict[str, object] = {"model": vars_of(line), "start_s": round(time.monotonic() - began, 2)}
+    report: dict[str, object] = {
+        "model": vars_of(line),
+        "start_s": round(time.monotonic() - began, 2),
+    }
     try:
         vocabulary = line.facts.vocabulary
         await _burst(line, _requests(Case("warm-up", 0), 32, vocabulary))
         report["memory"] = await _memory(line, adapters, vocabulary)
         for case in CASES:
             report[case.name] = {
-                f"{clients} clients": await _rate(line, _requests(case, clients, vocabulary), rounds)
+                f"{clients} clients": await _rate(
+                    line, _requests(case, clients, vocabulary), rounds
+                )
                 for clients in CLIENTS
             }
     finally:
@@ -78,9 +89,19 @@ async def _measure(base: Path, adapters: Sequence[Path], rounds: int, threads: i
 
 async def _start(base: Path, threads: int) -> tuple[ReplicaLine, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tuneship.serving", "--base", str(base), "--fd", str(theirs.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "tuneship.serving",
+        "--base",
+        str(base),
+        "--fd",
+        str(theirs.fileno()),
+    ]
     quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # noqa: TID251 (handed on)
-    process = subprocess.Popen([*command, "--threads", str(threads)], pass_fds=[theirs.fileno()], env=quiet)  # noqa: ASYNC220, S603
+    process = subprocess.Popen(
+        [*command, "--threads", str(threads)], pass_fds=[theirs.fileno()], env=quiet
+    )  # noqa: ASYNC220, S603
     theirs.close()
     return await ReplicaLine.open(ours), process
 
@@ -88,7 +109,11 @@ async def _start(base: Path, threads: int) -> tuple[ReplicaLine, subprocess.Pope
 def vars_of(line: ReplicaLine) -> dict[str, object]:
     """The replica's own words."""
     facts = line.facts
-    return {"parameters": facts.parameters, "dtype": facts.dtype, "context_length": facts.context_length}
+    return {
+        "parameters": facts.parameters,
+        "dtype": facts.dtype,
+        "context_length": facts.context_length,
+    }
 
 
 async def _memory(line: ReplicaLine, adapters: Sequence[Path], vocabulary: int) -> dict[str, float]:
@@ -113,7 +138,9 @@ async def _memory(line: ReplicaLine, adapters: Sequence[Path], vocabulary: int) 
     }
 
 
-async def _rate(line: ReplicaLine, requests: Sequence[GenerateRequest], rounds: int) -> dict[str, float]:
+async def _rate(
+    line: ReplicaLine, requests: Sequence[GenerateRequest], rounds: int
+) -> dict[str, float]:
     """Closed loop: every client sends its next request when the last one is answered."""
     repeats = max(2, 32 // len(requests))
     spans = []
@@ -143,7 +170,9 @@ async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> None
 
 def _requests(case: Case, clients: int, vocabulary: int) -> list[GenerateRequest]:
     return [
-        _request(vocabulary, seed=client, adapter=str(client % case.adapters) if case.adapters else None)
+        _request(
+            vocabulary, seed=client, adapter=str(client % case.adapters) if case.adapters else None
+        )
         for client in range(clients)
     ]
 

@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,24 +42,30 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
 
 
-def make_adapter(base: Path, directory: Path, *, seed: int, **options: object) -> Path:
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Peft 0.21 asks transformers 5.23 by a deprecated name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="`is_gradient_checkpointing`", category=FutureWarning
+        )
+        yield
+
+
+def make_adapter(base: Path, directory: Path, *, seed: int, **options: Any) -> Path:
     """A peft adapter whose B is random instead of zero, so that it changes every answer."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by a deprecated name.
-        warnings.filterwarnings(
-            "ignore", message="`is_gradient_checkpointing`", category=FutureWarning
-        )
+    with quiet_peft():
         plain = AutoModelForCausalLM.from_pretrained(base)
         model = get_peft_model(plain, LoraConfig(lora_alpha=8, **options))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2, generator=generator)
-    model.save_pretrained(directory)
+    model.save_pretrained(str(directory))
     return directory
 
 
@@ -75,7 +82,7 @@ StartReplica = Callable[..., AbstractAsyncContextManager[Process]]
 
 @pytest.fixture
 def start_replica(base: Path) -> StartReplica:
-    """Starts replicas: `async with start_replica("--rows", "4") as process`."""
+    """For `async with start_replica("--rows", "4")`."""
 
     @asynccontextmanager
     async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:

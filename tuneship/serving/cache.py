@@ -72,6 +72,10 @@ class SlotCache:
         kept = self._storage[:, :, : move.length]
         kept[:, move.target] = kept[:, move.source]
 
+    def clear(self, row: int) -> None:
+        """Forget values that are not finite: a mask hides numbers, but not NaN."""
+        self._storage[:, row].zero_()
+
     def _attend_cached(self, layer: int, queries: Tensor, scale: float) -> Tensor:
         """One query token per row. The query heads that share a key head stand as a query length: no copies of keys."""
         rows, heads, dim = queries.shape

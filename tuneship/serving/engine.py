@@ -90,6 +90,8 @@ class Engine:
             raise RequestRefused(
                 f"{len(request.tokens)} prompt tokens, the context holds 1 to {facts.context_length - 1}"
             )
+        if request.max_tokens < 1:
+            raise RequestRefused("max_tokens must be at least 1")
         if min(request.tokens) < 0 or max(request.tokens) >= facts.vocabulary:
             raise RequestRefused("a prompt token is not in the vocabulary")
         sequence = Sequence(identifier, request, min(request.max_tokens, room))
@@ -165,6 +167,7 @@ class Engine:
                 self._take(sequence, token, result)
             else:
                 result.failed.append((sequence.id, "the model's output is not finite"))
+                self._cache.clear(sequence.row)
                 self._end(sequence)
         self._steps += 1
         self._generated += len(result.tokens)

@@ -9,13 +9,14 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, RequestRefused, StepResult
-from tuneship.serving.model import Model, ModelRefused, read_config
+from tuneship.serving.model import Model, read_config
 from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
@@ -64,7 +65,7 @@ class Replica:
         }
 
     def run(self) -> None:
-        """Until the socket closes. An exception is the engine's: all requests are told, then the process ends with it."""
+        """Until the socket closes. An exception is the engine's: all requests are told, then the process ends."""
         try:
             while not self._frames.closed:
                 for frame in self._frames.arrived(wait=self._engine.idle):
@@ -108,13 +109,13 @@ class Replica:
 
     def _generate(self, frame: Frame) -> None:
         request = GenerateRequest(
-            tokens=tuple(frame["tokens"]),
-            max_tokens=int(frame["max_tokens"]),
+            tokens=tuple(map(index, frame["tokens"])),
+            max_tokens=index(frame["max_tokens"]),
             adapter=frame["adapter"],
             temperature=float(frame["temperature"]),
             top_p=float(frame["top_p"]),
             seed=frame["seed"],
-            stop_tokens=tuple(frame["stop_tokens"]),
+            stop_tokens=tuple(map(index, frame["stop_tokens"])),
         )
         self._engine.submit(str(frame["id"]), request)
 
@@ -127,4 +128,6 @@ def load_model(directory: Path, dtype: str = "auto") -> Model:
     config = read_config(directory)
     if llama.supports(config):
         return llama.LlamaModel(directory, config, dtype)
-    raise ModelRefused(f"{config.get('model_type')} models are not supported")
+    from tuneship.serving.generic import GenericModel  # noqa: PLC0415 (transformers takes seconds to import)
+
+    return GenericModel(directory, dtype)

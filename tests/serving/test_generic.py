@@ -1,0 +1,88 @@
+"""Other architectures through transformers' own layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serving.conftest import make_adapter, quiet_peft
+from tests.serving.test_engine import build, expected, run
+from tuneship.serving.generic import GenericModel
+from tuneship.serving.model import ModelRefused
+from tuneship.serving.replica import load_model
+from tuneship.serving.sequence import GenerateRequest
+
+SHAPE = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+
+
+def save(directory: Path, kind: str, **options: object) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **options}))
+    model.save_pretrained(directory)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral", "phi3"])
+def test_another_architecture_answers_as_generate_does_with_and_without_an_adapter(
+    tmp_path: Path, kind: str
+) -> None:
+    from peft import PeftModel
+
+    reference = save(tmp_path / "base", kind)
+    adapter = make_adapter(
+        tmp_path / "base", tmp_path / "adapter", r=4, target_modules="all-linear", seed=3
+    )
+    assert isinstance(load_model(tmp_path / "base"), GenericModel)
+    engine = build(tmp_path / "base", {"a": adapter}, rows=4)
+    requests = [
+        GenerateRequest(tuple(range(9, 20 + n)), 12, adapter="a" if n % 2 else None)
+        for n in range(6)
+    ]
+    answers = run(engine, requests, joining=2)
+    assert answers[0::2] == [expected(reference, request) for request in requests[0::2]]
+    with quiet_peft():
+        tuned = PeftModel.from_pretrained(reference, adapter)
+    assert answers[1::2] == [expected(tuned, request) for request in requests[1::2]]
+
+
+def test_a_model_with_a_sliding_window_is_served_up_to_its_window(tmp_path: Path) -> None:
+    save(tmp_path, "mistral", sliding_window=48)
+    assert load_model(tmp_path).facts.context_length == 48
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("gemma2", {"head_dim": 8}, "gemma2 models do not run here"),
+        ("gpt_oss", {"head_dim": 8, "num_local_experts": 2}, "gpt_oss models do not run here"),
+        ("bloom", {}, "attention of bloom models is not plain causal attention"),
+    ],
+)
+def test_what_is_not_plain_causal_attention_is_refused(
+    tmp_path: Path, kind: str, options: dict[str, object], reason: str
+) -> None:
+    save(tmp_path, kind, **options)
+    with pytest.raises(ModelRefused, match=reason):
+        load_model(tmp_path)
+
+
+def test_a_directory_of_code_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "evil.Config"}}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(ModelRefused):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_missing_or_damaged_are_refused(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((base / "config.json").read_text())
+    with pytest.raises(ModelRefused, match="no tensor"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(ModelRefused, match="cannot be read"):
+        load_model(tmp_path)
