@@ -1,0 +1,109 @@
+"""How a roll-out ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
+
+Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from tuneship.gates.record import (
+    Begun,
+    Ended,
+    Look,
+    Record,
+    SplitConfirmed,
+    SplitIntended,
+    to_mapping,
+)
+
+Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]
+
+
+class Change(BaseModel):
+    """One confirmed split; `at` is the service's time, null where it told none."""
+
+    at: datetime | None
+    weights: dict[str, int]
+    why: str
+
+
+class RolloutResult(BaseModel):
+    """The result of `shift_traffic`."""
+
+    outcome: Outcome
+    reason: str
+    endpoint_id: str | None = None
+    history: list[Change] = Field(default_factory=list[Change])
+    decisions: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]],
+        description="Every look: verdict, counts, shares and e-values, each limit beside its value.",
+    )
+    rollout_id: str | None = None
+    notes: list[str] = Field(
+        default_factory=list[str],
+        description="What a reader must know beside the outcome: gates that are off, a server without leases, ...",
+    )
+
+
+class RollbackIncomplete(Exception):
+    """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""
+
+    def __init__(self, result: RolloutResult) -> None:
+        """Carry the result; the record stays open."""
+        super().__init__(f"the split of {result.endpoint_id} was not returned: {result.reason}")
+        self.result = result
+
+
+def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutResult:
+    """Refused before any traffic moved."""
+    return RolloutResult(
+        outcome="rejected", reason=reason, endpoint_id=endpoint_id, notes=[note] if note else []
+    )
+
+
+def result_of(record: Record, notes: list[str]) -> RolloutResult:
+    """What a record that has ended says."""
+    ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
+    begun = record.begun
+    return RolloutResult.model_validate(
+        {
+            "outcome": ended.outcome,
+            "reason": ended.reason,
+            "endpoint_id": begun.endpoint_id,
+            "history": _history(record),
+            "decisions": [_decision(look) for look in record.looks],
+            "rollout_id": begun.rollout_id,
+            "notes": [*_standing_notes(begun), *notes],
+        }
+    )
+
+
+def _standing_notes(begun: Begun) -> list[str]:
+    notes = [f"gate {gate.name} is {gate.state}" for gate in begun.gates if gate.state != "active"]
+    if begun.server:
+        lacking = ", ".join(begun.server)
+        notes.append(f"the server lacks {lacking}: nothing returns the traffic if this run dies")
+    return notes
+
+
+def _history(record: Record) -> list[dict[str, Any]]:
+    plan = record.begun.plan
+    why, history = "", list[dict[str, Any]]()
+    for fact in record.facts:
+        if isinstance(fact, SplitIntended):
+            why = fact.why
+        elif isinstance(fact, SplitConfirmed):
+            weights = {
+                plan["baseline_deployment_id"]: 100 - fact.candidate_weight,
+                plan["candidate_deployment_id"]: fact.candidate_weight,
+            }
+            history.append({"at": fact.at, "weights": weights, "why": why})
+    return history
+
+
+def _decision(look: Look) -> dict[str, Any]:
+    told = dict(to_mapping(look))
+    gates = {gate["name"]: gate for gate in told.pop("gates")}
+    return {"look": told.pop("number"), "step": told.pop("weight")} | told | {"gates": gates}

@@ -1,0 +1,116 @@
+"""How a roll-out ends, one function per verdict; each leaves the split as its outcome says and returns the `Ended` fact.
+
+Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
+"""
+
+from flows.rollout.looks import seen
+from flows.rollout.opening import last_intended
+from flows.rollout.split import FAILURES, RETURN_TRIES, NotConfirmed, Split, SplitLost, describe
+from tasks.deployments import delete_deployment
+from tuneship.client import ApiError
+from tuneship.gates.record import Ended, Look, Record, SplitIntended, Verdict
+
+
+def end(split: Split, look: Look) -> Ended:
+    """Act on a verdict that ends the roll-out."""
+    if look.verdict is Verdict.BAKED:
+        return _promote_and_retire(split)
+    if look.verdict is Verdict.ABORT:
+        return stop(split, look.reason)
+    if look.verdict is Verdict.PAUSE:
+        split.keep_for(split.plan.approval_timeout_seconds)
+        return Ended("paused", look.reason)
+    return roll_back(split, look.reason)
+
+
+def finish_interrupted(split: Split) -> Ended | None:
+    """The end that the record had already decided when its run was killed; None where the looks go on."""
+    record = split.file.record
+    if is_baked(record):
+        return _promote_and_retire(split)
+    if record.step_marks() and last_intended(record) == 0:
+        return roll_back(split, record.looks[-1].reason if record.looks else "shift_unconfirmed")
+    return None
+
+
+def is_baked(record: Record) -> bool:
+    """The bake is passed: from here the way leads forward only."""
+    return any(isinstance(fact, Look) and fact.verdict is Verdict.BAKED for fact in record.facts)
+
+
+def _promote_and_retire(split: Split) -> Ended:
+    promoted = promote(split)
+    split.notes += retire(split)
+    return promoted
+
+
+def roll_back(
+    split: Split, reason: str, outcome: str = "rolled_back", tries: int = RETURN_TRIES
+) -> Ended:
+    """All traffic to the baseline, read back."""
+    try:
+        split.give_back(reason, tries)
+    except NotConfirmed as error:
+        split.log.critical("the traffic was not returned: %s", error)
+        return Ended("rollback_incomplete", reason)
+    return Ended(outcome, reason)
+
+
+def stop(split: Split, reason: str) -> Ended:
+    """There is no way back: the split stays, and the lease must not move it to a baseline that is gone."""
+    split.log.critical("stopped without a way back: %s", reason)
+    try:
+        split.end_lease()
+    except (*FAILURES, NotConfirmed, SplitLost) as error:
+        split.log.critical("the lease could not be ended (%s)", describe(error))
+    return Ended("aborted", reason)
+
+
+def lost(split: Split, reason: str) -> Ended:
+    """Somebody else set the split, or the service returned it by itself. Nothing is touched."""
+    record = split.file.record
+    if reason == "lease_expired":
+        split.file.append(SplitIntended(0, "lease_expired"))
+        split.confirm(0)
+        return Ended("rolled_back", reason)
+    if not record.step_marks():
+        return Ended("rejected", "rollout_in_progress")
+    return Ended("aborted", reason)
+
+
+def promote(split: Split) -> Ended:
+    """The bake is passed: without a lease the split stays. Raises `NotConfirmed` or `SplitLost`."""
+    split.end_lease()
+    return Ended("promoted", "none")
+
+
+def retire(split: Split) -> list[str]:
+    """Delete the baseline of a promoted roll-out. Returns what a reader must know; never raises for what the service said.
+
+    In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
+    drains what the baseline still generates; the bake has kept new requests away from it.
+    """
+    baseline, candidate = split.plan.baseline_deployment_id, split.plan.candidate_deployment_id
+    if not split.plan.retire_baseline:
+        return [f"baseline {baseline} is kept"]
+    try:
+        if split.verify().lease is not None:
+            return [f"baseline {baseline} is kept: a lease names it"]
+        if seen(candidate).status != "running":
+            return [f"baseline {baseline} is kept: the candidate is not running"]
+        _delete(split, baseline)
+    except (*FAILURES, SplitLost) as error:
+        return [f"baseline {baseline} is kept ({describe(error)})"]
+    return []
+
+
+def _delete(split: Split, baseline: str) -> None:
+    try:
+        delete_deployment(baseline)
+    except ApiError as error:
+        if error.status == 404:
+            return
+        if error.status != 409:
+            raise
+        split.leave_alone()
+        delete_deployment(baseline)

@@ -1,0 +1,85 @@
+"""One look at a roll-out: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
+
+What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it.
+"""
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+from flows.rollout.split import FAILURES, Split, describe
+from flows.rollout.traffic import TrafficDriver
+from tasks.deployments import get_deployment
+from tasks.metrics import get_deployment_metrics
+from tuneship.client import ApiError
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.gates.canary import Observed, Seen, decide
+from tuneship.gates.record import Look, Record
+from tuneship.gates.series import Json
+
+_get_deployment_once = get_deployment.with_options(retries=0)
+
+
+def every(seconds: float) -> Iterator[None]:
+    """Wait for the next look, for ever; a look that took longer than that is followed at once."""
+    due = time.monotonic()
+    while True:
+        now = time.monotonic()
+        due = max(due + seconds, now)
+        time.sleep(due - now)
+        yield
+
+
+def take_look(split: Split, driver: TrafficDriver | None) -> Look:
+    """Ask, decide, record. A call that fails is a missing look, never an exception, but for a refused key."""
+    plan = split.plan
+    baseline, candidate = plan.baseline_deployment_id, plan.candidate_deployment_id
+    observed = Observed(
+        baseline=seen(baseline),
+        candidate=seen(candidate),
+        baseline_metrics=_metrics(split, baseline),
+        candidate_metrics=_metrics(split, candidate),
+    )
+    if driver is not None:
+        split.file.append(driver.counts.take(baseline, candidate))
+    look = decide(observed, plan, split.file.record)
+    split.file.append(look)
+    return look
+
+
+def seen(deployment_id: str) -> Seen:
+    """A deployment's state; "missing" for a 404, None where it could not be asked."""
+    try:
+        deployment = _get_deployment_once(deployment_id)
+    except ResourceNotFound:
+        return Seen("missing")
+    except FAILURES as error:
+        raise_if_refused(error)
+        return Seen(None)
+    is_told = "current_replicas" in deployment.model_fields_set
+    return Seen(deployment.status, deployment.current_replicas if is_told else None)
+
+
+def began(record: Record) -> datetime | None:
+    """The service's time at which the candidate got its first traffic."""
+    return next((mark.at for mark in record.step_marks().values()), None)
+
+
+def _metrics(split: Split, deployment_id: str) -> Json | None:
+    try:
+        return get_deployment_metrics(
+            deployment_id,
+            interval=split.plan.interval,
+            start_time=began(split.file.record),
+            endpoint_id=split.endpoint_id if split.is_extended else None,
+        )
+    except FAILURES as error:
+        raise_if_refused(error)
+        split.log.warning("no metrics of %s (%s)", deployment_id, describe(error))
+        return None
+
+
+def raise_if_refused(error: Exception) -> None:
+    """A key that is refused in mid-run is no missing look: the run ends, and the lease returns the traffic."""
+    if isinstance(error, ApiError) and error.status in (401, 403):
+        raise error

@@ -1,0 +1,198 @@
+"""How a roll-out begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
+
+Everything that can refuse it refuses here, before any traffic moves. Next: `shift_traffic.py`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from flows.outcome import RolloutResult, rejected
+from flows.rollout.looks import raise_if_refused, seen
+from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.split import FAILURES, Log, Split, SplitLost, candidate_weight, describe
+from tasks.endpoints import create_canary_endpoint, get_canary_endpoint, list_canary_endpoints
+from tasks.metrics import get_deployment_metrics
+from tuneship.client import ApiError
+from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.gates.canary import GONE
+from tuneship.gates.latency import freeze_limits
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.readings import choose_gates
+from tuneship.gates.record import (
+    Begun,
+    Ended,
+    LatencyLimits,
+    Record,
+    Resumed,
+    SplitConfirmed,
+    SplitIntended,
+)
+from tuneship.gates.series import Json, Unusable, read_series
+
+NO_SUCH_ROUTE = (404, 405, 501)
+LACKING = ("reading back", "versions", "leases")
+"""What a server of the bare description does not offer."""
+
+
+def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
+    """The roll-out to drive, or why there is none."""
+    for file in reversed(folder.of(plan)):
+        if not file.is_open:
+            continue
+        if file.record.begun.plan_digest == plan.digest():
+            return resume(plan, file, log)
+        if file.record.weight > 0:
+            return rejected(
+                "rollout_in_progress", f"{file.path.stem} of another plan is unfinished"
+            )
+    return _begin(plan, folder.new(plan), log)
+
+
+def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
+    """The open roll-out as the record leaves it; `settle` makes record and split agree."""
+    begun = file.record.begun
+    endpoint = None if begun.server else get_canary_endpoint(begun.endpoint_id)
+    log.info("roll-out %s goes on at %d %%", begun.rollout_id, file.record.weight)
+    if any(isinstance(fact, Ended) for fact in file.record.facts):
+        file.append(Resumed())
+    return Split(plan, file, endpoint.version if endpoint else None, log)
+
+
+def settle(split: Split) -> None:
+    """After a crash between an intention and its confirmation: take the safer of the split and the intention.
+
+    Raises `SplitLost` where the split is neither, because the lease ended or somebody else came.
+    """
+    record = split.file.record
+    intended = last_intended(record)
+    if intended is None or not split.is_extended:
+        if intended not in (None, 0, record.weight):
+            split.shift(
+                record.weight, "resumed"
+            )  # a bare server is told the smaller of the two again
+        return
+    endpoint = split.calls.get(split.endpoint_id)
+    found = candidate_weight(endpoint, split.plan)
+    if found == record.weight:
+        return
+    if found == 0 and endpoint.lease is None and intended > 0:
+        raise SplitLost("lease_expired")
+    if found != intended:
+        raise SplitLost("foreign_change")
+    split.confirm(intended)
+
+
+def last_intended(record: Record) -> int | None:
+    """The candidate's weight that was intended or confirmed last; None before the first shift."""
+    splits = [fact for fact in record.facts if isinstance(fact, SplitIntended | SplitConfirmed)]
+    return splits[-1].candidate_weight if splits else None
+
+
+def _begin(plan: CanaryPlan, file: RecordFile, log: Log) -> Split | RolloutResult:
+    refusal = _refusal_of_deployments(plan)
+    if refusal is not None:
+        return refusal
+    endpoint = _find_or_create(plan, file.path.stem)
+    endpoint_id = endpoint.id if endpoint else str(plan.endpoint_id)
+    if endpoint is not None and endpoint.version is not None:
+        refusal = _refusal_of_split(endpoint, plan)
+        if refusal is not None:
+            return refusal
+    version = endpoint.version if endpoint else None
+    before = _before(plan, endpoint_id if version is not None else None, log)
+    file.append(
+        Begun(
+            rollout_id=file.path.stem,
+            endpoint_id=endpoint_id,
+            plan=plan.model_dump(mode="json"),
+            plan_digest=plan.digest(),
+            gates=choose_gates(plan, before.answer),
+            limits=before.limits,
+            server=() if version is not None else LACKING,
+        )
+    )
+    log.info("roll-out %s begins on %s", file.path.stem, endpoint_id)
+    return Split(plan, file, version, log, began_at=before.at)
+
+
+def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
+    baseline, candidate = seen(plan.baseline_deployment_id), seen(plan.candidate_deployment_id)
+    if baseline.status in GONE:
+        note = f"baseline {plan.baseline_deployment_id} is {baseline.status}"
+        return RolloutResult(
+            outcome="aborted",
+            reason="baseline_missing",
+            endpoint_id=plan.endpoint_id,
+            notes=[note],
+        )
+    if candidate.status == "failed" or candidate.status in GONE:
+        note = f"candidate {plan.candidate_deployment_id} is {candidate.status}"
+        return rejected("candidate_failed", note, plan.endpoint_id)
+    return None
+
+
+def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResult | None:
+    """A new roll-out starts only from all traffic on the baseline and nobody's lease."""
+    if endpoint.lease is not None:
+        return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
+    if candidate_weight(endpoint, plan) != 0:
+        return rejected("foreign_change", "the baseline does not have all traffic", endpoint.id)
+    return None
+
+
+def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
+    """The endpoint as the server tells it; None where a bare server cannot tell."""
+    if plan.endpoint_id is not None:
+        return _read_or_none(plan.endpoint_id)
+    name = str(plan.endpoint_name)
+    try:
+        page = list_canary_endpoints(name)
+        if page.canary_endpoints:
+            return page.canary_endpoints[0]
+    except ApiError as error:
+        if error.status not in NO_SUCH_ROUTE:
+            raise
+    split = {plan.baseline_deployment_id: 100, plan.candidate_deployment_id: 0}
+    return create_canary_endpoint(name, split, rollout_id)
+
+
+def _read_or_none(endpoint_id: str) -> CanaryEndpoint | None:
+    try:
+        return get_canary_endpoint(endpoint_id)
+    except ApiError as error:
+        if error.status not in NO_SUCH_ROUTE:
+            raise
+        missing = error
+    try:
+        list_canary_endpoints(endpoint_id)
+    except ApiError as error:
+        if error.status in NO_SUCH_ROUTE:
+            return None
+        raise
+    raise missing  # the server can read endpoints, and has none of this id
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the service said about the baseline before the start."""
+
+    answer: Json | None = None
+    at: datetime | None = None
+    limits: LatencyLimits | None = None
+
+
+def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
+    try:
+        answer = get_deployment_metrics(
+            plan.baseline_deployment_id, interval=plan.interval, endpoint_id=endpoint_id
+        )
+    except FAILURES as error:
+        raise_if_refused(error)
+        log.warning("no metrics of the baseline before the start (%s)", describe(error))
+        return Before()
+    try:
+        series = read_series(answer, answer, plan.interval)
+    except Unusable:
+        return Before(answer)
+    newest_first = tuple(reversed(series.buckets))
+    return Before(answer, series.at, freeze_limits(series, newest_first))

@@ -1,0 +1,133 @@
+"""What people see of a roll-out: one Markdown artifact, updated at each transition, one log line for it, progress at each look.
+
+Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
+"""
+
+import math
+from collections.abc import Sequence
+
+from prefect.artifacts import create_markdown_artifact
+
+from flows.outcome import RolloutResult
+from flows.rollout.split import Log, Split
+from tasks.progress import report
+from tuneship.gates.record import GateReading, Look, Record, Verdict
+
+LOOKS_SHOWN = 40
+
+
+def tell(split: Split, look: Look) -> None:
+    """Progress at each look; a log line and the page where something moves."""
+    why = ", ".join(look.reasons) or look.reason
+    needed = f" ({look.needed})" if look.needed else ""
+    report("canary", look.weight, 100, f"look {look.number}: {look.verdict} {why}{needed}")
+    if look.verdict is Verdict.HOLD:
+        return
+    split.log.info(
+        "look %d at %d %%: %s%s; %s",
+        look.number,
+        look.weight,
+        look.verdict,
+        "" if why == "none" else f" ({why})",
+        "; ".join(_brief(gate) for gate in look.gates if gate.candidate_requests) or "no requests",
+    )
+    show(split.file.record, split.log)
+
+
+def show(record: Record, log: Log, result: RolloutResult | None = None) -> None:
+    """Write the page again. A page that cannot be written never stops a roll-out."""
+    begun = record.begun
+    try:
+        create_markdown_artifact(
+            key=begun.rollout_id, markdown=page(record, result), description="Canary roll-out"
+        )
+    except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the traffic matters more than its page
+        log.warning("the roll-out's page was not written (%s)", type(error).__name__)
+
+
+def page(record: Record, result: RolloutResult | None = None) -> str:
+    """The roll-out as Markdown."""
+    begun, looks = record.begun, record.looks
+    plan = begun.plan
+    state = f"**{result.outcome}** ({result.reason})" if result else f"at {record.weight} %"
+    lines = [
+        f"# Roll-out {begun.rollout_id}",
+        f"Endpoint `{begun.endpoint_id}`: {state}",
+        f"Baseline `{plan['baseline_deployment_id']}`, candidate `{plan['candidate_deployment_id']}`, steps {plan['steps']}",
+        *(f"- {note}" for note in (result.notes if result else ())),
+    ]
+    if looks:
+        lines += ["## Gates at the last look", *_gate_table(looks[-1].gates)]
+        lines += ["## Looks", *_look_table(looks)]
+    return "\n\n".join(lines[:3]) + "\n\n" + "\n".join(lines[3:]) + "\n"
+
+
+def _gate_table(gates: Sequence[GateReading]) -> list[str]:
+    rows = [
+        "",
+        "| gate | state | candidate | baseline | ratio (limit) | harm: E (limit) | proof: E (limit) | z (limit) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for gate in gates:
+        cells = [
+            gate.name,
+            gate.state,
+            _share(gate.candidate_bad, gate.candidate_requests),
+            _share(gate.baseline_bad, gate.baseline_requests),
+            _beside(_ratio(gate), gate.ratio_limit),
+            _beside(_exp(gate.log_e_harm), _exp(gate.log_e_harm_limit)),
+            _beside(_exp(gate.log_e_ok), _exp(gate.log_e_ok_limit)),
+            _beside(gate.z, gate.z_limit),
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return [*rows, ""]
+
+
+def _look_table(looks: Sequence[Look]) -> list[str]:
+    rows = [
+        "",
+        "| look | step | verdict | why | requests at this step | missing |",
+        "|---|---|---|---|---|---|",
+    ]
+    if len(looks) > LOOKS_SHOWN:
+        rows.append(f"| ... | | | {len(looks) - LOOKS_SHOWN} earlier looks | | |")
+    for look in looks[-LOOKS_SHOWN:]:
+        why = ", ".join(look.reasons) or look.reason
+        cells = [
+            look.number,
+            f"{look.weight} %",
+            look.verdict,
+            why,
+            look.step_requests,
+            look.missing or "",
+        ]
+        rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return rows
+
+
+def _brief(gate: GateReading) -> str:
+    candidate = _share(gate.candidate_bad, gate.candidate_requests)
+    return f"{gate.name} {candidate} v {_share(gate.baseline_bad, gate.baseline_requests)} {gate.state}"
+
+
+def _share(bad: int, requests: int) -> str:
+    return f"{bad}/{requests} = {100 * bad / requests:.2f} %" if requests else "-"
+
+
+def _ratio(gate: GateReading) -> float | None:
+    if gate.candidate_share is None or not gate.baseline_share:
+        return None
+    return gate.candidate_share / gate.baseline_share
+
+
+def _exp(logarithm: float | None) -> float | None:
+    """E from its logarithm; beyond a double's range it is shown as infinite."""
+    if logarithm is None:
+        return None
+    return math.exp(logarithm) if logarithm < 700 else math.inf
+
+
+def _beside(value: float | None, limit: float | None) -> str:
+    if limit is None:
+        return "-"
+    return f"{'-' if value is None else f'{value:.3g}'} ({limit:.3g})"

@@ -1,0 +1,272 @@
+"""The split of one roll-out: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
+
+The intention is recorded before a PATCH, the split after it was read back. `If-Match` lets one writer win; who finds a
+split that is not this roll-out's stops without touching it. Knows no gate. Next: `shift_traffic.py`, `way_back.py`.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from logging import Logger, LoggerAdapter
+from typing import Any
+
+from flows.rollout.records import RecordFile
+from tasks.endpoints import (
+    get_canary_endpoint,
+    members,
+    renew_canary_lease,
+    update_canary_endpoint,
+)
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Look, Record, SplitConfirmed, SplitIntended
+
+Log = Logger | LoggerAdapter[Any]
+Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
+
+SHIFT_TRIES, RETURN_TRIES = 6, 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+ALERT_AT_TRY = 3
+FAILURES = (ApiError, BadResponse, ServiceUnreachable)
+
+
+class SplitLost(Exception):
+    """The split is not this roll-out's any more: `lease_expired` or `foreign_change`."""
+
+    def __init__(self, reason: str) -> None:
+        """Keep the word for the result."""
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotConfirmed(Exception):
+    """A change of the split could not be confirmed within its tries."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The three operations on an endpoint's split."""
+
+    get: Callable[[str], CanaryEndpoint]
+    update: Update
+    renew: Callable[[str, int], CanaryEndpoint]
+
+
+AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
+PLAIN = Calls(get_canary_endpoint.fn, update_canary_endpoint.fn, renew_canary_lease.fn)
+"""The same without Prefect, for the way back: it must work while the run, or its server, is going down."""
+
+
+def candidate_weight(endpoint: CanaryEndpoint, plan: CanaryPlan) -> int | None:
+    """The candidate's share where the pair shares all traffic; None for a split that no roll-out of this pair sets."""
+    shares = {one.id: one.traffic_percentage for one in endpoint.deployments}
+    weight = shares.pop(plan.candidate_deployment_id, 0)
+    baseline = shares.pop(plan.baseline_deployment_id, 0)
+    return weight if weight + baseline == 100 and not any(shares.values()) else None
+
+
+def service_time(record: Record) -> datetime | None:
+    """The newest time of the service that the record knows."""
+    times = [fact.at for fact in record.facts if isinstance(fact, Look | SplitConfirmed)]
+    return next((at for at in reversed(times) if at is not None), None)
+
+
+@dataclass
+class Split:
+    """One roll-out's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
+
+    plan: CanaryPlan
+    file: RecordFile
+    version: int | None
+    log: Log
+    began_at: datetime | None = None
+    """The service's time before the first shift."""
+    calls: Calls = AS_TASKS
+    notes: list[str] = field(default_factory=list[str])
+    """What a reader of the result must know."""
+
+    @property
+    def endpoint_id(self) -> str:
+        """The endpoint whose split this is."""
+        return self.file.record.begun.endpoint_id
+
+    @property
+    def is_extended(self) -> bool:
+        """The server can be read back, keeps versions and leases."""
+        return self.version is not None
+
+    def shares(self, weight: int) -> dict[str, int]:
+        """The whole split at this weight of the candidate."""
+        return {
+            self.plan.baseline_deployment_id: 100 - weight,
+            self.plan.candidate_deployment_id: weight,
+        }
+
+    def shift(self, weight: int, why: str) -> None:
+        """Give the candidate this weight, under a lease. Raises `SplitLost` or `NotConfirmed`."""
+        self.file.append(SplitIntended(weight, why))
+        lease = LeaseRequest(seconds=self.plan.lease_seconds, fallback=members(self.shares(0)))
+        self._change(weight, lease if self.is_extended else None, SHIFT_TRIES)
+        self.confirm(weight)
+
+    def give_back(self, why: str, tries: int = RETURN_TRIES) -> None:
+        """All traffic to the baseline, without a lease; where it is so already, only say it.
+
+        Raises `SplitLost` where somebody else set the split, `NotConfirmed` when the tries are used up.
+        """
+        self.file.append(SplitIntended(0, why))
+        self._change(0, None, tries)
+        self.confirm(0)
+
+    def keep(self) -> None:
+        """Renew the lease and see who changed the split. An answer that does not come is the next look's matter."""
+        if not self.is_extended:
+            return
+        try:
+            seen = self.calls.renew(self.endpoint_id, self.plan.lease_seconds)
+        except ApiError as error:
+            if error.retryable:
+                self.log.warning("the lease was not renewed (%s)", describe(error))
+            elif self.verify().lease is None:
+                self.shift(self.file.record.weight, "the lease had ended")
+        except (BadResponse, ServiceUnreachable) as error:
+            self.log.warning("the lease was not renewed (%s)", describe(error))
+        else:
+            self._check_ours(seen)
+
+    def keep_for(self, seconds: int) -> None:
+        """Renew the lease a last time, before a long wait."""
+        if self.is_extended:
+            self._check_ours(self.calls.renew(self.endpoint_id, seconds))
+
+    def end_lease(self) -> None:
+        """The split stays as it is from now on; confirmed by reading it back. Raises `NotConfirmed`, `SplitLost`."""
+        if not self.is_extended:
+            return
+        for pause_s in self._pauses(SHIFT_TRIES):
+            try:
+                if self.verify().lease is None:
+                    return
+                self.version = self.calls.renew(self.endpoint_id, 0).version
+            except FAILURES as error:
+                self.log.warning("the lease was not ended (%s)", describe(error))
+                time.sleep(pause_s)
+        raise NotConfirmed("the end of the lease is not confirmed")
+
+    def leave_alone(self) -> None:
+        """Take the baseline out of a split in which the candidate has everything."""
+        alone = {self.plan.candidate_deployment_id: 100}
+        self.version = self.calls.update(self.endpoint_id, alone, 100, self.version, None).version
+
+    def verify(self) -> CanaryEndpoint:
+        """Read the split back; a bare server is told it again and answers with it. Raises `SplitLost`."""
+        weight = self.file.record.weight
+        seen = self.calls.get(self.endpoint_id) if self.is_extended else self._send(weight, None)
+        self._check_ours(seen)
+        return seen
+
+    def confirm(self, weight: int) -> None:
+        """Record that the split was read back."""
+        at = service_time(self.file.record) or self.began_at
+        self.file.append(SplitConfirmed(weight, at, self.version))
+        self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
+
+    def _check_ours(self, seen: CanaryEndpoint) -> None:
+        found = candidate_weight(seen, self.plan)
+        if found != self.file.record.weight or seen.version != self.version:
+            raise self._lost(seen)
+
+    def _lost(self, seen: CanaryEndpoint) -> SplitLost:
+        if candidate_weight(seen, self.plan) == 0 and seen.lease is None:
+            self.version = seen.version
+            return SplitLost("lease_expired")
+        return SplitLost("foreign_change")
+
+    def _change(self, weight: int, lease: LeaseRequest | None, tries: int) -> None:
+        """Send the split until it is read back, whatever happens to the answers."""
+        # A way back may follow a shift that was interrupted before its answer came.
+        may_be_applied = weight == 0
+        for attempt, pause_s in enumerate(self._pauses(tries), start=1):
+            try:
+                if self._is_set(weight, lease, may_be_applied):
+                    return
+                answer = self._send(weight, lease)
+                if self._is_confirmed(answer, weight, lease):
+                    return
+                may_be_applied = True
+            except FAILURES as error:
+                may_be_applied = may_be_applied or not _is_refusal(error)
+                self._judge(error, attempt, weight, may_be_applied)
+            time.sleep(pause_s)
+        raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
+
+    def _is_set(self, weight: int, lease: LeaseRequest | None, may_be_applied: bool) -> bool:
+        """Whether nothing is left to do. Raises `SplitLost` where the split is neither what it was nor what it shall be."""
+        if not self.is_extended:
+            return False
+        seen = self.calls.get(self.endpoint_id)
+        found = candidate_weight(seen, self.plan)
+        if not may_be_applied:
+            self._check_ours(seen)
+            return False
+        if found not in {
+            self.file.record.weight,
+            weight,
+            *(self._intended() if weight == 0 else ()),
+        }:
+            raise self._lost(seen)
+        self.version = seen.version
+        return found == weight and (seen.lease is None) == (lease is None)
+
+    def _is_confirmed(
+        self, answer: CanaryEndpoint, weight: int, lease: LeaseRequest | None
+    ) -> bool:
+        if self.is_extended:
+            return self._is_set(weight, lease, may_be_applied=True)
+        return candidate_weight(answer, self.plan) == weight
+
+    def _intended(self) -> set[int]:
+        facts = self.file.record.facts
+        return {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
+
+    def _send(self, weight: int, lease: LeaseRequest | None) -> CanaryEndpoint:
+        shares = self.shares(weight)
+        try:
+            return self.calls.update(self.endpoint_id, shares, weight, self.version, lease)
+        except ResourceNotFound:
+            if weight != 0:
+                raise
+            # A candidate that is gone cannot be named any more, and gets nothing either way.
+            alone = {self.plan.baseline_deployment_id: 100}
+            return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
+
+    def _judge(self, error: Exception, attempt: int, weight: int, may_be_applied: bool) -> None:
+        """Go on to the next try, or raise: a refused key stays refused, and a 412 without a doubt is somebody else."""
+        if isinstance(error, ApiError):
+            if error.status in (401, 403):
+                raise NotConfirmed(f"the service refused the key ({error.status})") from error
+            if error.status == 412 and not may_be_applied:
+                raise SplitLost("foreign_change") from error
+        level = self.log.error if attempt >= ALERT_AT_TRY else self.log.warning
+        level("split to %d %%: try %d failed (%s)", weight, attempt, describe(error))
+
+    def _pauses(self, tries: int) -> Iterator[float]:
+        """Doubling from a second to half a minute, and never longer than the time between two looks."""
+        for attempt in range(tries):
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
+            yield min(pause_s, self.plan.look_every_seconds)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """An answer that says for certain that nothing was changed."""
+    return isinstance(error, ApiError) and error.status < 500 and error.status != 408
+
+
+def describe(error: Exception) -> str:
+    """An error for a log line: its status and code, never a body."""
+    if isinstance(error, ApiError):
+        return f"{error.status} {error.unknown_code or error.code}"
+    return type(error).__name__

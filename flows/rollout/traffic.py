@@ -1,0 +1,192 @@
+"""The traffic driver: sends prompts to the endpoint at a steady rate and counts the answers per deployment.
+
+Each prompt is sent once, because an error must reach the gate; a 429 is no observation and slows the driver. It keeps
+counts, never text. Knows no gate: `tuneship/gates/record.py` says what a `Probed` fact is.
+"""
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Self, cast
+
+from flows.refusals import BadInput
+from tuneship.client import ApiError, AsyncClient, BadResponse, ServiceUnreachable
+from tuneship.contract.generation import Generate, Generation
+from tuneship.gates.plan import Traffic
+from tuneship.gates.record import Probed
+from tuneship.settings import ClientSettings
+
+GENERATE_TIMEOUT_S = 60.0
+LONGEST_SLOWDOWN_S = 10.0
+STOP_WITHIN_S = 1.0
+REPEATED_TOO_OFTEN = 5
+"""A 4-gram that occurs more often than this is a loop."""
+
+
+def is_repetitive(text: str) -> bool:
+    """The same four words again and again."""
+    words = text.split()
+    grams = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return bool(grams) and max(grams.values()) > REPEATED_TOO_OFTEN
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is one JSON value."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+BAD: Mapping[str, Callable[[Generation], bool]] = {
+    "empty": lambda answer: not answer.completion.strip(),
+    "length": lambda answer: answer.finish_reason == "length",
+    "repetition": lambda answer: is_repetitive(answer.completion),
+    "invalid_json": lambda answer: not is_json(answer.completion),
+}
+"""What is wrong with an answer in the sense of a quality gate."""
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The `instruction` or `prompt` of each JSON line. Raises `BadInput` with the line's number, never its text."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: the prompts cannot be read ({type(error).__name__})") from None
+    prompts = {number: _prompt(line) for number, line in enumerate(lines, 1) if line.strip()}
+    bad = [
+        f"line {number}: no instruction and no prompt" for number, one in prompts.items() if not one
+    ]
+    if bad or not prompts:
+        raise BadInput(f"{file}: unusable as prompts", bad or ["no lines"])
+    return [prompt for prompt in prompts.values() if prompt]
+
+
+def _prompt(line: str) -> str | None:
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        return None
+    fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+    prompt = fields.get("instruction") or fields.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+class Counts:
+    """Answers per deployment since they were last taken. Written by the driver's thread, taken by the flow's."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self._lock = threading.Lock()
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def answered(self, answer: Generation) -> None:
+        """Count an answer and what is wrong with it."""
+        bad = [gate for gate, is_bad in BAD.items() if is_bad(answer)]
+        with self._lock:
+            self._seen.update((answer.deployment_id, kind) for kind in ("requests", *bad))
+
+    def failed(self, deployment_id: str) -> None:
+        """Count a request that its deployment did not answer."""
+        with self._lock:
+            self._seen.update((deployment_id, kind) for kind in ("requests", "failed"))
+
+    def take(self, baseline: str, candidate: str) -> Probed:
+        """The counts since the last time, as a fact for the record."""
+        with self._lock:
+            seen, self._seen = self._seen, Counter()
+        return Probed(
+            candidate_requests=seen[candidate, "requests"],
+            baseline_requests=seen[baseline, "requests"],
+            candidate_failed=seen[candidate, "failed"],
+            baseline_failed=seen[baseline, "failed"],
+            candidate_bad={gate: seen[candidate, gate] for gate in BAD},
+            baseline_bad={gate: seen[baseline, gate] for gate in BAD},
+        )
+
+
+class TrafficDriver:
+    """A thread that drives an endpoint while the `with` block runs; it stops within a second of its end."""
+
+    def __init__(
+        self, settings: ClientSettings, endpoint_id: str, traffic: Traffic, prompts: Sequence[str]
+    ) -> None:
+        """Nothing is sent before the `with` block begins."""
+        self.counts = Counts()
+        self._settings = settings
+        self._endpoint_id = endpoint_id
+        self._traffic = traffic
+        self._prompts = cycle(prompts)
+        self._loop = asyncio.new_event_loop()
+        self._driving: asyncio.Task[None] | None = None
+        self._slow_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="traffic-driver", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start sending."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop sending; answers that are still open are not waited for."""
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(STOP_WITHIN_S)
+
+    def _cancel(self) -> None:
+        if self._driving is not None:
+            self._driving.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._driving = self._loop.create_task(self._drive())
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._driving)
+        finally:
+            self._loop.close()
+
+    async def _drive(self) -> None:
+        client = AsyncClient(self._settings).with_options(tries=1, timeout_s=GENERATE_TIMEOUT_S)
+        room = asyncio.Semaphore(self._traffic.max_in_flight)
+        pause = 1.0 / self._traffic.requests_per_second
+        due = self._loop.time()
+        try:
+            async with asyncio.TaskGroup() as sending:
+                while True:
+                    await room.acquire()
+                    now = self._loop.time()
+                    # A rate that could not be kept is not made up for by a burst.
+                    due = max(due + pause, now, self._slow_until)
+                    await asyncio.sleep(due - now)
+                    sending.create_task(self._send(client, room))
+        finally:
+            await client.close()
+
+    async def _send(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
+        request = Generate(prompt=next(self._prompts))
+        if self._traffic.max_tokens is not None:
+            request = request.model_copy(update={"max_tokens": self._traffic.max_tokens})
+        try:
+            self.counts.answered(await client.canary_endpoints.generate(self._endpoint_id, request))
+        except ApiError as error:
+            self._judge(error)
+        except (BadResponse, ServiceUnreachable):
+            self._slow_until = self._loop.time() + 1.0  # nobody says which deployment this was
+        finally:
+            room.release()
+
+    def _judge(self, error: ApiError) -> None:
+        """Count a server's failure where the answer says whose it was; the caller's own 4xx is no observation."""
+        served_by = error.headers.get("x-deployment-id")
+        if error.status == 429:
+            wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)
+            self._slow_until = self._loop.time() + wait
+        elif error.status >= 500 and served_by is not None:
+            self.counts.failed(served_by)

@@ -1,0 +1,111 @@
+"""The way back: whatever stops the flow (an exception, Ctrl-C, SIGTERM, a cancel), the baseline gets its traffic again.
+
+Twice, because each may be missed: as the rollback of a transaction around the roll-out, and as state hooks that Prefect may
+run in a new process, so they know only the run's parameters and the record. Both do nothing where nothing is to be done.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import Flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.logging import get_logger
+from prefect.transactions import Transaction
+from pydantic import ValidationError
+
+from flows.interruption import uninterrupted
+from flows.rollout.endings import is_baked, lost, promote, roll_back
+from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.split import FAILURES, PLAIN, Log, NotConfirmed, Split, SplitLost, describe
+from tasks.api import api
+from tasks.endpoints import get_canary_endpoint
+from tuneship.client import ServiceUnreachable
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Ended, SplitIntended
+from tuneship.settings import PipelineSettings
+
+STOP_TRIES = 6
+"""A process that was told to end has little time; the hooks, the next run and the lease come after it."""
+
+
+@contextmanager
+def way_back(split: Split) -> Iterator[None]:
+    """Return the traffic when the block raises.
+
+    The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and one failed try of one of
+    them, retried or caught as it may be, would roll the whole of it back (seen on Prefect 3.8.8).
+    """
+    transaction = Transaction()
+
+    def return_the_traffic(_: Transaction) -> None:
+        abort(split, "cancelled")
+
+    transaction.stage(None, on_rollback_hooks=[return_the_traffic])
+    try:
+        yield
+    except BaseException:
+        with uninterrupted():
+            transaction.rollback()
+        raise
+    transaction.commit()
+
+
+def abort(split: Split, reason: str) -> Ended | None:
+    """End a roll-out that was stopped from outside; None where it had ended. A promoted one stays promoted."""
+    if not is_under_way(split.file):
+        return None
+    split.calls = PLAIN
+    ended = _abort(split, reason)
+    split.file.append(ended)
+    return ended
+
+
+def is_under_way(file: RecordFile) -> bool:
+    """Whether a stopped run may have left traffic with the candidate."""
+    facts = file.record.facts
+    if any(
+        isinstance(fact, Ended) and fact.outcome != "rollback_incomplete" for fact in facts[-1:]
+    ):
+        return False
+    return file.is_open and any(isinstance(fact, SplitIntended) for fact in facts)
+
+
+def _abort(split: Split, reason: str) -> Ended:
+    if is_baked(split.file.record):
+        try:
+            return promote(split)
+        except (NotConfirmed, SplitLost):
+            split.log.exception("a baked roll-out was stopped before its end")
+    try:
+        return roll_back(split, reason, outcome="aborted", tries=STOP_TRIES)
+    except SplitLost as error:
+        return lost(split, error.reason)
+
+
+def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - names by Prefect
+    """State hook of `shift_traffic`: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    log = get_logger("tuneship.way_back")
+    reason = "error" if state.is_failed() else "cancelled"
+    try:
+        plan = CanaryPlan.model_validate(flow_run.parameters["plan"])
+        folder = RecordFolder(PipelineSettings().records, api().settings.url)
+    except (ValidationError, ServiceUnreachable) as error:
+        log.warning("the run never began (%s)", type(error).__name__)
+        return
+    with folder.lock(plan) as is_free:
+        if not is_free:
+            return  # the roll-out is alive in another process
+        for file in folder.of(plan):
+            if is_under_way(file):
+                _return(plan, file, log, reason)
+
+
+def _return(plan: CanaryPlan, file: RecordFile, log: Log, reason: str) -> None:
+    begun = file.record.begun
+    try:
+        version = None if begun.server else get_canary_endpoint.fn(begun.endpoint_id).version
+    except FAILURES as error:
+        log.critical("the traffic was not returned (%s); the lease will", describe(error))
+        return
+    abort(Split(plan, file, version, log), reason)

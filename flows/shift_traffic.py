@@ -1,0 +1,102 @@
+"""Shift an endpoint's traffic from a baseline deployment to a candidate, step by step, as far as the evidence carries.
+
+Order: open the record -> find or create the endpoint -> first step -> looks (renew the lease, read both deployments'
+metrics, decide, move) -> bake at 100 % -> retire the baseline. Requires: two deployments. Parameters: `CanaryPlan`.
+The decisions are made in `tuneship/gates/canary.py`; the way back stands in `flows/rollout/way_back.py`.
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from prefect import flow, get_run_logger
+
+from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
+from flows.refusals import BadInput
+from flows.rollout.endings import end, finish_interrupted, lost, roll_back
+from flows.rollout.looks import every, take_look
+from flows.rollout.opening import open_rollout, settle
+from flows.rollout.page import show, tell
+from flows.rollout.records import RecordFolder
+from flows.rollout.split import NotConfirmed, Split, SplitLost
+from flows.rollout.traffic import TrafficDriver, read_prompts
+from flows.rollout.way_back import return_traffic, way_back
+from tasks.api import api
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Ended, Verdict
+from tuneship.settings import PipelineSettings
+
+
+@flow(
+    name="shift-traffic",
+    flow_run_name="shift-to-{plan.candidate_deployment_id}",
+    on_failure=[return_traffic],
+    on_crashed=[return_traffic],
+    on_cancellation=[return_traffic],
+)
+def shift_traffic(plan: CanaryPlan) -> RolloutResult:
+    """Roll the candidate out as `plan` says, or return the traffic; the result names one outcome and its reason.
+
+    Raises `RollbackIncomplete` where the traffic could not be returned, which makes the run Failed.
+    """
+    log, prompts = get_run_logger(), ready(plan)
+    folder = RecordFolder(PipelineSettings().records, api().settings.url)
+    with folder.lock(plan) as is_free:
+        if not is_free:
+            return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
+        split = open_rollout(plan, folder, log)
+        if isinstance(split, RolloutResult):
+            return split
+        with way_back(split):
+            split.file.append(drive(split, prompts))
+    result = result_of(split.file.record, split.notes)
+    show(split.file.record, log, result)
+    log.info("%s (%s)", result.outcome, result.reason)
+    if result.outcome == "rollback_incomplete":
+        raise RollbackIncomplete(result)
+    return result
+
+
+def ready(plan: CanaryPlan) -> list[str]:
+    """The driver's prompts. Raises `BadInput` for what this release or this host cannot do."""
+    if plan.approval == "required":
+        raise BadInput('approval: "required" is not available in this release; use "never"')
+    return read_prompts(Path(plan.traffic.prompts)) if plan.traffic else []
+
+
+def drive(split: Split, prompts: list[str]) -> Ended:
+    """From wherever the record stands to the one end of it."""
+    traffic = split.plan.traffic
+    driver = TrafficDriver(api().settings, split.endpoint_id, traffic, prompts) if traffic else None
+    try:
+        try:
+            settle(split)
+            with driver or nullcontext():
+                return finish_interrupted(split) or look_until_over(split, driver)
+        except NotConfirmed as error:
+            split.log.warning("%s", error)
+            return roll_back(split, "shift_unconfirmed")
+    except SplitLost as error:
+        return lost(split, error.reason)
+
+
+def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
+    """First step, then look after look: keep the lease, ask, decide, act."""
+    if split.file.record.weight == 0:
+        split.shift(split.plan.steps[0], "first step")
+    pace = every(split.plan.look_every_seconds)
+    while True:
+        next(pace)
+        split.keep()
+        look = take_look(split, driver)
+        tell(split, look)
+        if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE) and look.next_weight is not None:
+            split.shift(look.next_weight, look.verdict)
+        elif look.verdict is not Verdict.HOLD:
+            return end(split, look)
+
+
+if __name__ == "__main__":
+    from flows.rollout.plan_file import PlanFile
+    from flows.script import run_script
+
+    run_script(shift_traffic, PlanFile, "Shift an endpoint's traffic to a candidate deployment.")

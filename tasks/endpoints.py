@@ -1,0 +1,77 @@
+"""Canary endpoints: find, create, read, change the split, renew the lease. One task is one API operation.
+
+A change of the split is sent once and carries `If-Match` instead of an idempotency key: what a lost answer means is known
+only to who can read the split back (`flows/rollout/split.py`).
+"""
+
+from collections.abc import Mapping
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.api import RETRIES, api, idempotency_key
+from tuneship.contract.endpoints import (
+    CanaryEndpoint,
+    CanaryEndpointCreate,
+    CanaryEndpointPage,
+    CanaryEndpointUpdate,
+    LeaseRenewal,
+    LeaseRequest,
+    Member,
+)
+
+CONTROL_TIMEOUT_S = 10.0
+"""A roll-out must go back within a minute of deciding to, so it never waits long for one answer."""
+
+
+def members(split: Mapping[str, int]) -> list[Member]:
+    """A split in its wire form."""
+    return [Member(id=name, traffic_percentage=share) for name, share in split.items()]
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="create-canary-endpoint-{name}")
+def create_canary_endpoint(name: str, split: Mapping[str, int], run_key: str) -> CanaryEndpoint:
+    """Make the endpoint once per `run_key`, however often this is repeated."""
+    wanted = CanaryEndpointCreate(name=name, deployments=members(split))
+    key = idempotency_key(run_key, "create_canary_endpoint", [name, dict(split)])
+    client = api().with_options(idempotency_key=key, timeout_s=CONTROL_TIMEOUT_S)
+    return client.canary_endpoints.create(wanted)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-canary-endpoint-{endpoint_id}")
+def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
+    """Read the split, its version and its lease."""
+    client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
+    return client.canary_endpoints.get(endpoint_id)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-canary-endpoints-{name}")
+def list_canary_endpoints(name: str) -> CanaryEndpointPage:
+    """The endpoints with exactly this name: one or none."""
+    client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
+    return client.canary_endpoints.list(name=name)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="shift-{percentage}%")
+def update_canary_endpoint(
+    endpoint_id: str,
+    split: Mapping[str, int],
+    percentage: int,
+    version: int | None = None,
+    lease: LeaseRequest | None = None,
+) -> CanaryEndpoint:
+    """Replace the whole split, once. `percentage` is the candidate's share and names the task run."""
+    update = CanaryEndpointUpdate(deployments=members(split))
+    if lease is not None:
+        update = CanaryEndpointUpdate(deployments=update.deployments, lease=lease)
+    client = api().with_options(
+        if_match=None if version is None else f'"{version}"', tries=1, timeout_s=CONTROL_TIMEOUT_S
+    )
+    return client.canary_endpoints.update(endpoint_id, update)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="renew-lease-{endpoint_id}")
+def renew_canary_lease(endpoint_id: str, seconds: int) -> CanaryEndpoint:
+    """Keep the split for so many more seconds; 0 ends the lease. The next look is the retry."""
+    client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
+    return client.canary_endpoints.renew_lease(endpoint_id, LeaseRenewal(seconds=seconds))

@@ -1,0 +1,41 @@
+"""Deployment metrics: one look at one deployment. Next: `tuneship/gates/series.py` makes counts of the answer."""
+
+from datetime import datetime
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.api import api
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+
+METRICS_TIMEOUT_S = 10.0
+
+
+@task(cache_policy=NO_CACHE, task_run_name="metrics-{deployment_id}")
+def get_deployment_metrics(
+    deployment_id: str,
+    *,
+    interval: str,
+    start_time: datetime | None = None,
+    endpoint_id: str | None = None,
+) -> dict[str, Any]:
+    """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
+
+    Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves out
+    what the deployment served elsewhere; only our service knows it.
+    """
+    client = api().with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
+
+    def ask() -> dict[str, Any]:
+        answer = client.deployments.metrics(
+            deployment_id, start_time=start_time, interval=interval, endpoint_id=endpoint_id
+        )
+        return answer.model_dump(mode="json")
+
+    try:
+        return ask()
+    except (ApiError, BadResponse, ServiceUnreachable) as error:
+        if isinstance(error, ApiError) and not error.retryable:
+            raise
+    return ask()

@@ -1,0 +1,477 @@
+"""A fake of the service's canary half on loopback: deployments, metrics, canary endpoints, leases, generation.
+
+It obeys the contract that the flow relies on (`tuneship/contract/endpoints.py`, `metrics.py`) with scripted traffic instead
+of models, and can lose answers, refuse, or lack every extension. Its clock moves one bucket a look (`tick`), or by itself.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+EPOCH = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
+BUCKET = timedelta(minutes=1)
+BASELINE, CANDIDATE, ENDPOINT = "dep_baseline", "dep_candidate", "cep_shop"
+
+
+@dataclass
+class Arm:
+    """How a deployment behaves: shares and percentiles as functions of the bucket and of the candidate's weight."""
+
+    error_share: Callable[[int, int], float] = lambda _bucket, _weight: 0.003
+    percentiles_ms: tuple[float, float, float] = (400.0, 900.0, 1500.0)
+    empty_share: float = 0.0
+    status: str = "running"
+    replicas: int = 1
+    deleted_at_tick: int | None = None
+    owed: dict[str, float] = field(default_factory=dict)
+
+    def rounded(self, kind: str, amount: float) -> int:
+        """Cumulative rounding: what is cut off now is paid later."""
+        total = self.owed.get(kind, 0.0) + amount
+        self.owed[kind] = total - int(total + 1e-9)
+        return int(total + 1e-9)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one deployment saw in one bucket."""
+
+    requests: int
+    errors: int
+    empty: int
+    percentiles_ms: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One change of the split as it was asked for."""
+
+    tick: int
+    weights: dict[str, int]
+    if_match: str | None
+    idempotency_key: str | None
+    lease: dict[str, Any] | None
+    status: int
+
+
+Answer = tuple[int, dict[str, Any]]
+
+
+class Refusal(Exception):
+    """An error answer."""
+
+    def __init__(self, status: int, code: str, message: str = "refused") -> None:
+        """In the one body shape of every refusal."""
+        super().__init__(message)
+        body = {"code": code, "message": message, "type": code, "param": None, "details": []}
+        self.answer: Answer = (status, {"error": body})
+
+
+class LostAnswer(Exception):
+    """Applied, but the connection breaks before the answer."""
+
+
+class FakeService:
+    """State, script and log of the fake; `url` while it is served (`with FakeService() as service`)."""
+
+    def __init__(
+        self,
+        candidate: Arm | None = None,
+        baseline: Arm | None = None,
+        *,
+        requests_per_bucket: int = 600,
+        extensions: bool = True,
+        seconds_per_bucket: float | None = None,
+    ) -> None:
+        """`seconds_per_bucket` None: one bucket per look, counted by reads of the baseline's status."""
+        self.arms = {BASELINE: baseline or Arm(), CANDIDATE: candidate or Arm()}
+        self.requests_per_bucket = requests_per_bucket
+        self.extensions = extensions
+        self.seconds_per_bucket = seconds_per_bucket
+        self.endpoint: dict[str, Any] | None = None
+        self.lease_ends: float | None = None
+        self.buckets: list[dict[str, Tally]] = []
+        self.patches: list[Patch] = []
+        self.deleted: list[str] = []
+        self.created = 0
+        self.generations: list[str] = []
+        self.at_tick: dict[int, Callable[[], object]] = {}
+        """What happens when so many buckets are finished."""
+        self.before_patch: Callable[[], object] | None = None
+        """Happens once, just before the next PATCH is looked at."""
+        self.renewed_for = 0
+        self.metrics_down: Callable[[int], bool] = lambda _tick: False
+        self.silent: dict[str, str] = {}
+        """Deployment -> how its missing requests are shown: "zeros", "empty" or "nulls"."""
+        self.patch_script: list[str] = []
+        """Consumed from the left, one per PATCH: "lose" the answer, "fail" before applying, apply "twice", "ok"."""
+        self._lock = threading.RLock()
+        self._started = time.monotonic()
+        self._server: ThreadingHTTPServer | None = None
+
+    # -- serving --
+
+    def __enter__(self) -> "FakeService":
+        """Serve on a free port."""
+        fake = self
+
+        class Handler(_Handler):
+            service = fake
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Base address."""
+        if self._server is None:
+            raise RuntimeError("not served")
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    # -- time and traffic --
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The split now, after leases."""
+        with self._lock:
+            self._catch_up()
+            return self._weights()
+
+    @property
+    def ticks(self) -> int:
+        """Finished buckets."""
+        return len(self.buckets)
+
+    @property
+    def now(self) -> datetime:
+        """The service's clock."""
+        return EPOCH + self.ticks * BUCKET
+
+    def tick(self, count: int = 1) -> None:
+        """Finish so many buckets under the present split."""
+        with self._lock:
+            for _ in range(count):
+                self._finish_bucket()
+
+    def _weights(self) -> dict[str, int]:
+        members = self.endpoint["deployments"] if self.endpoint else []
+        return {one["id"]: one["traffic_percentage"] for one in members}
+
+    def _catch_up(self) -> None:
+        self._expire_lease()
+        if self.seconds_per_bucket is None:
+            return
+        due = int((time.monotonic() - self._started) / self.seconds_per_bucket)
+        while len(self.buckets) < due:
+            self._finish_bucket()
+
+    def _expire_lease(self) -> None:
+        if self.endpoint and self.lease_ends is not None and time.monotonic() > self.lease_ends:
+            self.revert()
+
+    def revert(self) -> None:
+        """What the service does when a lease is over."""
+        with self._lock:
+            if self.endpoint and self.endpoint["lease"]:
+                self._change(self.endpoint["lease"]["fallback"], None)
+
+    def _finish_bucket(self) -> None:
+        weights = self._weights() or {BASELINE: 100}
+        candidate_weight = weights.get(CANDIDATE, 0)
+        number = len(self.buckets)
+        tallies: dict[str, Tally] = {}
+        for name, arm in self.arms.items():
+            count = arm.rounded("requests", self.requests_per_bucket * weights.get(name, 0) / 100)
+            count = 0 if name in self.silent else count
+            errors = arm.rounded("errors", count * arm.error_share(number, candidate_weight))
+            empty = arm.rounded("empty", count * arm.empty_share)
+            tallies[name] = Tally(count, errors, empty, arm.percentiles_ms)
+        self.buckets.append(tallies)
+        self.at_tick.pop(self.ticks, lambda: None)()
+
+    # -- operations --
+
+    def answer(
+        self, method: str, path: str, query: dict[str, str], body: Any, headers: Mapping[str, str]
+    ) -> Answer:
+        """One request to one answer."""
+        with self._lock:
+            self._catch_up()
+            parts = path.removeprefix("/v1/").split("/")
+            resource, rest = parts[0], parts[1:]
+            if resource == "deployments":
+                return self._deployments(method, rest, query)
+            if resource == "canary-endpoints":
+                return self._endpoints(method, rest, query, body, headers)
+            if resource == "endpoints" and method == "POST" and rest[1:] == ["generate"]:
+                return self._generate(body)
+        raise Refusal(404, "resource_not_found", "no such route")
+
+    def _deployments(self, method: str, rest: list[str], query: dict[str, str]) -> Answer:
+        name = rest[0]
+        arm = self.arms.get(name)
+        if arm is None or name in self.deleted:
+            raise Refusal(404, "resource_not_found", f"no deployment {name}")
+        if rest[1:] == ["metrics"]:
+            return self._metrics(name, query)
+        if method == "DELETE":
+            if self._weights().get(name, 0) > 0 or self._is_fallback(name):
+                raise Refusal(409, "deployment_error", "an endpoint sends it traffic")
+            self.deleted.append(name)
+            return 200, {"id": name, "status": "deleting"}
+        if name == BASELINE and self.seconds_per_bucket is None and self.endpoint:
+            self._finish_bucket()
+        return 200, self._deployment(name, arm)
+
+    def _is_fallback(self, name: str) -> bool:
+        lease = self.endpoint["lease"] if self.endpoint else None
+        return bool(lease) and any(one["id"] == name for one in lease["fallback"])
+
+    def _deployment(self, name: str, arm: Arm) -> dict[str, Any]:
+        return {
+            "id": name,
+            "model_name": "tiny",
+            "deployment_name": name,
+            "status": arm.status,
+            "current_replicas": arm.replicas,
+            "created_at": _text(EPOCH),
+            "updated_at": _text(EPOCH),
+        }
+
+    def _metrics(self, name: str, query: dict[str, str]) -> Answer:
+        if self.metrics_down(self.ticks):
+            raise Refusal(503, "internal_error", "metrics are down")
+        start = datetime.fromisoformat(query.get("start_time", _text(EPOCH)))
+        first = max(0, -(-(start - EPOCH) // BUCKET))
+        rows = [(number, self.buckets[number][name]) for number in range(first, self.ticks)]
+        return 200, {
+            "deployment_id": name,
+            "start_time": _text(start),
+            "end_time": _text(self.now),
+            "interval": query.get("interval", "1m"),
+            "metrics": _series(rows, self.extensions, self.silent.get(name)),
+            "summary": {},
+        }
+
+    def _endpoints(
+        self,
+        method: str,
+        rest: list[str],
+        query: dict[str, str],
+        body: Any,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        if method == "PATCH" and self.endpoint:
+            return self._patch(body, headers)
+        if method == "POST" and not rest:
+            return self._create(body)
+        if not self.extensions:
+            raise Refusal(405, "invalid_request_error", "no such method")
+        if method == "GET" and not rest:
+            known = self.endpoint and query.get("name") in (None, self.endpoint["name"])
+            page = {"total": int(bool(known)), "limit": 20, "offset": 0, "next_offset": None}
+            return 200, {
+                "canary_endpoints": [self.endpoint] if known else [],
+                "pagination": page,
+            }
+        if not self.endpoint or rest[0] != ENDPOINT:
+            raise Refusal(404, "resource_not_found", "no such endpoint")
+        if rest[1:] == ["lease"]:
+            return self._renew(body["seconds"])
+        return 200, dict(self.endpoint)
+
+    def make_endpoint(self, weights: Mapping[str, int], lease_seconds: int = 0) -> None:
+        """An endpoint that somebody else made."""
+        members = [{"id": key, "traffic_percentage": value} for key, value in weights.items()]
+        lease = {"seconds": lease_seconds, "fallback": members} if lease_seconds else None
+        self._make("shop", members, lease)
+
+    def _create(self, body: Any) -> Answer:
+        self.created += 1
+        self._make(body["name"], body["deployments"], body.get("lease"))
+        return 201, dict(self.endpoint or {})
+
+    def _make(self, name: str, members: list[dict[str, Any]], lease: dict[str, Any] | None) -> None:
+        self.endpoint = {
+            "id": ENDPOINT,
+            "name": name,
+            "url": f"{self.url}/v1/endpoints/{ENDPOINT}/generate",
+            "created_at": _text(self.now),
+            "updated_at": _text(self.now),
+            "status": "active",
+            "deployments": [],
+        }
+        if self.extensions:
+            self.endpoint |= {"version": 0, "lease": None}
+        self._change(members, lease)
+
+    def _patch(self, body: Any, headers: Mapping[str, str]) -> Answer:
+        if self.before_patch is not None:
+            happens, self.before_patch = self.before_patch, None
+            happens()
+        action = self.patch_script.pop(0) if self.patch_script else "ok"
+        status = self._refuse_patch(body, headers, action)
+        self.patches.append(
+            Patch(
+                tick=self.ticks,
+                weights={one["id"]: one["traffic_percentage"] for one in body["deployments"]},
+                if_match=headers.get("If-Match"),
+                idempotency_key=headers.get("Idempotency-Key"),
+                lease=body.get("lease"),
+                status=status,
+            )
+        )
+        if status != 200:
+            code = "internal_error" if status >= 500 else "invalid_request_error"
+            raise Refusal(status, code, "not applied")
+        for _ in range(2 if action == "twice" else 1):
+            self._change(body["deployments"], body.get("lease"))
+        if action == "lose":
+            raise LostAnswer
+        return 200, dict(self.endpoint or {})
+
+    def _refuse_patch(self, body: Any, headers: Mapping[str, str], action: str) -> int:
+        if action == "fail":
+            return 500
+        if not self.extensions:
+            return 400 if "lease" in body else 200
+        version = self.endpoint["version"] if self.endpoint else 0
+        wanted = headers.get("If-Match")
+        return 412 if wanted is not None and wanted != f'"{version}"' else 200
+
+    def _renew(self, seconds: int) -> Answer:
+        if not self.endpoint or not self.endpoint["lease"]:
+            raise Refusal(409, "invalid_request_error", "no lease is running")
+        if seconds == 0:
+            self._change(self.endpoint["deployments"], None)
+        else:
+            self.renewed_for = seconds
+            self.lease_ends = time.monotonic() + seconds
+        return 200, dict(self.endpoint)
+
+    def _change(self, members: list[dict[str, Any]], lease: dict[str, Any] | None) -> None:
+        if self.endpoint is None:
+            return
+        self.endpoint |= {"deployments": members, "updated_at": _text(self.now)}
+        if self.extensions:
+            ends = _text(self.now + timedelta(days=1))
+            shown = {**lease, "expires_at": ends} if lease else None
+            self.endpoint |= {"version": self.endpoint["version"] + 1, "lease": shown}
+            self.lease_ends = time.monotonic() + lease["seconds"] if lease else None
+
+    def change_from_outside(self, weights: Mapping[str, int]) -> None:
+        """Somebody else sets the split."""
+        with self._lock:
+            members = [{"id": key, "traffic_percentage": value} for key, value in weights.items()]
+            self._change(members, None)
+
+    def _generate(self, body: Any) -> Answer:
+        weights = self._weights()
+        served = len(self.generations)
+        candidate = weights.get(CANDIDATE, 0)
+        name = CANDIDATE if (served * 37) % 100 < candidate else BASELINE
+        self.generations.append(name)
+        arm = self.arms[name]
+        if arm.rounded("generate", arm.error_share(self.ticks, candidate)):
+            raise Refusal(500, "internal_error", "generation failed")
+        blank = bool(arm.rounded("blank", arm.empty_share))
+        return 200, {
+            "id": f"gen_{served}",
+            "deployment_id": name,
+            "prompt": body["prompt"],
+            "completion": " " if blank else "text",
+            "finish_reason": "stop",
+            "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        }
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None) -> dict[str, Any]:
+    """The four metrics in the service's form; `silence` says how a deployment without requests looks."""
+    if silence == "empty":
+        rows = []
+    seconds = BUCKET.total_seconds()
+    shown = rows if silence in ("zeros", "nulls") else [row for row in rows if row[1].requests]
+    stamps = [_text(EPOCH + number * BUCKET) for number, _ in rows]
+    some = [_text(EPOCH + number * BUCKET) for number, _ in shown]
+    tallies = [one for _, one in shown]
+    nothing = None if silence == "nulls" else 0.0
+
+    def percent(one: Tally) -> float | None:
+        return 100 * one.errors / one.requests if one.requests else nothing
+
+    metrics: dict[str, dict[str, Any]] = {
+        "latency": {"timestamps": some}
+        | {
+            key: [one.percentiles_ms[place] if one.requests else nothing for one in tallies]
+            for place, key in enumerate(("p50", "p95", "p99"))
+        }
+        | {"average": [one.percentiles_ms[0] if one.requests else nothing for one in tallies]},
+        "throughput": {
+            "timestamps": stamps,
+            "requests_per_second": [
+                nothing if silence else one.requests / seconds for _, one in rows
+            ],
+        },
+        "error_rate": {"timestamps": some, "percentage": [percent(one) for one in tallies]},
+        "token_usage": {"timestamps": stamps}
+        | {
+            key: [None if silence == "nulls" else times * one.requests for _, one in rows]
+            for key, times in (("total", 40), ("input", 30), ("output", 10))
+        },
+    }
+    if extensions and silence is None:
+        for series in metrics.values():
+            series["complete"] = [True] * len(series["timestamps"])
+        metrics["error_rate"]["request_count"] = [one.requests for one in tallies]
+        metrics["error_rate"]["error_count"] = [one.errors for one in tallies]
+        metrics["token_usage"]["empty_count"] = [one.empty for _, one in rows]
+    return metrics
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: FakeService
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        parts = urlsplit(self.path)
+        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+        try:
+            status, answer = self.service.answer(
+                self.command, parts.path, query, body, self.headers
+            )
+        except Refusal as refusal:
+            status, answer = refusal.answer
+        except LostAnswer:
+            self.close_connection = True
+            return
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
