@@ -1,1 +1,5 @@
-"""Prefect flows: order, gates, decisions. One file per Prefect deployment."""
+"""Prefect flows: order, gates, decisions. Importing this package first keeps Prefect's telemetry off."""
+
+from tuneship.settings import refuse_telemetry
+
+refuse_telemetry()

@@ -1,0 +1,136 @@
+"""The processes that a plain script brings with it: a service of its own, and a Prefect server of its own.
+
+Both run in a session of their own, so that Ctrl-C in the terminal reaches the script alone, which needs them until its
+clean-up is done. Next: `flows/script.py`.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from flows.interruption import uninterrupted
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+READY_WITHIN_S = 120.0
+STOP_WITHIN_S = 40.0
+ALREADY_RUNNING = 6
+"""Exit code of `tuneship serve` when another one holds the data directory."""
+
+
+PREFECT_SERVER = (
+    *(sys.executable, "-m", "uvicorn", "--log-level", "warning"),
+    *("--factory", "prefect.server.api.server:create_app"),
+)
+
+
+class CompanionFailed(Exception):
+    """A process that the script needs did not become ready; the message says what it said."""
+
+
+@contextmanager
+def embedded_service(settings: PipelineSettings) -> Generator[ClientSettings]:
+    """`tuneship serve` on the pipeline's data directory, or the one that already runs there."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    log = settings.log_file or settings.data_dir / "service.log"
+    command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0", "--die-with-parent"]
+    with log.open("ab") as output:
+        service = subprocess.Popen(  # noqa: S603 - our own program
+            [*command, "--data-dir", str(settings.data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env=embedded_service_environment(),
+            start_new_session=True,
+            text=True,
+        )
+    with _stopped_at_the_end(service):
+        url = _ready_url(service, log)
+        if url is None:
+            url = _running_url(settings.data_dir)
+        credentials = ClientSettings.from_credentials(settings.data_dir / "credentials.json")
+        yield credentials.model_copy(update={"url": url})
+
+
+def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
+    """The address from the line `ready <url>`; None when another service holds the directory."""
+    line = service.stdout.readline() if service.stdout else ""
+    if line.startswith("ready "):
+        return line.split()[1]
+    code = service.wait(READY_WITHIN_S)
+    if code == ALREADY_RUNNING:
+        return None
+    said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.is_file() else []
+    raise CompanionFailed(
+        f"the embedded service ended with code {code}: {' '.join(said) or 'no message'} (log: {log})"
+    )
+
+
+def _running_url(data_dir: Path) -> str:
+    """Where the service that holds this directory answers."""
+    try:
+        return str(json.loads((data_dir / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        raise CompanionFailed(
+            f"another service holds {data_dir}, and its service.json does not say where it answers"
+        ) from None
+
+
+@contextmanager
+def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
+    """A Prefect server on a free port of this machine; yields the URL of its API."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        url = f"http://127.0.0.1:{port}/api"
+        listener.set_inheritable(True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            server = subprocess.Popen(  # noqa: S603 - Prefect's own server, as its client starts it
+                [*PREFECT_SERVER, "--fd", str(listener.fileno())],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=dict(environment),
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+    with _stopped_at_the_end(server):
+        _wait_for(url, server, log)
+        yield url
+
+
+def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise CompanionFailed(f"the Prefect server did not start (log: {log})")
+
+
+@contextmanager
+def _stopped_at_the_end(process: "subprocess.Popen[Any]") -> Generator[None]:
+    """SIGTERM at the end, SIGKILL when that takes too long; a second Ctrl-C does not cut it short."""
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            process.terminate()
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()

@@ -1,0 +1,222 @@
+"""What a release is made of: the parameters of `tune_and_deploy`, as its form in the Prefect UI and as `release.yaml`.
+
+Every field has the meaning that it has in the API; what is not said keeps its default. Knows no service. Next:
+`flows/tune_and_deploy.py`.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    ValidationInfo,
+    model_validator,
+)
+
+from tuneship.contract.common import ModelId, ModelName, Name, Tags
+from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.examples import DatasetFormat
+from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate
+from tuneship.gates.plan import CanaryPlan, CanaryRules
+from tuneship.gates.training import TrainingRules
+
+DIRECTORY = "directory"
+"""Validation context: where relative paths start. A script says the folder of its params file."""
+
+
+def beside_parameters(file: str, info: ValidationInfo) -> str:
+    """A path of a params file, relative to that file; elsewhere it stays as given."""
+    context: dict[str, Any] = info.context or {}
+    directory: Path | None = context.get(DIRECTORY)
+    path = Path(file).expanduser()
+    return str(directory / path) if directory else str(path)
+
+
+LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
+
+
+class _Form(BaseModel):
+    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def _fraction_or_steps(value: float) -> float:
+    if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
+        return value
+    raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
+
+
+class TrainingData(_Form):
+    """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
+
+    files: list[LocalFile] = Field(default_factory=list[str], description="JSON Lines files.")
+    dataset_ids: list[str] = Field(
+        default_factory=list[str],
+        description="Datasets of the service (`ds_...`), after the files.",
+    )
+    format: DatasetFormat = Field(
+        default="instruction", description="instruction: instruction and response; or conversation."
+    )
+    validation_file: LocalFile | None = Field(
+        default=None,
+        description="JSON Lines file that no training sees; releases are compared on it.",
+    )
+    validation_dataset_id: str | None = Field(
+        default=None, description="The same as a dataset of the service."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.files and not self.dataset_ids:
+            raise ValueError("one of files and dataset_ids is needed")
+        if self.validation_file and self.validation_dataset_id:
+            raise ValueError("only one of validation_file and validation_dataset_id may be given")
+        return self
+
+
+class DeploymentSettings(_Form):
+    """How the tuned model is served."""
+
+    compute_type: str = Field(default="cpu", description="cpu or gpu.")
+    instance_type: str = Field(default="local", description="`local` on one's own machine.")
+    region: str = Field(default="local", description="`local` on one's own machine.")
+    min_replicas: int = Field(default=1, ge=0, le=64, description="Serving processes at least.")
+    max_replicas: int = Field(default=1, ge=0, le=64, description="Serving processes at most.")
+    auto_scaling: bool = Field(default=False, description="Between the two by load.")
+    tags: Tags = Field(
+        default_factory=dict[str, str],
+        description="Tags of the candidate's deployment, fault tags of a drill among them.",
+    )
+
+
+class Endpoint(_Form):
+    """The canary endpoint whose traffic moves to the new model."""
+
+    id: str | None = Field(default=None, description="An endpoint that exists (`cep_...`).")
+    name: Name | None = Field(default=None, description="By name; made at the first release.")
+    baseline_deployment_id: str | None = Field(
+        default=None, description="What serves now, where the service cannot tell (no extensions)."
+    )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if (self.id is None) == (self.name is None):
+            raise ValueError("exactly one of id and name is needed")
+        return self
+
+
+class Evaluation(_Form):
+    """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
+
+    max_rows: int = Field(
+        default=200, ge=0, le=100_000, description="Rows of the validation file; 0: off."
+    )
+    max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
+
+
+class ReleaseParameters(_Form):
+    """One release: data, training, gates, deployment, canary."""
+
+    data: TrainingData | None = Field(default=None, description="What to train on.")
+    base_model: ModelId = Field(default="tuneship-tiny", description="The model that is tuned.")
+    model_name: ModelName = Field(description="Name of the tuned model.")
+    model: ModelId | None = Field(
+        default=None, description="A tuned model that exists (`ft:...`): release it, train nothing."
+    )
+    hyperparameters: Hyperparameters = Field(
+        default_factory=Hyperparameters, description="How to train."
+    )
+    validation_frequency: Annotated[StrictInt | StrictFloat, AfterValidator(_fraction_or_steps)] = (
+        Field(default=0.1, description="Fraction of an epoch (0, 1], or every N steps.")
+    )
+    compute_config: ComputeConfig = Field(
+        default_factory=ComputeConfig, description="Where to train, for how long at most."
+    )
+    training_gates: TrainingRules = Field(
+        default_factory=TrainingRules, description="What a training must show to be deployed."
+    )
+    deployment: DeploymentSettings = Field(
+        default_factory=DeploymentSettings, description="How the tuned model is served."
+    )
+    endpoint: Endpoint = Field(description="Where the traffic moves.")
+    canary: CanaryRules = Field(
+        default_factory=CanaryRules, description="How the traffic moves, and when it returns."
+    )
+    evaluation: Evaluation = Field(
+        default_factory=Evaluation, description="Accuracy before and after, for people."
+    )
+    run_key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Makes a repeated run go on where it was stopped; default: from these parameters.",
+    )
+    force: bool = Field(
+        default=False, description="Release again what was rolled back in the last 24 hours."
+    )
+
+    @model_validator(mode="after")
+    def _has_something_to_release(self) -> Self:
+        if (self.data is None) == (self.model is None):
+            raise ValueError("exactly one of data and model is needed")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_beside_parameters(self, info: ValidationInfo) -> Self:
+        if self.canary.traffic is not None:
+            prompts = beside_parameters(self.canary.traffic.prompts, info)
+            self.canary.traffic.prompts = prompts
+        return self
+
+    @property
+    def validation_file(self) -> Path | None:
+        """The validation rows, where they are at hand."""
+        file = self.data.validation_file if self.data else None
+        return Path(file) if file else None
+
+    def digest(self) -> str:
+        """SHA-256 of everything that was asked for, `run_key` and `force` apart."""
+        text = self.model_dump_json(exclude={"run_key", "force"})
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def job(self, dataset_id: str, validation_dataset_id: str | None, tags: Tags) -> JobCreate:
+        """The job that trains this release."""
+        return JobCreate(
+            base_model=self.base_model,
+            dataset_id=dataset_id,
+            validation_dataset_id=validation_dataset_id,
+            model_name=self.model_name,
+            hyperparameters=self.hyperparameters,
+            validation_frequency=self.validation_frequency,
+            compute_config=self.compute_config,
+            tags=tags,
+        )
+
+    def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:
+        """The deployment of a model under these settings, with a name of its own."""
+        settings = self.deployment.model_dump(exclude={"tags"})
+        return DeploymentCreate.model_validate(
+            settings
+            | {"model_name": model, "deployment_name": f"{self.model_name}-{suffix}", "tags": tags}
+        )
+
+    def plan(
+        self, endpoint_id: str | None, baseline_deployment_id: str, candidate_deployment_id: str
+    ) -> CanaryPlan:
+        """The roll-out of one deployment over another."""
+        return CanaryPlan(
+            **self.canary.model_dump(),
+            endpoint_id=endpoint_id,
+            endpoint_name=None if endpoint_id else self.endpoint.name,
+            baseline_deployment_id=baseline_deployment_id,
+            candidate_deployment_id=candidate_deployment_id,
+        )

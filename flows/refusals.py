@@ -1,0 +1,14 @@
+"""What a run cannot start with: a message for people that names the place, and nothing has been created."""
+
+from collections.abc import Sequence
+
+
+class BadInput(Exception):
+    """A parameter, file or dataset line that is refused. `problems` name places and codes, never content."""
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        """Show at most 20 problems; a count tells of the rest."""
+        shown = [f"  {problem}" for problem in problems[:20]]
+        if len(problems) > len(shown):
+            shown.append(f"  and {len(problems) - len(shown)} more")
+        super().__init__("\n".join([message, *shown]))

@@ -1,0 +1,121 @@
+"""What a release has made, on disk, line by line: a run that is repeated goes on with it, a clean-up finds it.
+
+`<records>/releases/<run key>.jsonl`. It also tells which releases were rolled back lately, and gives the next run of
+the same parameters a new key once this one has ended. Ids, digests and outcomes, never text of a dataset.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+REFUSED_FOR = timedelta(hours=24)
+"""How long a release that was rolled back is not tried again (unless forced)."""
+
+
+class ReleaseRecord:
+    """One run of the chain."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what there is; a torn last line was never acted on."""
+        self.path = path
+        self._held: TextIO | None = None
+        content = path.read_text() if path.is_file() else ""
+        whole = content[: content.rfind("\n") + 1]
+        self.facts: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+
+    def hold(self) -> bool:
+        """Keep this run for this process until it ends; False where another live process has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._held = self.path.with_suffix(".lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held.close()
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let go; the death of the process does the same."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def add(self, kind: str, at: datetime, **fields: Any) -> None:
+        """Append one line and return when the disk has it."""
+        fact = {"kind": kind, "at": at.isoformat(), **fields}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(fact) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.facts.append(fact)
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The newest line of a kind."""
+        return next((fact for fact in reversed(self.facts) if fact["kind"] == kind), None)
+
+    @property
+    def run_key(self) -> str:
+        """What makes every create of this run unique."""
+        begun = self.last("begun")
+        return str(begun["run_key"]) if begun else self.path.stem
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing is left to go on with. A killed run wrote no end; a pause and an unconfirmed return are not one."""
+        ended = self.last("ended")
+        return ended is not None and ended["outcome"] not in ("paused", "rollback_incomplete")
+
+    def made(self, kind: str) -> str | None:
+        """The id of what this run created under that name (`job`, `candidate`, `baseline`), if it did."""
+        fact = self.last(kind)
+        return fact["id"] if fact else None
+
+    def is_of_flow_run(self, flow_run_id: str) -> bool:
+        """Whether this flow run wrote it (last)."""
+        begun = self.last("begun")
+        return begun is not None and begun["flow_run_id"] == flow_run_id
+
+
+class ReleaseRecords:
+    """All records of this pipeline."""
+
+    def __init__(self, records: Path) -> None:
+        """Read and write below `<records>/releases`."""
+        self.folder = records.expanduser() / "releases"
+
+    def __iter__(self) -> Iterator[ReleaseRecord]:
+        """Every record, by name."""
+        return (ReleaseRecord(path) for path in sorted(self.folder.glob("*.jsonl")))
+
+    def of(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord:
+        """The record to write: by the given key, else the open one of these parameters, else the next."""
+        if run_key is not None:
+            name = hashlib.sha256(run_key.encode()).hexdigest()[:16]
+            return ReleaseRecord(self.folder / f"{name}.jsonl")
+        number = 1
+        while True:
+            record = ReleaseRecord(self.folder / f"{parameters_digest[:16]}-{number}.jsonl")
+            if not record.has_ended:
+                return record
+            number += 1
+
+    def of_flow_run(self, flow_run_id: str) -> ReleaseRecord | None:
+        """The record that a flow run wrote."""
+        return next((record for record in self if record.is_of_flow_run(flow_run_id)), None)
+
+    def rolled_back_since(self, release_digest: str, now: datetime) -> datetime | None:
+        """When this release was rolled back in the last 24 hours, if it was."""
+        for record in self:
+            ended, made = record.last("ended"), record.last("release")
+            if ended is None or made is None or ended["outcome"] != "rolled_back":
+                continue
+            at = datetime.fromisoformat(ended["at"])
+            if made["digest"] == release_digest and now - at < REFUSED_FOR:
+                return at
+        return None

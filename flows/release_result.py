@@ -1,0 +1,36 @@
+"""How a release ended: the roll-out's result, and what the chain did before it. No text of a dataset.
+
+Next: `flows/report.py` tells it to people.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from flows.outcome import RolloutResult
+
+
+class Accuracy(BaseModel):
+    """Exact matches by greedy generation on the same validation rows."""
+
+    rows: int
+    before: int = Field(description="Rows that the baseline answered exactly.")
+    after: int = Field(description="Rows that the candidate answered exactly.")
+
+
+class ReleaseResult(RolloutResult):
+    """The result of `tune_and_deploy`; all that is null was not reached."""
+
+    run_key: str
+    gate: str | None = Field(default=None, description="The training gate that refused.")
+    training_gates: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]], description="Every gate: state, value, limit, note."
+    )
+    job_id: str | None = None
+    model: str | None = None
+    champion_model: str | None = None
+    baseline_deployment_id: str | None = None
+    candidate_deployment_id: str | None = None
+    candidate_deleted: bool = False
+    accuracy: Accuracy | None = None
+    report: str | None = Field(default=None, description="The Markdown report.")

@@ -1,0 +1,211 @@
+"""One run of the chain while it goes on: its key, its record, and the result as far as it is known.
+
+Everything is written to the record before the next step, so that a killed run can be repeated. Next:
+`flows/release_record.py` for the file, `flows/report.py` for what people read.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.champion import Champion
+from flows.clean_up import discard_deployments, is_gone
+from flows.outcome import RolloutResult
+from flows.parameters import ReleaseParameters
+from flows.refusals import BadInput
+from flows.release_record import REFUSED_FOR, ReleaseRecord, ReleaseRecords
+from flows.release_result import Accuracy, ReleaseResult
+from flows.report import Curves, write_report
+from tasks.deployments import create_deployment, wait_for_deployment
+from tuneship.contract.jobs import Job, JobMetrics
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.training import GateResult, TrainingVerdict
+from tuneship.settings import PipelineSettings
+
+RUN_TAG = "pipeline_run"
+UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
+
+
+@dataclass
+class ReleaseRun:
+    """What is known so far."""
+
+    release: ReleaseParameters
+    records: ReleaseRecords
+    record: ReleaseRecord
+    key: str
+    known: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the result."""
+    curves: Curves = field(default_factory=Curves)
+    gates: list[GateResult] = field(default_factory=list[GateResult])
+
+    @property
+    def model(self) -> str:
+        """What is released."""
+        return self.known.get("model") or ""
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """On everything that this run creates."""
+        return {RUN_TAG: self.key[:512]}
+
+    def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
+        """Write down what was created."""
+        self.record.add(kind, datetime.now(UTC), id=resource_id, **fields)
+
+    def job_on(self, content: Sequence[str]) -> str | None:
+        """The job that this run created on the same data before it was killed."""
+        made = self.record.last("job")
+        return made["id"] if made and made["content"] == list(content) else None
+
+    def refusal_of(self, content: Sequence[str]) -> ReleaseResult | None:
+        """Refuse what was rolled back in the last 24 hours: same base model, data, hyperparameters and tags."""
+        digest = _release_digest(self.release, content)
+        now = datetime.now(UTC)
+        at = self.records.rolled_back_since(digest, now)
+        self.record.add("release", now, digest=digest)
+        if at is None or self.release.force:
+            return None
+        until = (at + REFUSED_FOR).strftime("%Y-%m-%d %H:%M")
+        return self.rejected(
+            "rolled_back_recently",
+            f"the same release was rolled back; until {until} UTC use `force`",
+        )
+
+    def releasing(self, model: str) -> ReleaseResult | None:
+        """A model that exists; the result when it is refused."""
+        self.known["model"] = model
+        return self.refusal_of([model])
+
+    def against(self, champion: Champion | None) -> None:
+        """What serves now."""
+        if champion is not None:
+            self.known["champion_model"] = champion.model
+            best = champion.measured.best_validation_loss if champion.measured else None
+            self.curves = dataclasses.replace(self.curves, champion_best=best)
+
+    def trained(self, job: Job, metrics: JobMetrics) -> None:
+        """The job has ended."""
+        self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
+        self.curves = dataclasses.replace(self.curves, job=metrics)
+        self.record.add("trained", datetime.now(UTC), id=job.id)
+
+    def judged(self, verdict: TrainingVerdict) -> ReleaseResult | None:
+        """Keep every gate; the result when they refuse."""
+        self.gates += verdict.gates
+        if verdict.decision == "pass":
+            return None
+        return self.refused_by(next(one for one in verdict.gates if one.name == verdict.reason))
+
+    def smoked(self, gate: GateResult) -> ReleaseResult | None:
+        """Keep the smoke test's gate; the result when it refuses."""
+        self.gates.append(gate)
+        return None if gate.state == "pass" else self.refused_by(gate)
+
+    def refused_by(self, gate: GateResult) -> ReleaseResult:
+        """A gate that holds refuses too: nobody is there to be asked."""
+        self.known["gate"] = gate.name
+        return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {described(gate)}")
+
+    def rejected(self, reason: str, note: str) -> ReleaseResult:
+        """Refused before any traffic moved."""
+        return self._result(RolloutResult(outcome="rejected", reason=reason, notes=[note]))
+
+    def deploy(self, role: str, model: str, tags: Mapping[str, str]) -> str:
+        """A deployment that runs: the one this run made before it was killed, or a new one."""
+        made = self.record.made(role)
+        if made is None or is_gone(made):
+            suffix = hashlib.sha256(f"{self.key} {role}".encode()).hexdigest()[:8]
+            wanted = self.release.deploy(model, suffix, dict(tags) | self.tags)
+            made = create_deployment(wanted, self.key).id
+            self.remember(role, made)
+            get_run_logger().info("%s: %s is deployed as %s", role, model, made)
+        self.known[f"{role}_deployment_id"] = made
+        wait_for_deployment(made)
+        return made
+
+    def measured(self, accuracy: Accuracy | None) -> None:
+        """Keep the accuracy before and after."""
+        self.known["accuracy"] = accuracy
+
+    def rollout_begins(self, plan: CanaryPlan) -> CanaryPlan:
+        """Write the plan down, for whoever must return the traffic without this process."""
+        self.record.add("rollout", datetime.now(UTC), plan=plan.model_dump(mode="json"))
+        self.known["baseline_deployment_id"] = plan.baseline_deployment_id
+        return plan
+
+    def rolled_out(self, rollout: RolloutResult) -> ReleaseResult:
+        """The canary has decided."""
+        return self._result(rollout)
+
+    def _result(self, rollout: RolloutResult) -> ReleaseResult:
+        gates = [dataclasses.asdict(gate) for gate in self.gates]
+        return ReleaseResult(
+            **rollout.model_dump(), run_key=self.key, training_gates=gates, **self.known
+        )
+
+
+def begin(release: ReleaseParameters) -> ReleaseRun:
+    """Open the record of this run. Raises `BadInput` when a given `run_key` is used up or in use."""
+    records = ReleaseRecords(PipelineSettings().records)
+    record = records.of(release.digest(), release.run_key)
+    if not record.hold():
+        raise BadInput("another run with these parameters is under way")
+    ended = record.last("ended")
+    if ended is not None and record.has_ended:
+        raise BadInput(f"run_key: that run has ended as {ended['outcome']}; choose another")
+    key = release.run_key or record.path.stem
+    record.add(
+        "begun",
+        datetime.now(UTC),
+        run_key=key,
+        flow_run_id=str(flow_run.id),
+        endpoint_id=release.endpoint.id,
+        endpoint_name=release.endpoint.name,
+    )
+    return ReleaseRun(release, records, record, key)
+
+
+def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
+    """Take away what a release without success made, end the record, write the report."""
+    log = get_run_logger()
+    if result.outcome in UNSUCCESSFUL:
+        kept = discard_deployments(run.record)
+        result.notes += kept
+        candidate = result.candidate_deployment_id
+        result.candidate_deleted = candidate is not None and is_gone(candidate)
+    run.record.add("ended", datetime.now(UTC), outcome=result.outcome, reason=result.reason)
+    folder = PipelineSettings().reports.expanduser() / run.record.path.stem
+    result.report = str(write_report(result, run.release, run.curves, folder))
+    log.info("%s (%s); report: %s", result.outcome, result.reason, result.report)
+    return result
+
+
+def described(gate: GateResult) -> str:
+    """Value beside limit, and the gate's own note."""
+    numbers = f"{gate.value:.4g} against a limit of {gate.limit:.4g}" if _has_both(gate) else ""
+    return "; ".join(part for part in (numbers, gate.note) if part)
+
+
+def _has_both(gate: GateResult) -> bool:
+    return gate.value is not None and gate.limit is not None
+
+
+def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
+    text = json.dumps(
+        [
+            release.base_model,
+            list(content),
+            release.hyperparameters.model_dump(mode="json"),
+            release.deployment.tags,
+        ],
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,215 @@
+"""A release told to people: Markdown with pictures in a folder, and the same on the run's page in Prefect.
+
+Every limit stands beside its value. Ids, counts and numbers only; never a prompt, a completion or a line of a dataset.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from flows.parameters import ReleaseParameters
+from flows.plots import plot_losses, plot_rollout
+from flows.release_result import ReleaseResult
+from tasks.api import api
+from tasks.metrics import get_deployment_metrics
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.series import Series, Unusable, read_series
+
+DECISIONS_SHOWN = 25
+OUTCOMES = {
+    "promoted": "The new model serves all traffic.",
+    "rolled_back": "The traffic went back to the model that served before.",
+    "rejected": "The new model got no traffic.",
+    "paused": "The split is frozen until a person decides.",
+    "aborted": "The run was stopped.",
+    "rollback_incomplete": "The traffic could not be returned: look at the endpoint now.",
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the loss picture shows."""
+
+    job: JobMetrics | None = None
+    champion_best: float | None = None
+
+
+def write_report(
+    result: ReleaseResult, release: ReleaseParameters, curves: Curves, folder: Path
+) -> Path:
+    """Write `report.md` and its pictures, show them in Prefect, and return the report's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: list[str] = []
+    if curves.job is not None and curves.job.steps:
+        plot_losses(curves.job, curves.champion_best, folder / "loss.png")
+        pictures.append("loss.png")
+    if result.history and result.candidate_deployment_id:
+        file = folder / "rollout.png"
+        series = _series(result, release)
+        if plot_rollout(result.history, series, result.candidate_deployment_id, file):
+            pictures.append(file.name)
+    text = report(result, release, pictures)
+    file = folder / "report.md"
+    file.write_text(text)
+    _show(result, release, text, file)
+    return file
+
+
+def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence[str]) -> str:
+    """The report as Markdown; `pictures` are files beside it."""
+    lines = [
+        f"# Release of {release.model_name}: {result.outcome}",
+        "",
+        f"{OUTCOMES[result.outcome]} Reason: `{result.reason}`"
+        + (f", gate `{result.gate}`." if result.gate else "."),
+        "",
+        *(f"- {note}" for note in result.notes),
+        "",
+        *_table(
+            ["what", "value"], [[row["what"], row["value"]] for row in summary(result, release)]
+        ),
+    ]
+    if result.training_gates:
+        rows = [
+            [
+                gate["name"],
+                gate["state"],
+                _number(gate["value"]),
+                _number(gate["limit"]),
+                gate["note"],
+            ]
+            for gate in result.training_gates
+        ]
+        lines += [
+            "## Training gates",
+            "",
+            *_table(["gate", "state", "value", "limit", "note"], rows),
+        ]
+    if "loss.png" in pictures:
+        lines += ["![Loss curves](loss.png)", ""]
+    if result.history:
+        lines += ["## Traffic", "", *_table(["time", "split", "why"], _history(result)), ""]
+    if "rollout.png" in pictures:
+        lines += ["![Traffic, errors and latency](rollout.png)", ""]
+    if result.decisions:
+        lines += ["## Gates at the last look", "", *_gates(result.decisions[-1])]
+        lines += ["## Decisions", "", *_decisions(result.decisions)]
+    return "\n".join(lines) + "\n"
+
+
+def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
+    """The release in a few rows."""
+    accuracy = result.accuracy
+    rows = {
+        "outcome": f"{result.outcome} ({result.reason})",
+        "model": result.model,
+        "champion before": result.champion_model,
+        "base model": release.base_model,
+        "job": result.job_id,
+        "baseline deployment": result.baseline_deployment_id,
+        "candidate deployment": _candidate(result),
+        "endpoint": result.endpoint_id,
+        "exact match before": _share(accuracy.before, accuracy.rows) if accuracy else None,
+        "exact match after": _share(accuracy.after, accuracy.rows) if accuracy else None,
+        "run key": result.run_key,
+    }
+    return [{"what": what, "value": value} for what, value in rows.items() if value]
+
+
+def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
+    """Both deployments' metrics since the first shift; None where they are gone (the decisions keep the counts)."""
+    began = min((change.at for change in result.history if change.at), default=None)
+
+    def ask(deployment_id: str | None) -> dict[str, Any]:
+        return get_deployment_metrics(
+            str(deployment_id),
+            interval=release.canary.interval,
+            start_time=began,
+            endpoint_id=result.endpoint_id,
+        )
+
+    try:
+        baseline = ask(result.baseline_deployment_id)
+        candidate = ask(result.candidate_deployment_id)
+        return read_series(baseline, candidate, release.canary.interval)
+    except (ApiError, BadResponse, ServiceUnreachable, Unusable):
+        return None
+
+
+def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
+    create_table_artifact(summary(result, release), key="release", description=result.outcome)
+    create_markdown_artifact(text, key="release-report", description=str(file))
+    if result.endpoint_id:
+        link = f"{api().settings.url.rstrip('/')}/v1/canary-endpoints/{result.endpoint_id}"
+        create_link_artifact(link, link_text="endpoint", key="endpoint")
+
+
+def _candidate(result: ReleaseResult) -> str | None:
+    if result.candidate_deployment_id is None:
+        return None
+    return result.candidate_deployment_id + (" (deleted)" if result.candidate_deleted else "")
+
+
+def _history(result: ReleaseResult) -> list[list[str]]:
+    names = {
+        result.baseline_deployment_id: "baseline",
+        result.candidate_deployment_id: "candidate",
+    }
+    return [
+        [
+            change.at.strftime("%Y-%m-%d %H:%M:%S") if change.at else "start",
+            ", ".join(f"{names.get(who, who)} {share} %" for who, share in change.weights.items()),
+            change.why,
+        ]
+        for change in result.history
+    ]
+
+
+def _gates(decision: dict[str, Any]) -> list[str]:
+    titles = ["gate", "state", "candidate", "baseline", "harm: ln E (limit)", "proof: ln E (limit)"]
+    rows = [
+        [
+            name,
+            gate["state"],
+            _share(gate["candidate_bad"], gate["candidate_requests"]),
+            _share(gate["baseline_bad"], gate["baseline_requests"]),
+            f"{_number(gate['log_e_harm'])} ({_number(gate['log_e_harm_limit'])})",
+            f"{_number(gate['log_e_ok'])} ({_number(gate['log_e_ok_limit'])})",
+        ]
+        for name, gate in decision["gates"].items()
+    ]
+    return _table(titles, rows)
+
+
+def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
+    """The looks that moved something, and the last ones."""
+    moved = [one for one in decisions if one["verdict"] != "hold"]
+    shown = moved[-DECISIONS_SHOWN:]
+    rows = [
+        [one["look"], f"{one['step']} %", one["verdict"], one["reason"], one["step_requests"]]
+        for one in shown
+    ]
+    titles = ["look", "candidate's share", "verdict", "reason", "candidate requests at this step"]
+    return [
+        f"{len(decisions)} looks, {len(moved)} of them moved something.",
+        "",
+        *_table(titles, rows),
+    ]
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
+    return [f"| {' | '.join(line)} |" for line in cells] + [""]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,235 @@
+"""A flow as a plain script: `--params FILE [--result FILE]`, one clear message for every bad input, exit codes.
+
+Without `TUNESHIP_URL` the script brings its own service, without `PREFECT_API_URL` its own Prefect server, and takes
+both away at its end. The result file is written in every case. Knows no particular flow.
+"""
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import yaml
+from prefect.exceptions import TerminationSignal
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from pydantic import BaseModel, ValidationError
+
+from flows.companions import CompanionFailed, embedded_service, prefect_server
+from flows.interruption import Stopped, stop_once, uninterrupted
+from flows.outcome import RollbackIncomplete
+from flows.parameters import DIRECTORY
+from flows.refusals import BadInput
+from flows.screen import Screen, show_runs_on
+from tasks.api import api, connect, disconnect
+from tasks.deployments import DeploymentNotRunning
+from tasks.jobs import JobOverdue
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+EXIT_CODES = {"promoted": 0, "skipped": 0, "rejected": 3, "rolled_back": 4, "paused": 5}
+"""By outcome; everything else is 1, and after a signal 128 + its number."""
+EXPECTED = (
+    BadInput,
+    ApiError,
+    BadResponse,
+    ServiceUnreachable,
+    CompanionFailed,
+    JobOverdue,
+    DeploymentNotRunning,
+)
+PREFECT_SERVER = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+}
+"""A Prefect server for one run: no telemetry, no UI; the batch sizes spare SQLite, which would answer 503 otherwise."""
+
+
+class Outcome(Protocol):
+    """What a flow returns."""
+
+    @property
+    def outcome(self) -> str:
+        """One of the outcomes that have an exit code."""
+        ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        ...
+
+
+Parameters = TypeVar("Parameters", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the script ended: the result for the file, a message for people, the exit code."""
+
+    result: dict[str, Any]
+    message: str
+    exit_code: int
+
+
+def run_script(
+    run: Callable[[Parameters], Outcome], parameters: type[Parameters], description: str
+) -> NoReturn:
+    """Read the parameters, run the flow on them and exit with its code."""
+    screen = Screen()
+    stop_once(screen.say)
+    params, result = _arguments(description)
+    try:
+        ending = _run(run, parameters, params, screen)
+    except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
+        ending = _ending_after(error)
+    with uninterrupted():
+        screen.close()
+        if ending.message:
+            screen.say(ending.message, "bold red")
+        if result is not None:
+            result.parent.mkdir(parents=True, exist_ok=True)
+            result.write_text(json.dumps(ending.result, indent=2) + "\n")
+    sys.exit(ending.exit_code)
+
+
+def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
+    """Parameters from a YAML or JSON file; paths in it are relative to it. Raises `BadInput`."""
+    try:
+        content: object = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise BadInput(f"{file}: is not valid YAML or JSON{where}") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{file}: must hold a mapping of parameters")
+    try:
+        # By way of JSON, so that YAML's own types (dates, ...) do not leak into the parameters.
+        return parameters.model_validate_json(
+            json.dumps(content, default=str), context={DIRECTORY: file.resolve().parent}
+        )
+    except ValidationError as error:
+        raise BadInput(f"{file}: {len(error.errors())} problem(s)", _problems(error)) from None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    return [
+        f"{'.'.join(str(part) for part in problem['loc']) or 'parameters'}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False)
+    ]
+
+
+def _arguments(description: str) -> tuple[Path, Path | None]:
+    parser = argparse.ArgumentParser(description=description, exit_on_error=False)
+    parser.add_argument(
+        "--params", type=Path, required=True, metavar="FILE", help="YAML or JSON file of parameters"
+    )
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write the result here as JSON")
+    try:
+        chosen = parser.parse_args()
+    except argparse.ArgumentError as error:
+        sys.stderr.write(f"{parser.format_usage()}{error}\n")
+        sys.exit(1)
+    except (
+        SystemExit
+    ) as error:  # argparse exits with 2 where it does not raise; here a bad call is 1
+        sys.exit(1 if error.code else 0)
+    return chosen.params, chosen.result
+
+
+def _run(
+    run: Callable[[Parameters], Outcome], parameters: type[Parameters], params: Path, screen: Screen
+) -> Ending:
+    chosen = load_parameters(params, parameters)
+    with _service(screen):
+        api().models.list(
+            limit=1
+        )  # a wrong key or a dead service shows here, before anything is made
+        with _prefect(screen):
+            show_runs_on(screen)
+            outcome = run(chosen)
+    code = EXIT_CODES.get(outcome.outcome, 1)
+    return Ending(outcome.model_dump(mode="json"), "", code)
+
+
+@contextmanager
+def _service(screen: Screen) -> Generator[None]:
+    """The service of `TUNESHIP_URL`, or one of our own."""
+    if ClientSettings().url:
+        yield
+        return
+    screen.say("starting the embedded service")
+    with embedded_service(PipelineSettings()) as settings:
+        screen.say(f"service ready at {settings.url}")
+        connect(settings)
+        try:
+            yield
+        finally:
+            disconnect()
+
+
+@contextmanager
+def _prefect(screen: Screen) -> Generator[None]:
+    """The Prefect server of `PREFECT_API_URL` (or of the active profile), or one of our own."""
+    if get_current_settings().api.url:
+        yield
+        return
+    screen.say("starting a Prefect server for this run")
+    log = PipelineSettings().reports.expanduser() / "prefect.log"
+    environment = embedded_service_environment() | PREFECT_SERVER
+    with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+def _ending_after(error: BaseException) -> Ending:
+    if isinstance(error, RollbackIncomplete):
+        return Ending(error.result.model_dump(mode="json"), str(error), 1)
+    if isinstance(error, Stopped | KeyboardInterrupt | TerminationSignal):
+        code = error.exit_code if isinstance(error, Stopped) else 130
+        code = 143 if isinstance(error, TerminationSignal) else code
+        return Ending(_aborted("cancelled", "stopped by a signal"), "stopped", code)
+    if isinstance(error, EXPECTED):
+        message = _told(error)
+        return Ending(_aborted(_reason(error), message), message, 1)
+    log = PipelineSettings().reports.expanduser() / "error.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("".join(traceback.format_exception(error)))
+    message = f"unexpected {type(error).__name__} (details: {log})"
+    return Ending(_aborted("internal_error", message), message, 1)
+
+
+def _aborted(reason: str, message: str) -> dict[str, Any]:
+    return {"outcome": "aborted", "reason": reason, "message": message}
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        return error.unknown_code or error.code
+    if isinstance(error, BadInput):
+        return "bad_input"
+    if isinstance(error, ServiceUnreachable | CompanionFailed):
+        return "service_unreachable"
+    return "bad_response" if isinstance(error, BadResponse) else "failed"
+
+
+def _told(error: BaseException) -> str:
+    """The message for people. Details name fields, lines and codes; the service never echoes what was sent."""
+    if not isinstance(error, ApiError):
+        return str(error)
+    lines = [f"the service refused ({error.status} {error.unknown_code or error.code}): {error}"]
+    for detail in error.details[:20]:
+        line = f"line {detail.line}, " if detail.line is not None else ""
+        lines.append(f"  {line}{detail.field or 'request'}: {detail.code}: {detail.message}")
+    if error.request_id:
+        lines.append(f"  request {error.request_id}")
+    return "\n".join(lines)
