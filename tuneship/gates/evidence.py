@@ -244,9 +244,13 @@ def early_warning(buckets: Sequence[Counts], limits: Limits) -> bool:
 
 def log_sum_exp(logs: Logs) -> float:
     """log(sum(exp(v))). `fsum` rounds once, so the result depends neither on the order nor on the Python version."""
+    try:
+        total = math.fsum(map(math.exp, logs))
+    except OverflowError:
+        total = math.inf
+    if 1e-250 < total < 1e250:  # what underflowed is below one part in 10^50
+        return math.log(total)
     top = max(logs)
-    if -600.0 < top < 600.0:  # no overflow, and what underflows is below one part in 10^40
-        return math.log(math.fsum(map(math.exp, logs)))
     return top + math.log(math.fsum([math.exp(value - top) for value in logs]))
 
 

@@ -100,7 +100,7 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
         log_e_ok_limit=evidence.LOG_PROVEN,
         z=evidence.early_z(counts, limits),
         z_limit=evidence.Z_WARN,
-        requests_to_proof=evidence.requests_to_proof(counts, limits),
+        requests_to_proof=evidence.requests_to_proof(counts, limits) if state == "open" else None,
     )
 
 

@@ -241,10 +241,12 @@ def _histogram(body: Json, length: int) -> list[tuple[int, ...] | None]:
 
 
 def _cumulative(row: object, length: int) -> tuple[int, ...]:
-    values = tuple(int(count or 0) for count in _numbers(row, length, "histogram"))
-    if any(a > b for a, b in pairwise(values)):
+    values = _array(row, length, "histogram")
+    if not all(type(value) is int for value in values):  # ours are; others may be null or 3.0
+        values = [int(count or 0) for count in _numbers(values, length, "histogram")]
+    if values != sorted(values) or values[0] < 0 or values[-1] > _MOST:
         raise Unusable("histogram is not cumulative")
-    return values
+    return tuple(values)
 
 
 def _edges(body: Json) -> tuple[float, ...] | None:
