@@ -143,16 +143,18 @@ async def _rate(
 ) -> dict[str, float]:
     """Closed loop: every client sends its next request when the last one is answered."""
     repeats = max(2, 32 // len(requests))
-    spans = []
+    spans, busy = [], []
     for _ in range(rounds + 1):
-        began = time.monotonic()
+        began, cpu = time.monotonic(), _cpu_seconds(line.facts.pid)
         await asyncio.gather(*(_client(line, request, repeats) for request in requests))
         spans.append((time.monotonic() - began) / repeats)
+        busy.append((_cpu_seconds(line.facts.pid) - cpu) / repeats)
     span = statistics.median(spans[1:])
     return {
         "requests_per_s": round(len(requests) / span, 1),
         "tokens_per_s": round(len(requests) * NEW_TOKENS / span),
         "best_requests_per_s": round(len(requests) / min(spans[1:]), 1),
+        "requests_per_cpu_s": round(len(requests) / statistics.median(busy[1:]), 1),
     }
 
 
@@ -187,6 +189,12 @@ def _resident(pid: int) -> int:
     """Bytes of memory this process holds, without the pages of files."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of the replica: tells its own cost from that of its neighbours on a busy machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _random_base(directory: Path) -> Path:

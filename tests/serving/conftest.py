@@ -82,7 +82,7 @@ StartReplica = Callable[..., AbstractAsyncContextManager[Process]]
 
 @pytest.fixture
 def start_replica(base: Path) -> StartReplica:
-    """For `async with start_replica("--rows", "4")`."""
+    """Replicas by command-line options; each ends with its `async with`."""
 
     @asynccontextmanager
     async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:

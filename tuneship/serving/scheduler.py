@@ -40,18 +40,21 @@ class Scheduler:
     def schedule(self) -> int:
         """Let waiting sequences join behind the running ones; returns how many did.
 
-        A prompt above the budget joins alone.
+        A prompt above the budget joins alone. Joiners of one adapter stand side by side, which makes fewer, larger
+        matrix products of their prompts.
         """
-        before = len(self.running)
+        joiners: list[Sequence] = []
         budget = self.prompt_tokens
-        while self.waiting and len(self.running) < self.rows:
+        while self.waiting and len(self.running) + len(joiners) < self.rows:
             budget -= self.waiting[0].length
-            if budget < 0 and len(self.running) > before:
+            if budget < 0 and joiners:
                 break
-            sequence = self.waiting.popleft()
+            joiners.append(self.waiting.popleft())
+        joiners.sort(key=lambda sequence: sequence.request.adapter or "")
+        for sequence in joiners:
             sequence.row = len(self.running)
             self.running.append(sequence)
-        return len(self.running) - before
+        return len(joiners)
 
     def release(self, sequence: Sequence) -> Move | None:
         """Free the row of a running sequence; the last row moves into the gap."""

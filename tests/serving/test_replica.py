@@ -1,0 +1,123 @@
+"""The frames of a replica process, byte for byte, and how it ends."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import QUIET
+
+pytestmark = pytest.mark.slow
+
+GENERATE = {"op": "generate", "adapter": None, "tokens": [9, 8, 7], "max_tokens": 4, "temperature": 0.0, "top_p": 1.0,
+            "seed": None, "stop_tokens": []}  # fmt: skip
+
+
+@dataclass
+class Wire:
+    """Raw frames to and from a process."""
+
+    process: subprocess.Popen[bytes]
+    stream: socket.socket
+    lines: Iterator[bytes]
+
+    def send(self, **frame: object) -> None:
+        self.stream.sendall(json.dumps(frame).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        return json.loads(next(self.lines))
+
+
+@pytest.fixture
+def wire(base: Path) -> Iterator[Wire]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    command = [
+        sys.executable,
+        "-m",
+        "tuneship.serving",
+        "--base",
+        str(base),
+        "--fd",
+        str(theirs.fileno()),
+    ]
+    with subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], env=QUIET, stderr=subprocess.PIPE
+    ) as process:
+        theirs.close()
+        with ours, ours.makefile("rb") as lines:
+            yield Wire(process, ours, lines)
+        process.kill()
+
+
+def test_a_ready_replica_introduces_itself_once(wire: Wire) -> None:
+    assert wire.receive()["ready"] == {
+        "pid": wire.process.pid,
+        "parameters": 26944,
+        "context_length": 256,
+        "vocabulary": 261,
+        "dtype": "float32",
+    }
+
+
+def test_one_frame_a_step_carries_the_tokens_of_all_requests(wire: Wire) -> None:
+    wire.receive()
+    wire.stream.sendall(
+        b"".join(json.dumps({**GENERATE, "id": name}).encode() + b"\n" for name in "ab")
+    )
+    frames = [wire.receive() for _ in range(4)]
+    assert all({identifier for identifier, _ in frame["tokens"]} == {"a", "b"} for frame in frames)
+    assert [frame["finished"] for frame in frames[:3]] == [[], [], []]
+    assert sorted(frames[3]["finished"]) == [["a", "length"], ["b", "length"]]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"op": "dance"},
+        {"op": "load", "adapter": "a"},
+        {**GENERATE, "tokens": [1.5]},
+        {**GENERATE, "tokens": "abc"},
+        {**GENERATE, "adapter": ["a"]},
+        {**GENERATE, "seed": {}},
+        {**GENERATE, "max_tokens": None},
+    ],
+)
+def test_a_frame_that_makes_no_sense_is_answered_and_harms_nobody(
+    wire: Wire, frame: dict[str, object]
+) -> None:
+    wire.receive()
+    wire.send(**frame, id="odd")
+    answer = wire.receive()
+    assert answer["id"] == "odd"
+    assert answer["error"]
+    wire.send(**GENERATE, id="even")
+    assert wire.receive()["tokens"][0][0] == "even"
+
+
+def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(wire: Wire) -> None:
+    wire.receive()
+    requests = [{**GENERATE, "id": name, "max_tokens": 250} for name in "ab"]
+    wire.stream.sendall("".join(json.dumps(request) + "\n" for request in requests).encode())
+    wire.receive()
+    wire.stream.sendall(b"this is no frame\n")
+    told = {}
+    for line in wire.lines:
+        frame = json.loads(line)
+        if "error" in frame:
+            told[frame["id"]] = frame["error"]
+    assert told == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
+    assert wire.process.wait(10) != 0
+
+
+def test_a_termination_signal_ends_an_idle_process(wire: Wire) -> None:
+    wire.receive()
+    wire.process.send_signal(signal.SIGTERM)
+    assert wire.process.wait(10) == 0
