@@ -213,6 +213,9 @@ class FakeService:
             self._catch_up()
             parts = path.removeprefix("/v1/").split("/")
             resource, rest = parts[0], parts[1:]
+            if resource == "models":
+                page = {"total": 0, "limit": 1, "offset": 0, "next_offset": None}
+                return 200, {"models": [], "pagination": page}
             if resource == "deployments":
                 return self._deployments(method, rest, query)
             if resource == "canary-endpoints":
@@ -449,6 +452,7 @@ def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None
 class _Handler(BaseHTTPRequestHandler):
     service: FakeService
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
