@@ -1,6 +1,6 @@
 """How fast one replica answers, and what one more adapter costs: measured through its socket, as the gateway sees it.
 
-    python benchmarks/serving_engine.py [--base DIR] [--rounds 5] [--threads 1]
+    OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE python benchmarks/serving_engine.py [--base DIR] [--rounds 5]
 
 Prints one JSON object. Prompts of 57 tokens, 32 new tokens each, greedy, no early end; medians over the rounds.
 """
@@ -19,6 +19,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tuneship.serving.line import GenerateRequest, ReplicaLine
 
@@ -65,9 +69,10 @@ async def _measure(
     base: Path, adapters: Sequence[Path], rounds: int, threads: int
 ) -> dict[str, object]:
     began = time.monotonic()
-    line, process = await _start(base, threads)
+    stream, process = _start(base, threads)
+    line = await ReplicaLine.open(stream)
     report: dict[str, object] = {
-        "model": vars_of(line),
+        "model": _introduction(line),
         "start_s": round(time.monotonic() - began, 2),
     }
     try:
@@ -87,7 +92,7 @@ async def _measure(
     return report
 
 
-async def _start(base: Path, threads: int) -> tuple[ReplicaLine, subprocess.Popen[bytes]]:
+def _start(base: Path, threads: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     command = [
         sys.executable,
@@ -98,15 +103,12 @@ async def _start(base: Path, threads: int) -> tuple[ReplicaLine, subprocess.Pope
         "--fd",
         str(theirs.fileno()),
     ]
-    quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # noqa: TID251 (handed on)
-    process = subprocess.Popen(
-        [*command, "--threads", str(threads)], pass_fds=[theirs.fileno()], env=quiet
-    )  # noqa: ASYNC220, S603
+    process = subprocess.Popen([*command, "--threads", str(threads)], pass_fds=[theirs.fileno()])
     theirs.close()
-    return await ReplicaLine.open(ours), process
+    return ours, process
 
 
-def vars_of(line: ReplicaLine) -> dict[str, object]:
+def _introduction(line: ReplicaLine) -> dict[str, object]:
     """The replica's own words."""
     facts = line.facts
     return {
@@ -180,7 +182,7 @@ def _requests(case: Case, clients: int, vocabulary: int) -> list[GenerateRequest
 
 
 def _request(vocabulary: int, *, seed: int, adapter: str | None) -> GenerateRequest:
-    draws = random.Random(seed)  # noqa: S311 (made-up prompts)
+    draws = random.Random(seed)
     tokens = tuple(draws.randrange(vocabulary) for _ in range(PROMPT_TOKENS))
     return GenerateRequest(tokens, NEW_TOKENS, adapter=adapter)
 
@@ -198,8 +200,6 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _random_base(directory: Path) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         vocab_size=2048,
         hidden_size=128,
@@ -216,9 +216,6 @@ def _random_base(directory: Path) -> Path:
 
 def _random_adapter(base: Path, directory: Path) -> Path:
     """All linear layers, as peft would write them."""
-    import torch
-    from safetensors.torch import save_file
-
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]

@@ -1,6 +1,5 @@
 """A tiny random base model, adapters made by peft, and real replica processes to talk to."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -77,6 +76,26 @@ class Process:
     popen: subprocess.Popen[bytes]
 
 
+def spawn(
+    model: Path, *options: str, **pipes: int
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A replica process and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    command = [
+        sys.executable,
+        "-m",
+        "tuneship.serving",
+        "--base",
+        str(model),
+        "--fd",
+        str(theirs.fileno()),
+    ]
+    with theirs:
+        return ours, subprocess.Popen(
+            [*command, *options], pass_fds=[theirs.fileno()], env=QUIET, **pipes
+        )
+
+
 StartReplica = Callable[..., AbstractAsyncContextManager[Process]]
 
 
@@ -86,20 +105,7 @@ def start_replica(base: Path) -> StartReplica:
 
     @asynccontextmanager
     async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "tuneship.serving",
-            "--base",
-            str(model),
-            "--fd",
-            str(theirs.fileno()),
-        ]
-        popen = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
-            [*command, *options], pass_fds=[theirs.fileno()], env={**os.environ, **QUIET}
-        )
-        theirs.close()
+        ours, popen = spawn(model, *options)
         try:
             line = await ReplicaLine.open(ours)
             yield Process(line, popen)

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import QUIET
+from tests.serving.conftest import spawn
 
 pytestmark = pytest.mark.slow
 
@@ -37,21 +36,9 @@ class Wire:
 
 @pytest.fixture
 def wire(base: Path) -> Iterator[Wire]:
-    ours, theirs = socket.socketpair()
+    ours, process = spawn(base, stderr=subprocess.PIPE)
     ours.settimeout(30)
-    command = [
-        sys.executable,
-        "-m",
-        "tuneship.serving",
-        "--base",
-        str(base),
-        "--fd",
-        str(theirs.fileno()),
-    ]
-    with subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], env=QUIET, stderr=subprocess.PIPE
-    ) as process:
-        theirs.close()
+    with process:
         with ours, ours.makefile("rb") as lines:
             yield Wire(process, ours, lines)
         process.kill()

@@ -63,7 +63,7 @@ class Lora:
             for number, site in enumerate(self._sites)
             for member, module in enumerate(site.modules)
         }
-        self._registry: dict[str, dict[tuple[int, int], Matrices]] = {}
+        self._registry: dict[str, dict[int, dict[int, Matrices]]] = {}
         self._stacks = [_Stack(site, dtype) for site in self._sites]
         self._residents: list[str | None] = []
         self._rank = 0
@@ -85,9 +85,10 @@ class Lora:
         """Register; an adapter of the same name is replaced unless it runs. Raises `AdapterRefused`."""
         if self._users[adapter]:
             raise AdapterRefused("an adapter of this name is answering requests")
-        fitted = {
-            self._fit(module, pair): self._own(module, pair) for module, pair in matrices.items()
-        }
+        fitted: dict[int, dict[int, Matrices]] = {}
+        for module, pair in matrices.items():
+            number, member = self._fit(module, pair)
+            fitted.setdefault(number, {})[member] = self._own(pair, number, member)
         self.unload(adapter)
         self._registry[adapter] = fitted
 
@@ -97,6 +98,7 @@ class Lora:
             raise AdapterRefused("the adapter is answering requests")
         self._residents = [None if name == adapter else name for name in self._residents]
         self._used_at.pop(adapter, None)
+        del self._users[adapter]
         return self._registry.pop(adapter, None) is not None
 
     def hold(self, adapter: str) -> None:
@@ -144,9 +146,8 @@ class Lora:
             raise AdapterRefused(f"the LoRA matrices of {module} do not fit the base model")
         return number, member
 
-    def _own(self, module: str, pair: Matrices) -> Matrices:
+    def _own(self, pair: Matrices, number: int, member: int) -> Matrices:
         """Copies in the model's number format and channel order: the file may go away."""
-        number, member = self._place[module]
         order = self._sites[number].order[member]
         b = pair.b if order is None else pair.b[:, order]
         return Matrices(
@@ -154,15 +155,13 @@ class Lora:
         )
 
     def _settle(self, adapter: str, slot: int) -> None:
-        matrices = self._registry[adapter]
-        rank = max(pair.a.shape[0] for pair in matrices.values())
+        sites = self._registry[adapter]
+        rank = max(pair.a.shape[0] for members in sites.values() for pair in members.values())
         if rank > self._rank:
             self._rank = rank
             self._resize(len(self._residents))
         for number, stack in enumerate(self._stacks):
-            stack.fill(
-                slot, {member: pair for (at, member), pair in matrices.items() if at == number}
-            )
+            stack.fill(slot, sites.get(number, {}))
         self._residents[slot] = adapter
 
     def _free_slot(self) -> int:
