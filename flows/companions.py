@@ -26,7 +26,15 @@ ALREADY_RUNNING = 6
 
 
 PREFECT_SERVER = (
-    *(sys.executable, "-m", "uvicorn", "--log-level", "warning"),
+    *(
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--log-level",
+        "warning",
+        "--timeout-graceful-shutdown",
+        "3",
+    ),
     *("--factory", "prefect.server.api.server:create_app"),
 )
 
@@ -36,7 +44,9 @@ class CompanionFailed(Exception):
 
 
 @contextmanager
-def embedded_service(settings: PipelineSettings) -> Generator[ClientSettings]:
+def embedded_service(
+    settings: PipelineSettings, environment: Mapping[str, str] | None = None
+) -> Generator[ClientSettings]:
     """`tuneship serve` on the pipeline's data directory, or the one that already runs there."""
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     log = settings.log_file or settings.data_dir / "service.log"
@@ -47,7 +57,7 @@ def embedded_service(settings: PipelineSettings) -> Generator[ClientSettings]:
             stdout=subprocess.PIPE,
             stderr=output,
             stdin=subprocess.DEVNULL,
-            env=embedded_service_environment(),
+            env=dict(environment or embedded_service_environment()),
             start_new_session=True,
             text=True,
         )

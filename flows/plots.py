@@ -80,10 +80,11 @@ def plot_rollout(
             _draw_arm(errors, latency, frame, clock, arm)
         _label(errors, "Failed requests", "", "% of requests")
         _label(latency, "Latency (mean of the buckets' percentiles)", clock.unit, "milliseconds")
+        errors.set_ylim(0, max(5.0, errors.get_ylim()[1]))
+        latency.set_ylim(bottom=0)
         for axes in (errors, latency):
-            axes.set_ylim(bottom=0)
             if axes.has_data():
-                axes.legend(loc="upper left", ncols=2)
+                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderpad=0)
         figure.savefig(file)
     return True
 

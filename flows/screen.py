@@ -7,10 +7,9 @@ that standard output holds the result alone.
 import logging
 import time
 from pathlib import Path
-from typing import cast
 
 import prefect
-from prefect.logging.configuration import setup_logging
+from prefect.logging.handlers import PrefectConsoleHandler
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
@@ -89,13 +88,12 @@ class _RunLogs(logging.Handler):
 
 def show_runs_on(screen: Screen) -> None:
     """Let the flows' own log lines and progress appear on the screen, and silence Prefect's console output."""
-    setup_logging()
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("prefect")]
+    names = [None, *(name for name in logging.root.manager.loggerDict if "prefect" in name)]
     for logger in map(logging.getLogger, names):
         for handler in list(logger.handlers):
-            if isinstance(handler, logging.StreamHandler):
-                logger.removeHandler(cast("logging.Handler", handler))
-    logging.getLogger("prefect").addHandler(logging.NullHandler())
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)
+    logging.root.addHandler(logging.NullHandler())
     for name in SHOWN_LOGGERS:
         logging.getLogger(name).addHandler(_RunLogs(screen))
     progress.listen(screen.show)

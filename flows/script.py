@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import yaml
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from pydantic import BaseModel, ValidationError
 
@@ -42,6 +44,7 @@ EXPECTED = (
     JobOverdue,
     DeploymentNotRunning,
 )
+FLUSH_SECONDS = 5.0
 PREFECT_SERVER = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_UI_ENABLED": "0",
@@ -188,7 +191,12 @@ def _prefect(screen: Screen) -> Generator[None]:
     log = PipelineSettings().reports.expanduser() / "prefect.log"
     environment = embedded_service_environment() | PREFECT_SERVER
     with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
-        yield
+        try:
+            yield
+        finally:
+            with uninterrupted():  # logs and events that are still queued need the server
+                APILogWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+                EventsWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
 
 
 def _ending_after(error: BaseException) -> Ending:

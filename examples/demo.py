@@ -1,0 +1,263 @@
+"""Three releases of a real model on one machine, as a user would run them: a good one, bad data, bad behaviour.
+
+Each act is one run of `python flows/tune_and_deploy.py` against one service and one Prefect server, which this program
+starts and stops. Everything lies under one folder, emptied at the start: `.demo`, or the one named as argument.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from flows.companions import embedded_service, prefect_server
+from flows.interruption import Stopped, stop_once
+from tuneship.client import Client
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "examples" / "icd10cm"
+ENDPOINT = "icd10-chapters"
+TRAINING: dict[str, Any] = {
+    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "lora_rank": 16, "epochs": 2},
+    "validation_frequency": 0.25,
+}
+CANARY: dict[str, Any] = {
+    "steps": [10, 25, 50, 100],
+    "interval": "1s",
+    "look_every_seconds": 1,
+    "min_looks_per_step": 5,
+    "min_requests_per_step": 30,
+    "bake_looks": 15,
+    "lease_seconds": 30,
+    "latency_gates": {"per_output_token": True},
+    "traffic": {
+        "prompts": str(DATA / "validation.jsonl"),
+        "requests_per_second": 40,
+        "max_in_flight": 16,
+        "max_tokens": 48,
+    },
+}
+PREFECT_BATCHES = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+}
+EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
+
+
+class Demo:
+    """The running demo: its folder, its environment, what it measured."""
+
+    def __init__(
+        self, folder: Path, settings: ClientSettings, environment: Mapping[str, str]
+    ) -> None:
+        """Remember where everything is."""
+        self.folder, self.settings, self.environment = folder, settings, environment
+
+    def act(self, title: str, name: str, release: Mapping[str, Any]) -> dict[str, Any]:
+        """One run of the flow with a params file of its own; its result."""
+        say(f"\n{title}")
+        params, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
+        params.write_text(json.dumps({"model_name": ENDPOINT, **release}, indent=2) + "\n")
+        flow = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py")]
+        say(f"$ python flows/tune_and_deploy.py --params {shown(params)} --result {shown(result)}")
+        started = time.monotonic()
+        code = self._run([*flow, "--params", str(params), "--result", str(result)])
+        told: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
+        told |= {"exit_code": code, "seconds": time.monotonic() - started}
+        return told
+
+    def _run(self, command: list[str]) -> int:
+        # A session of its own: Ctrl-C reaches the demo, which then lets the flow clean up in peace.
+        flow = subprocess.Popen(command, env=dict(self.environment), start_new_session=True)
+        try:
+            return flow.wait()
+        except BaseException:
+            flow.terminate()
+            flow.wait()
+            raise
+
+    def serving(self) -> dict[str, int]:
+        """The endpoint's split, as the service tells it."""
+        with Client(self.settings) as client:
+            endpoint = client.canary_endpoints.list(name=ENDPOINT).canary_endpoints[0]
+        return {member.id: member.traffic_percentage for member in endpoint.deployments}
+
+
+class Memory(threading.Thread):
+    """Samples the resident memory of this process and all its descendants, where the system has /proc."""
+
+    def __init__(self) -> None:
+        """Nothing has been measured."""
+        super().__init__(daemon=True)
+        self.peak_kib = 0
+
+    def run(self) -> None:
+        """Look every half second until the program ends."""
+        while Path("/proc/self/stat").exists():
+            self.peak_kib = max(self.peak_kib, self._now())
+            time.sleep(0.5)
+
+    @staticmethod
+    def _now() -> int:
+        parents: dict[int, int] = {}
+        resident: dict[int, int] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has just ended
+            parents[int(folder.name)] = int(fields[1])
+            resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE") // 1024
+        family = {os.getpid()}
+        for _ in range(8):  # generations
+            family |= {pid for pid, parent in parents.items() if parent in family}
+        return sum(resident.get(pid, 0) for pid in family)
+
+
+def main() -> int:
+    """Run the three acts; 0 when each ended as it should."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / ".demo").resolve()
+    started = time.monotonic()
+    memory = Memory()
+    memory.start()
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "reports").mkdir(parents=True)
+    acts, failures = run_acts(folder)
+    say("\n== Summary")
+    for name, act in acts.items():
+        say(f"{name}: {act['outcome']} ({act['reason']}), {act['seconds']:.0f} s")
+        say(f"   report: {shown(Path(act.get('report') or folder))}")
+    say(f"{time.monotonic() - started:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
+    say("See the service and the Prefect UI again:")
+    tools = Path(sys.executable).parent
+    say(f"  {shown(tools / 'tuneship')} serve --data-dir {shown(folder / 'data')}")
+    say(f"  PREFECT_HOME={folder / 'prefect'} {shown(tools / 'prefect')} server start")
+    for failure in failures:
+        say(f"FAILED: {failure}")
+    return 1 if failures else 0
+
+
+def run_acts(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Start the service and the Prefect server, run the acts, stop both; results and what went otherwise."""
+    surroundings = embedded_service_environment().items()
+    own = {
+        **{name: value for name, value in surroundings if not name.startswith("PREFECT_")},
+        **PREFECT_BATCHES,
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
+        "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
+        "TUNESHIP_RECORDS": str(folder / "records"),
+        "TUNESHIP_REPORTS": str(folder / "reports"),
+    }
+    with ExitStack() as companions:
+        say("starting the service and the Prefect server")
+        service = embedded_service(PipelineSettings(data_dir=folder / "data"), own)
+        settings = companions.enter_context(service)
+        prefect_url = companions.enter_context(prefect_server(own, folder / "prefect.log"))
+        say(f"service {settings.url}, Prefect UI {prefect_url.removesuffix('/api')}")
+        own |= {
+            "PREFECT_API_URL": prefect_url,
+            "TUNESHIP_URL": settings.url,
+            "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+            "TUNESHIP_CLIENT_ID": settings.client_id,
+        }
+        return play(Demo(folder, settings, own))
+
+
+def play(demo: Demo) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The three acts, and every expectation that was not met."""
+    validation = str(DATA / "validation.jsonl")
+    endpoint = {"name": ENDPOINT}
+    hospitals = [str(DATA / f"hospital_{letter}.jsonl") for letter in "ab"]
+    release = demo.act(
+        "== Act 1: a release. Two hospitals' diagnoses tune the base model",
+        "act1",
+        {
+            **TRAINING,
+            "data": {"files": hospitals, "validation_file": validation},
+            "endpoint": endpoint,
+            "canary": CANARY,
+            "evaluation": {"max_rows": 300, "max_tokens": 32},
+        },
+    )
+    acts, failures = {"act 1": release}, unmet("act 1", release, "promoted", "none")
+    if failures:
+        return acts, failures
+    accuracy, champion = release["accuracy"], release["candidate_deployment_id"]
+    say(
+        f"exact chapter titles on {accuracy['rows']} validation rows of unseen categories:"
+        f" {100 * accuracy['before'] / accuracy['rows']:.1f} % before,"
+        f" {100 * accuracy['after'] / accuracy['rows']:.1f} % after"
+    )
+    bad = [str(DATA / "mislabelled.jsonl")]
+    one_epoch = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
+    acts["act 2"] = demo.act(
+        "== Act 2: bad data. The same flow on rows with shuffled answers",
+        "act2",
+        {
+            **TRAINING,
+            **one_epoch,
+            "data": {"files": bad, "validation_file": validation},
+            "endpoint": endpoint,
+            "canary": CANARY,
+        },
+    )
+    failures += unmet("act 2", acts["act 2"], "rejected", "training_gate")
+    if acts["act 2"].get("candidate_deployment_id") is not None:
+        failures.append("act 2: a deployment was created")
+    for note in acts["act 2"].get("notes", []):
+        say(note)
+    acts["act 3"] = demo.act(
+        "== Act 3: bad behaviour. The model of act 1 once more, with faults injected",
+        "act3",
+        {
+            "model": release["model"],
+            "deployment": {"tags": {"fault.error_rate": "0.2"}},
+            "endpoint": endpoint,
+            "canary": CANARY,
+        },
+    )
+    failures += unmet("act 3", acts["act 3"], "rolled_back", "error_rate")
+    if not acts["act 3"].get("candidate_deleted"):
+        failures.append("act 3: the candidate's deployment was not deleted")
+    if demo.serving().get(champion) != 100:
+        failures.append("act 3: the endpoint does not serve the champion")
+    return acts, failures
+
+
+def unmet(name: str, act: Mapping[str, Any], outcome: str, reason: str) -> list[str]:
+    """What this act should have been and was not."""
+    wanted = (outcome, reason, EXIT_CODES[outcome])
+    got = (act.get("outcome"), act.get("reason"), act["exit_code"])
+    return [] if got == wanted else [f"{name}: {got} instead of {wanted}"]
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    print(text, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    stop_once(say)
+    try:
+        sys.exit(main())
+    except Stopped as stopped:
+        say("stopped; nothing is left running")
+        sys.exit(stopped.exit_code)
