@@ -81,7 +81,11 @@ def result_of(record: Record, notes: list[str]) -> RolloutResult:
 
 
 def _standing_notes(begun: Begun) -> list[str]:
-    notes = [f"gate {gate.name} is {gate.state}" for gate in begun.gates if gate.state != "active"]
+    notes: list[str] = []
+    for state in ("disabled", "not_available", "not_evaluated"):
+        names = ", ".join(gate.name for gate in begun.gates if gate.state == state)
+        if names:
+            notes.append(f"gates that are {state}: {names}")
     if begun.server:
         lacking = ", ".join(begun.server)
         notes.append(f"the server lacks {lacking}: nothing returns the traffic if this run dies")

@@ -1,6 +1,6 @@
 """Canary endpoints: find, create, read, change the split, renew the lease. One task is one API operation.
 
-A change of the split is sent once and carries `If-Match` instead of an idempotency key: what a lost answer means is known
+A change of the split is sent once, with `If-Match` and without an idempotency key: what a lost answer means is known
 only to who can read the split back (`flows/rollout/split.py`).
 """
 
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import RETRIES, api, idempotency_key
+from tasks.api import RETRIES, api
+from tasks.creates import once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     CanaryEndpointCreate,
@@ -33,8 +34,7 @@ def members(split: Mapping[str, int]) -> list[Member]:
 def create_canary_endpoint(name: str, split: Mapping[str, int], run_key: str) -> CanaryEndpoint:
     """Make the endpoint once per `run_key`, however often this is repeated."""
     wanted = CanaryEndpointCreate(name=name, deployments=members(split))
-    key = idempotency_key(run_key, "create_canary_endpoint", [name, dict(split)])
-    client = api().with_options(idempotency_key=key, timeout_s=CONTROL_TIMEOUT_S)
+    client = once(run_key, "create_canary_endpoint", [name, dict(split)])
     return client.canary_endpoints.create(wanted)
 
 
@@ -56,13 +56,13 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
 def update_canary_endpoint(
     endpoint_id: str,
     split: Mapping[str, int],
-    percentage: int,
+    percentage: int,  # noqa: ARG001 - names the task run
     version: int | None = None,
     lease: LeaseRequest | None = None,
 ) -> CanaryEndpoint:
     """Replace the whole split, once. `percentage` is the candidate's share and names the task run."""
     update = CanaryEndpointUpdate(deployments=members(split))
-    if lease is not None:
+    if lease is not None:  # a server without leases refuses the field, even as null
         update = CanaryEndpointUpdate(deployments=update.deployments, lease=lease)
     client = api().with_options(
         if_match=None if version is None else f'"{version}"', tries=1, timeout_s=CONTROL_TIMEOUT_S
@@ -72,6 +72,6 @@ def update_canary_endpoint(
 
 @task(cache_policy=NO_CACHE, task_run_name="renew-lease-{endpoint_id}")
 def renew_canary_lease(endpoint_id: str, seconds: int) -> CanaryEndpoint:
-    """Keep the split for so many more seconds; 0 ends the lease. The next look is the retry."""
-    client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
+    """Keep the split for so many more seconds; 0 ends the lease. Asked once: the next look is the retry."""
+    client = api().with_options(tries=1, timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.renew_lease(endpoint_id, LeaseRenewal(seconds=seconds))

@@ -1,4 +1,4 @@
-"""Generation, by deployment and through an endpoint. Prompts and completions never reach a log, a name or an artifact."""
+"""Generation, by deployment and through an endpoint. Prompts and completions reach no log, no name and no artifact."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE

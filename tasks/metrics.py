@@ -22,8 +22,8 @@ def get_deployment_metrics(
 ) -> dict[str, Any]:
     """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
 
-    Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves out
-    what the deployment served elsewhere; only our service knows it.
+    Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves
+    out what the deployment served elsewhere; only our service knows it.
     """
     client = api().with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
 

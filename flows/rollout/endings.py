@@ -1,4 +1,4 @@
-"""How a roll-out ends, one function per verdict; each leaves the split as its outcome says and returns the `Ended` fact.
+"""How a roll-out ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
 
 Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
 """
@@ -85,7 +85,7 @@ def promote(split: Split) -> Ended:
 
 
 def retire(split: Split) -> list[str]:
-    """Delete the baseline of a promoted roll-out. Returns what a reader must know; never raises for what the service said.
+    """Delete the baseline of a promoted roll-out. Returns what a reader must know; a refusal keeps the baseline.
 
     In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
     drains what the baseline still generates; the bake has kept new requests away from it.

@@ -65,11 +65,11 @@ def settle(split: Split) -> None:
     """
     record = split.file.record
     intended = last_intended(record)
-    if intended is None or not split.is_extended:
-        if intended not in (None, 0, record.weight):
-            split.shift(
-                record.weight, "resumed"
-            )  # a bare server is told the smaller of the two again
+    if intended is None:
+        return
+    if not split.is_extended:
+        if intended > record.weight:  # it cannot be read, so it is told the smaller of the two
+            split.shift(record.weight, "resumed")
         return
     endpoint = split.calls.get(split.endpoint_id)
     found = candidate_weight(endpoint, split.plan)
@@ -94,7 +94,7 @@ def _begin(plan: CanaryPlan, file: RecordFile, log: Log) -> Split | RolloutResul
         return refusal
     endpoint = _find_or_create(plan, file.path.stem)
     endpoint_id = endpoint.id if endpoint else str(plan.endpoint_id)
-    if endpoint is not None and endpoint.version is not None:
+    if endpoint is not None:
         refusal = _refusal_of_split(endpoint, plan)
         if refusal is not None:
             return refusal

@@ -1,4 +1,4 @@
-"""What people see of a roll-out: one Markdown artifact, updated at each transition, one log line for it, progress at each look.
+"""What people see of a roll-out: progress at each look; at each transition a log line and the Markdown artifact anew.
 
 Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
 """
@@ -49,22 +49,23 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     """The roll-out as Markdown."""
     begun, looks = record.begun, record.looks
     plan = begun.plan
+    pair = f"Baseline `{plan['baseline_deployment_id']}`, candidate `{plan['candidate_deployment_id']}`"
     state = f"**{result.outcome}** ({result.reason})" if result else f"at {record.weight} %"
-    lines = [
+    sections = [
         f"# Roll-out {begun.rollout_id}",
         f"Endpoint `{begun.endpoint_id}`: {state}",
-        f"Baseline `{plan['baseline_deployment_id']}`, candidate `{plan['candidate_deployment_id']}`, steps {plan['steps']}",
-        *(f"- {note}" for note in (result.notes if result else ())),
+        f"{pair}, steps {plan['steps']}",
     ]
+    if result and result.notes:
+        sections.append("\n".join(f"- {note}" for note in result.notes))
     if looks:
-        lines += ["## Gates at the last look", *_gate_table(looks[-1].gates)]
-        lines += ["## Looks", *_look_table(looks)]
-    return "\n\n".join(lines[:3]) + "\n\n" + "\n".join(lines[3:]) + "\n"
+        sections += ["## Gates at the last look", _gate_table(looks[-1].gates)]
+        sections += ["## Looks", _look_table(looks)]
+    return "\n\n".join(sections) + "\n"
 
 
-def _gate_table(gates: Sequence[GateReading]) -> list[str]:
+def _gate_table(gates: Sequence[GateReading]) -> str:
     rows = [
-        "",
         "| gate | state | candidate | baseline | ratio (limit) | harm: E (limit) | proof: E (limit) | z (limit) |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -80,12 +81,11 @@ def _gate_table(gates: Sequence[GateReading]) -> list[str]:
             _beside(gate.z, gate.z_limit),
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    return [*rows, ""]
+    return "\n".join(rows)
 
 
-def _look_table(looks: Sequence[Look]) -> list[str]:
+def _look_table(looks: Sequence[Look]) -> str:
     rows = [
-        "",
         "| look | step | verdict | why | requests at this step | missing |",
         "|---|---|---|---|---|---|",
     ]
@@ -102,7 +102,7 @@ def _look_table(looks: Sequence[Look]) -> list[str]:
             look.missing or "",
         ]
         rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return rows
+    return "\n".join(rows)
 
 
 def _brief(gate: GateReading) -> str:

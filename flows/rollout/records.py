@@ -1,14 +1,14 @@
 """Roll-out records on disk: one append-only JSON-lines file per roll-out, every line synced before anything acts on it.
 
-`<records>/<service>/<rollout id>.jsonl`, so that a worker, the guard or the next run finds what a killed run left. What the
-lines mean stands in `tuneship/gates/record.py`; one live run per endpoint is kept by a file lock that dies with its process.
+`<records>/<service>/<rollout id>.jsonl`: a worker, the guard or the next run finds there what a killed run left. One
+live run per endpoint is kept by a file lock, which dies with its process. A line's meaning: `tuneship/gates/record.py`.
 """
 
 import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,8 @@ class RecordFile:
         """Read what there is; the folder is made with the first line."""
         self.path = path
         content = path.read_bytes() if path.is_file() else b""
-        # A line without its end was never synced, so nothing was done because of it. It is cut off at the next append, not
-        # here: a reader of another process's record must not touch it.
+        # A line without its end was never synced, so nothing was done because of it. It is cut off at the
+        # next append, not here: a reader of another process's record must not touch it.
         self._length = content.rfind(b"\n") + 1
         self.record: Record = from_lines(content[: self._length].decode().splitlines())
 
@@ -76,7 +76,7 @@ class RecordFolder:
         return RecordFile(self.path / f"rollout-{digest}-{number:04d}.jsonl")
 
     @contextmanager
-    def lock(self, plan: CanaryPlan) -> Iterator[bool]:
+    def lock(self, plan: CanaryPlan) -> Generator[bool]:
         """Hold the endpoint for this process; False where another live run on this host holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         endpoint = str(plan.endpoint_id or plan.endpoint_name)

@@ -204,7 +204,7 @@ class Split:
         raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
 
     def _is_set(self, weight: int, lease: LeaseRequest | None, may_be_applied: bool) -> bool:
-        """Whether nothing is left to do. Raises `SplitLost` where the split is neither what it was nor what it shall be."""
+        """Whether nothing is left to do. Raises `SplitLost` for a split that is neither the old nor the new one."""
         if not self.is_extended:
             return False
         seen = self.calls.get(self.endpoint_id)

@@ -1,10 +1,10 @@
 """The way back: whatever stops the flow (an exception, Ctrl-C, SIGTERM, a cancel), the baseline gets its traffic again.
 
-Twice, because each may be missed: as the rollback of a transaction around the roll-out, and as state hooks that Prefect may
-run in a new process, so they know only the run's parameters and the record. Both do nothing where nothing is to be done.
+Twice, because each may be missed: as the rollback of a transaction around the roll-out, and as state hooks, which
+Prefect may run in a new process, so they know only the run's parameters and the record. Both do nothing a second time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,11 @@ STOP_TRIES = 6
 
 
 @contextmanager
-def way_back(split: Split) -> Iterator[None]:
+def way_back(split: Split) -> Generator[None]:
     """Return the traffic when the block raises.
 
-    The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and one failed try of one of
-    them, retried or caught as it may be, would roll the whole of it back (seen on Prefect 3.8.8).
+    The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and a single failed try
+    of one of them, even if it is retried or caught, rolls the whole of it back (seen on Prefect 3.8.8).
     """
     transaction = Transaction()
 

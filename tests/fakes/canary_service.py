@@ -1,7 +1,7 @@
 """A fake of the service's canary half on loopback: deployments, metrics, canary endpoints, leases, generation.
 
-It obeys the contract that the flow relies on (`tuneship/contract/endpoints.py`, `metrics.py`) with scripted traffic instead
-of models, and can lose answers, refuse, or lack every extension. Its clock moves one bucket a look (`tick`), or by itself.
+It obeys the contract that the flow relies on (`tuneship/contract/endpoints.py`, `metrics.py`), with scripted traffic
+instead of models. It can lose answers, refuse, or lack every extension; its clock moves a bucket a look, or by itself.
 """
 
 import json
@@ -66,9 +66,12 @@ Answer = tuple[int, dict[str, Any]]
 class Refusal(Exception):
     """An error answer."""
 
-    def __init__(self, status: int, code: str, message: str = "refused") -> None:
+    def __init__(
+        self, status: int, code: str, message: str = "refused", served_by: str | None = None
+    ) -> None:
         """In the one body shape of every refusal."""
         super().__init__(message)
+        self.headers = {"X-Deployment-ID": served_by} if served_by else {}
         body = {"code": code, "message": message, "type": code, "param": None, "details": []}
         self.answer: Answer = (status, {"error": body})
 
@@ -106,6 +109,11 @@ class FakeService:
         self.before_patch: Callable[[], object] | None = None
         """Happens once, just before the next PATCH is looked at."""
         self.renewed_for = 0
+        self.refuse_generation: Refusal | None = None
+        self.refused = 0
+        self.generation_gate: threading.Event | None = None
+        """While it is not set, generations wait; `waiting` counts them."""
+        self.waiting = 0
         self.metrics_down: Callable[[int], bool] = lambda _tick: False
         self.silent: dict[str, str] = {}
         """Deployment -> how its missing requests are shown: "zeros", "empty" or "nulls"."""
@@ -209,6 +217,10 @@ class FakeService:
         self, method: str, path: str, query: dict[str, str], body: Any, headers: Mapping[str, str]
     ) -> Answer:
         """One request to one answer."""
+        if self.generation_gate is not None and path.endswith("/generate"):
+            with self._lock:
+                self.waiting += 1
+            self.generation_gate.wait(10)
         with self._lock:
             self._catch_up()
             parts = path.removeprefix("/v1/").split("/")
@@ -383,6 +395,9 @@ class FakeService:
             self._change(members, None)
 
     def _generate(self, body: Any) -> Answer:
+        if self.refuse_generation is not None:
+            self.refused += 1
+            raise self.refuse_generation
         weights = self._weights()
         served = len(self.generations)
         candidate = weights.get(CANDIDATE, 0)
@@ -390,7 +405,7 @@ class FakeService:
         self.generations.append(name)
         arm = self.arms[name]
         if arm.rounded("generate", arm.error_share(self.ticks, candidate)):
-            raise Refusal(500, "internal_error", "generation failed")
+            raise Refusal(500, "internal_error", "generation failed", served_by=name)
         blank = bool(arm.rounded("blank", arm.empty_share))
         return 200, {
             "id": f"gen_{served}",
@@ -459,12 +474,14 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         parts = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+        headers: dict[str, str] = {}
         try:
             status, answer = self.service.answer(
                 self.command, parts.path, query, body, self.headers
             )
         except Refusal as refusal:
             status, answer = refusal.answer
+            headers = refusal.headers
         except LostAnswer:
             self.close_connection = True
             return
@@ -472,10 +489,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PATCH = do_DELETE = _serve
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - names by http.server
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

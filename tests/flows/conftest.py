@@ -1,7 +1,8 @@
 """What flow tests share: a Prefect server for the session, a fake service, records of their own, a plan in looks."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 
-from prefect.settings import (  # noqa: E402
+from prefect.settings import (
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_LOGGING_TO_API_ENABLED,
     temporary_settings,
 )
-from prefect.testing.utilities import prefect_test_harness  # noqa: E402
+from prefect.testing.utilities import prefect_test_harness
 
-from tasks.api import connect, disconnect  # noqa: E402
-from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService  # noqa: E402
-from tuneship.gates.plan import CanaryPlan  # noqa: E402
-from tuneship.settings import ClientSettings  # noqa: E402
+from tasks.api import connect, disconnect
+from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tuneship.gates.plan import CanaryPlan
+from tuneship.settings import ClientSettings
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +66,15 @@ def fake(prefect_api: None, records: Path) -> Iterator[FakeService]:
         use(service)
         yield service
     disconnect()
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Poll, bounded."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not happen")
+        time.sleep(0.01)
 
 
 def plan(**changes: Any) -> CanaryPlan:

@@ -1,5 +1,7 @@
 """The worked scenarios: what must follow for the split and the result, looked at from the service's side."""
 
+from itertools import pairwise
+
 import pytest
 
 from flows.outcome import RollbackIncomplete
@@ -24,7 +26,7 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
     assert fake.deleted == [BASELINE]
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
     ticks = [patch.tick for patch in fake.patches]
-    assert all(later - earlier >= 5 for earlier, later in zip(ticks, ticks[1:], strict=False))
+    assert all(later - earlier >= 5 for earlier, later in pairwise(ticks))
     assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 100]
 
 

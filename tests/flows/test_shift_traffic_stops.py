@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from flows.rollout.records import RecordFolder
 from flows.rollout.way_back import return_traffic
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
-from tests.flows.conftest import plan
+from tests.flows.conftest import PATIENCE_S, plan, wait_for
 from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
 SLOW_ENOUGH_TO_BE_STOPPED = 0.25
-PATIENCE_S = 60.0
 
 
 class Script:
@@ -71,15 +69,6 @@ def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Sc
         if script.process.poll() is None:
             script.process.kill()
         script.process.wait()
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    """Poll, bounded."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        if time.monotonic() > deadline:
-            raise TimeoutError("it did not happen")
-        time.sleep(0.01)
 
 
 def slow_plan(**changes: Any) -> CanaryPlan:

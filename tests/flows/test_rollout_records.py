@@ -1,0 +1,95 @@
+"""What the disk holds of a roll-out, and who may write it."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.rollout.records import RecordFile, RecordFolder
+from tests.flows.conftest import plan
+from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended
+
+
+def begun(rollout_id: str = "rollout-1", **changes: object) -> Begun:
+    wanted = plan(**changes)
+    return Begun(rollout_id, "cep_shop", wanted.model_dump(mode="json"), wanted.digest(), ())
+
+
+def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "folder" / "rollout-1.jsonl")
+    file.append(begun())
+    file.append(SplitIntended(5, "first step"), SplitConfirmed(5))
+
+    again = RecordFile(file.path)
+
+    assert again.record == file.record
+    assert again.record.weight == 5
+
+
+def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "rollout-1.jsonl")
+    file.append(begun())
+    with file.path.open("a") as torn:
+        torn.write('{"kind":"split_intended","candidate_we')
+
+    again = RecordFile(file.path)
+    assert again.record == file.record
+    again.append(SplitIntended(5, "first step"))
+
+    assert RecordFile(file.path).record == file.record.plus(SplitIntended(5, "first step"))
+
+
+def test_reading_a_record_that_another_process_writes_changes_nothing(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "rollout-1.jsonl")
+    file.append(begun())
+    with file.path.open("a") as other:
+        other.write("half a line")
+    before = file.path.read_bytes()
+
+    RecordFile(file.path)
+
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_open"),
+    [("promoted", False), ("rolled_back", False), ("paused", True), ("rollback_incomplete", True)],
+)
+def test_only_a_pause_and_an_unconfirmed_return_leave_a_record_open(
+    tmp_path: Path, outcome: str, is_open: bool
+) -> None:
+    file = RecordFile(tmp_path / "rollout-1.jsonl")
+    file.append(begun(), Ended(outcome, "none"))
+
+    assert file.is_open is is_open
+
+
+def test_a_record_is_found_by_endpoint_and_pair(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700/")
+    first = folder.new(plan())
+    first.append(begun())
+
+    assert [file.path for file in folder.of(plan())] == [first.path]
+    assert [file.path for file in folder.of(plan(endpoint_id="cep_shop"))] == [first.path]
+    assert folder.of(plan(candidate_deployment_id="dep_other")) == []
+    assert folder.of(plan(endpoint_name="other")) == []
+    assert RecordFolder(tmp_path, "http://127.0.0.1:8701").of(plan()) == []
+
+
+def test_a_rollout_keeps_its_id_until_its_first_line(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+    file = folder.new(plan())
+
+    assert folder.new(plan()).path == file.path
+    file.append(begun())
+    assert folder.new(plan()).path != file.path
+
+
+def test_one_endpoint_is_driven_by_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+
+    with folder.lock(plan()) as first, folder.lock(plan()) as second:
+        assert (first, second) == (True, False)
+        with folder.lock(plan(endpoint_name="other")) as third:
+            assert third
+    with folder.lock(plan()) as again:
+        assert again

@@ -1,0 +1,136 @@
+"""The driver: prompts in, counts out, no text kept, and it stops when it is told to."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.refusals import BadInput
+from flows.rollout.traffic import TrafficDriver, is_repetitive, read_prompts
+from tests.fakes.canary_service import BASELINE, CANDIDATE, ENDPOINT, Arm, FakeService, Refusal
+from tests.flows.conftest import wait_for
+from tuneship.gates.plan import Traffic
+from tuneship.settings import ClientSettings
+
+pytestmark = pytest.mark.slow
+
+
+def driver(service: FakeService, **changes: object) -> TrafficDriver:
+    fields = {"prompts": "unused", "requests_per_second": 200.0} | changes
+    settings = ClientSettings(url=service.url, api_key="key", client_id="tests")
+    return TrafficDriver(settings, ENDPOINT, Traffic.model_validate(fields), ["one", "two"])
+
+
+def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:
+    candidate = Arm(error_share=lambda *_: 0.0, empty_share=0.5)
+    with FakeService(candidate, Arm(error_share=lambda *_: 0.25)) as fake:
+        fake.make_endpoint({BASELINE: 60, CANDIDATE: 40})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 40)
+        seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    asked = fake.generations.count(CANDIDATE), fake.generations.count(BASELINE)
+    # The last few may have been open when the driver stopped.
+    assert asked[0] - 16 <= seen.candidate_requests <= asked[0]
+    assert asked[1] - 16 <= seen.baseline_requests <= asked[1]
+    assert seen.candidate_failed == 0
+    assert abs(seen.baseline_failed - seen.baseline_requests / 4) <= 1
+    assert abs(seen.candidate_bad["empty"] - seen.candidate_requests / 2) <= 1
+    assert seen.baseline_bad["empty"] == 0
+
+
+def test_taken_counts_start_again_at_nothing() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 5)
+        first = sending.counts.take(BASELINE, CANDIDATE)
+        second = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert first.baseline_requests > 0
+    assert second.baseline_requests == 0
+
+
+def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.refuse_generation = Refusal(429, "rate_limit_exceeded")
+        sending = driver(fake, max_in_flight=1)
+        with sending:
+            wait_for(lambda: fake.refused > 0)
+            time.sleep(0.5)
+        refused = fake.refused
+        seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert refused <= 2, "it waits before the next one"
+    assert seen.baseline_requests == 0
+
+
+def test_it_stops_within_a_second_though_answers_are_open() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        with driver(fake):
+            wait_for(lambda: fake.waiting >= 4)
+            stopping = time.monotonic()
+        took = time.monotonic() - stopping
+        fake.generation_gate.set()
+
+    assert took < 1.5
+    assert not any(thread.name == "traffic-driver" for thread in threading.enumerate())
+
+
+def test_no_more_requests_are_open_than_allowed() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        with driver(fake, max_in_flight=3):
+            wait_for(lambda: fake.waiting >= 3)
+            time.sleep(0.2)
+            open_requests = fake.waiting
+        fake.generation_gate.set()
+
+    assert open_requests == 3
+
+
+def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"instruction": "a", "response": "x"}, {"prompt": "b"}]
+    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+
+    assert read_prompts(file) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"prompt": "secret"}\n{"other": "secret"}\n', "line 2"),
+        ("not json: secret\n", "line 1"),
+        ('{"prompt": 5}\n', "line 1"),
+        ("\n", "no lines"),
+    ],
+)
+def test_bad_prompts_are_named_by_line_and_never_shown(
+    tmp_path: Path, content: str, told: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+
+    with pytest.raises(BadInput, match=told) as refused:
+        read_prompts(file)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_missing_prompts_file_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+
+
+def test_a_loop_is_told_from_text() -> None:
+    assert is_repetitive("on and on and " * 10)
+    assert not is_repetitive("Certain infectious and parasitic diseases of the intestine")
