@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from pydantic import ValidationError
 
 from tuneship.settings import ServiceSettings
 
@@ -39,9 +40,15 @@ def serve(
     chosen = {name: value for name, value in given.items() if value is not None}
     if allow_fault_injection:
         chosen["allow_fault_injection"] = True
-    settings = ServiceSettings(**chosen)  # pyright: ignore[reportArgumentType]
+    try:
+        settings = ServiceSettings(**chosen)  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        places = ", ".join(".".join(str(part) for part in one["loc"]) for one in error.errors())
+        fail(f"a setting is not valid: {places}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
         from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415 - the light install
         from tuneship.service.serve import DirectoryInUse  # noqa: PLC0415 - has no service
         from tuneship.service.serve import serve as run  # noqa: PLC0415
@@ -51,6 +58,8 @@ def serve(
         run(settings, with_parent=os.getppid() if die_with_parent else None)
     except DirectoryInUse:
         fail(f"another service runs on {settings.data_dir}", code=DIRECTORY_IN_USE)
+    except SQLAlchemyError as error:
+        fail(f"the service cannot open its database: {type(error).__name__}")
     except (CatalogueFault, OSError) as error:
         fail(f"the service cannot start: {error}")
 

@@ -7,6 +7,7 @@ no I/O. Each client is the few lines that obey it. What an operation is stands i
 import asyncio
 import json
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Answer:
     """What came back: an HTTP answer, or the reason why none came."""
 
     response: httpx.Response | None = None
-    failure: httpx.HTTPError | None = None
+    failure: httpx.HTTPError | httpx.InvalidURL | None = None
 
 
 Conversation = Generator[Call | Pause, Answer | None, R]
@@ -78,7 +79,9 @@ def converse(
             raise RuntimeError("a request was yielded and no answer was sent")
         failure, pause = _judge(operation, answer)
         if failure is None and answer.response is not None:
-            return _reply(operation, answer.response)
+            if attempt == tries or call.method != "GET" or _is_json(answer.response):
+                return _reply(operation, answer.response)
+            failure, pause = BadResponse(f"{operation.name}: the answer is not JSON"), 0.0
         if pause is None or attempt == tries or failure is None:
             break
         if call.file is not None:
@@ -93,10 +96,7 @@ def _judge(operation: Operation[..., Any], answer: Answer) -> tuple[Exception | 
     if answer.response is None:
         kind = type(answer.failure).__name__
         unreachable = ServiceUnreachable(f"{operation.name}: no answer ({kind})")
-        certain = isinstance(answer.failure, httpx.ConnectError) and "CERTIFICATE" in str(
-            answer.failure
-        )
-        return unreachable, None if certain else 0.0
+        return unreachable, None if _is_certain(answer.failure) else 0.0
     response = answer.response
     if response.is_success:
         return None, None
@@ -113,6 +113,16 @@ def _judge(operation: Operation[..., Any], answer: Answer) -> tuple[Exception | 
     return error, (waited or 0.0) if error.retryable else None
 
 
+def _is_certain(failure: Exception | None) -> bool:
+    """Whether another try must fail too: the address is wrong, or TLS does not come about."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError | httpx.UnsupportedProtocol | httpx.InvalidURL):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def retry_after_seconds(value: str | None, now: datetime) -> float | None:
     """Seconds or a date, as RFC 9110 allows; capped, so that a wrong server cannot park a pipeline for days."""
     if not value:
@@ -125,6 +135,15 @@ def retry_after_seconds(value: str | None, now: datetime) -> float | None:
         except (ValueError, TypeError):
             return None
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S)
+
+
+def _is_json(response: httpx.Response) -> bool:
+    """A reading that was cut short is worth another try."""
+    try:
+        response.json()
+    except ValueError:
+        return False
+    return True
 
 
 def _decoded(response: httpx.Response) -> object:
@@ -337,7 +356,7 @@ class Client(_Core):
     def _send(self, call: Call) -> Answer:
         try:
             return Answer(self._http.request(**self._arguments(call)))
-        except httpx.HTTPError as failure:
+        except (httpx.HTTPError, httpx.InvalidURL) as failure:
             return Answer(failure=failure)
 
     @staticmethod
@@ -403,7 +422,7 @@ class AsyncClient(_Core):
     async def _send(self, call: Call) -> Answer:
         try:
             return Answer(await self._http.request(**self._arguments(call)))
-        except httpx.HTTPError as failure:
+        except (httpx.HTTPError, httpx.InvalidURL) as failure:
             return Answer(failure=failure)
 
     async def close(self) -> None:

@@ -55,6 +55,7 @@ class ServiceSettings(BaseSettings):
     maximum_active_jobs: Annotated[int, Field(ge=1)] = 10
     maximum_deployments: Annotated[int, Field(ge=1)] = 50
     maximum_datasets: Annotated[int, Field(ge=1)] = 1000
+    maximum_dataset_bytes: Annotated[int, Field(ge=1)] = 50 << 30
     concurrent_jobs: Annotated[
         int, Field(ge=1, description="Training processes at the same time.")
     ] = 1

@@ -21,7 +21,9 @@ SERVICE = "service"
 class Request(BaseModel):
     """A body as a client sends it. Unknown fields are refused: a typo must not switch a safeguard off."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
 
 class CreateRequest(Request):
@@ -39,7 +41,7 @@ class CreateRequest(Request):
 class Reply(BaseModel):
     """An answer: the client ignores fields that it does not know."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), hide_input_in_errors=True)
 
 
 def absent(value: object) -> bool:

@@ -128,6 +128,17 @@ class DeploymentCreate(CreateRequest):
         return fields
 
 
+CREATE_ONLY = (
+    "model_name",
+    "model_id",
+    "compute_type",
+    "instance_type",
+    "region",
+    "vpc_config",
+    "security_settings",
+)
+
+
 class DeploymentUpdate(Request):
     """A merge patch (RFC 7396): what is not sent stays; null removes a tag or resets a `model_config` field."""
 
@@ -137,6 +148,18 @@ class DeploymentUpdate(Request):
     auto_scaling: bool | None = None
     tags: Annotated[dict[TagKey, TagValue | None] | None, Field(max_length=64)] = None
     generation: Annotated[ModelConfiguration | None, Field(alias="model_config")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _create_only(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in CREATE_ONLY:
+            if name in value:
+                raise PydanticCustomError(
+                    "create_only", "can be set only on create", {"param": name}
+                )
+        return cast("dict[str, Any]", value)
 
 
 class DeploymentListItem(Reply):

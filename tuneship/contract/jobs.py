@@ -104,7 +104,7 @@ class JobCreate(CreateRequest):
     @field_validator("validation_frequency")
     @classmethod
     def _fraction_or_steps(cls, value: float) -> float:
-        if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
+        if 0 < value <= 1 or (isinstance(value, int) and 2 <= value < 2**63):
             return value
         raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
 

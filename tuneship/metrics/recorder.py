@@ -1,9 +1,10 @@
 """Collects observations into windows of one second and hands finished counts to a store. Not pure: it remembers.
 
-`record` is called on the event loop, `take` by whoever writes: a lock between them, no I/O here.
+`record` is called on the event loop, `hand_over` by whoever stores: a lock between them, no I/O here.
 """
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tuneship.metrics.observations import Observation
@@ -25,6 +26,7 @@ class Recorder:
     def __init__(self) -> None:
         """Start empty."""
         self._lock = threading.Lock()
+        self._storing = threading.Lock()
         self._windows: dict[WindowKey, Window] = {}
 
     def record(self, observation: Observation) -> None:
@@ -35,14 +37,20 @@ class Recorder:
         with self._lock:
             self._windows.setdefault(key, Window()).add(observation)
 
-    def take(self) -> dict[WindowKey, Window]:
-        """All windows since the last call; the caller stores them by merging."""
-        with self._lock:
-            taken, self._windows = self._windows, {}
-        return taken
+    def hand_over(self, store: Callable[[Mapping[WindowKey, Window]], None]) -> None:
+        """Give all windows to `store`, which adds them to what it has; when it raises they are kept.
 
-    def give_back(self, windows: dict[WindowKey, Window]) -> None:
-        """What could not be stored is counted again."""
-        with self._lock:
-            for key, window in windows.items():
-                self._windows.setdefault(key, Window()).merge(window)
+        One hand-over at a time: whoever comes back from here finds stored what was recorded before.
+        """
+        with self._storing:
+            with self._lock:
+                taken, self._windows = self._windows, {}
+            if not taken:
+                return
+            try:
+                store(taken)
+            except BaseException:
+                with self._lock:
+                    for key, window in taken.items():
+                        self._windows.setdefault(key, Window()).merge(window)
+                raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
-from tuneship.serving.line import GenerateRequest, Generation, ReplicaLine, ReplicaLost
+from tuneship.serving.line import GenerateRequest, Generation, ReplicaLine
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class BaseReplicas:
         async with self._changing:
             for replica in self.live:
                 if adapter in replica.adapters:
-                    replica.adapters.discard(adapter)
                     await replica.line.unload(adapter)
+                    replica.adapters.discard(adapter)
 
     async def _start(self) -> Replica:
         ours, theirs = socket.socketpair()
@@ -97,10 +97,10 @@ class BaseReplicas:
             worker = self._runtime.start(spec)
         try:
             line = await ReplicaLine.open(ours)
-        except ReplicaLost:
+        except BaseException:  # refused, lost, or given up: no process without a line to it
             worker.kill()
             raise
-        logger.info("replica started", extra={"pid": worker.pid})
+        logger.info("replica started: process %d", worker.pid)
         return Replica(worker, line)
 
     async def close(self) -> None:

@@ -81,7 +81,8 @@ def key_id(key: str) -> str | None:
     if len(key) != KEY_LENGTH or not key.startswith("tsk_"):
         return None
     text, checksum = key[:-7], key[-6:]
-    return key[4:12] if hmac.compare_digest(checksum, _checksum(text)) else None
+    matches = hmac.compare_digest(checksum.encode(), _checksum(text).encode())
+    return key[4:12] if matches else None
 
 
 class Keys:

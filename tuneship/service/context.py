@@ -1,17 +1,20 @@
 """What a handler is given: the service's parts, who asks, and one transaction that the request boundary commits."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import sqlalchemy as sa
 
-from tuneship.metrics.recorder import Recorder
+from tuneship.metrics.recorder import Recorder, WindowKey
+from tuneship.metrics.windows import Window
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.service.catalogue import Catalogue
 from tuneship.service.cursors import Cursors
+from tuneship.service.under_way import UnderWay
 from tuneship.settings import ServiceSettings
+from tuneship.store import metric_windows
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
 
@@ -32,6 +35,16 @@ class Parts:
     """The current UTC moment."""
     draw: Callable[[], int]
     """A random number in [0, 10000) for the split."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+
+    def store_metrics(self) -> None:
+        """Write what the recorder holds; on a failure it is kept for the next time."""
+
+        def store(windows: Mapping[WindowKey, Window]) -> None:
+            with self.database.write() as connection:
+                metric_windows.store(connection, windows)
+
+        self.recorder.hand_over(store)
 
 
 @dataclass

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
+import sqlalchemy as sa
+
 from tuneship.contract import datasets as contract
 from tuneship.contract.datasets import (
     Dataset,
@@ -41,7 +43,8 @@ from tuneship.store.rows import Row
 LINE_LIMIT = 8 << 20
 LINES_LIMIT = 5_000_000
 REPORTED = 1000
-BATCH = 512
+BATCH_BYTES = 4 << 20
+"""Lines are tokenised together up to this size, so that memory does not grow with the file."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04")
 
@@ -88,17 +91,19 @@ def read_lines(
     """Check every line and count its tokens; `copy` receives the bytes less a byte order mark."""
     reading = Reading()
     batch: list[list[Message]] = []
+    size = 0
     for number, line in _numbered(file, reading):
         if copy is not None:
             copy.write(line)
         if line.strip():
+            size += len(line)
             try:
                 batch.append(parse_line(line.rstrip(b"\r\n"), dataset_format))
             except ExampleProblem as problem:
                 reading.problem(number, problem)
-        if len(batch) == BATCH:
+        if size >= BATCH_BYTES:
             _tally(reading, batch, count)
-            batch = []
+            batch, size = [], 0
     _tally(reading, batch, count)
     if reading.num_examples == 0 and reading.error_count == 0:
         reading.problem(None, ExampleProblem("no_examples", None, "the file holds no example"))
@@ -108,7 +113,7 @@ def read_lines(
 def _numbered(file: BinaryIO, reading: Reading) -> Iterator[tuple[int, bytes]]:
     """Physical lines from 1; stops at what makes the rest unreadable."""
     number = 0
-    while line := file.readline(LINE_LIMIT + 1):
+    while line := file.readline(LINE_LIMIT + 2):  # the limit, and the end of the line
         number += 1
         if number == 1 and line.startswith(COMPRESSED):
             reading.problem(None, ExampleProblem("compressed_file", None, "is compressed"))
@@ -116,7 +121,7 @@ def _numbered(file: BinaryIO, reading: Reading) -> Iterator[tuple[int, bytes]]:
         if number == 1 and line.startswith(BYTE_ORDER_MARK):
             line = line[len(BYTE_ORDER_MARK) :]
             reading.suggestions.append("A byte order mark at the start was removed.")
-        if len(line) > LINE_LIMIT:
+        if len(line.rstrip(b"\r\n")) > LINE_LIMIT:
             reading.problem(number, ExampleProblem("line_too_long", None, "is longer than 8 MiB"))
             return
         if number > LINES_LIMIT:
@@ -177,9 +182,7 @@ def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> Dat
             "source_datasets": None,
             **_digest(staged),
         }
-        _check_quota(context)
-        context.parts.blobs.keep(staged, row["blob"])
-        return DatasetCreated(**_stored(context, row))
+        return DatasetCreated(**_stored(context, row, staged))
 
 
 def _refuse_errors(reading: Reading) -> None:
@@ -221,15 +224,31 @@ def _digest(staged: BinaryIO) -> dict[str, Any]:
     return {"sha256": digest, "bytes": size}
 
 
-def _check_quota(context: Context) -> None:
-    limit = context.parts.settings.maximum_datasets
-    table = tables.datasets
-    if rows.count(context.transaction, table, table.c.client_id == context.client_id) >= limit:
-        raise QuotaExceeded(f"this client has {limit} datasets, the most it may have")
+def _check_quota(context: Context, more_bytes: int) -> None:
+    settings, table = context.parts.settings, tables.datasets
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
+        table.c.client_id == context.client_id
+    )
+    number, size = context.transaction.execute(query).one()
+    if number >= settings.maximum_datasets:
+        most = settings.maximum_datasets
+        raise QuotaExceeded(f"this client has {most} datasets, the most it may have")
+    if size + more_bytes > settings.maximum_dataset_bytes:
+        most = settings.maximum_dataset_bytes
+        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
 
 
-def _stored(context: Context, row: dict[str, Any]) -> dict[str, Any]:
-    stored = rows.insert(context.transaction, tables.datasets, row)
+def _stored(context: Context, row: dict[str, Any], staged: BinaryIO) -> dict[str, Any]:
+    """The file first, then its row: a file without a row is swept up, a row without a file would be a lie."""
+    context.parts.blobs.keep(
+        staged, row["blob"]
+    )  # before the transaction: others wait for that one
+    try:
+        _check_quota(context, row["bytes"])
+        stored = rows.insert(context.transaction, tables.datasets, row)
+    except BaseException:
+        context.parts.blobs.delete(row["blob"])
+        raise
     for kind in ("dataset.uploaded", "dataset.processed"):
         emit(context.transaction, kind, row, context.now, num_examples=row["num_examples"])
     return _fields(stored)
@@ -289,6 +308,8 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     if len(set(merge.dataset_ids)) != len(merge.dataset_ids):
         raise refused("dataset_ids", "must name different datasets")
     sources = [own_dataset(context, one, "dataset_ids") for one in merge.dataset_ids]
+    if any(source["status"] != DatasetStatus.PROCESSED for source in sources):
+        raise DatasetError("a dataset is not processed", param="dataset_ids", status=409)
     if len({source["format"] for source in sources}) > 1:
         raise DatasetError("the datasets have different formats", param="dataset_ids")
     dataset_id = new_id("ds")
@@ -305,9 +326,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
             },
             **_digest(staged),
         }
-        _check_quota(context)
-        context.parts.blobs.keep(staged, row["blob"])
-        return DatasetCreated(**_stored(context, row))
+        return DatasetCreated(**_stored(context, row, staged))
 
 
 def _append(context: Context, source: Row, staged: BinaryIO) -> None:

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from datetime import timedelta
 
 import sqlalchemy as sa
 
-from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
+from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import ModelNotFound
 from tuneship.service.context import Parts
 from tuneship.service.models import ServedModel, served_model
@@ -19,8 +18,8 @@ from tuneship.store.rows import Row
 logger = logging.getLogger(__name__)
 
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
-DRAIN = timedelta(seconds=1)
-"""A deleted deployment takes no new request; those under way hold their adapter until they end."""
+DRAIN_S = 30.0
+"""A deleted deployment takes no new request; those under way may last so long."""
 
 
 class DeploymentKeeper:
@@ -51,7 +50,7 @@ class DeploymentKeeper:
             else:
                 await self._serve(row)
         except Exception:  # one deployment must not stop the others; the next tick tries again
-            logger.exception("a deployment could not be settled", extra={"id": row["id"]})
+            logger.exception("a deployment could not be settled: %s", row["id"])
             await asyncio.sleep(1)
 
     async def _serve(self, row: Row) -> None:
@@ -80,7 +79,7 @@ class DeploymentKeeper:
         return served
 
     async def _remove(self, row: Row) -> None:
-        await asyncio.sleep(DRAIN.total_seconds())
+        await self._parts.under_way.drained(row["id"], DRAIN_S)
         if not await asyncio.to_thread(self._is_needed, row):
             with_adapter = row["model_name"].startswith("ft:")
             base = row["model_name"].split(":")[1] if with_adapter else row["model_name"]
@@ -114,8 +113,9 @@ class DeploymentKeeper:
                 current_replicas=replicas,
                 error=error,
             )
-            change = {"from": row["status"], "to": status}
-            emit(connection, "deployment.status_changed", dict(row), now, **change)
+            if status != row["status"]:
+                change = {"from": row["status"], "to": status}
+                emit(connection, "deployment.status_changed", dict(row), now, **change)
             if status is DeploymentStatus.DELETED:
                 emit(connection, "deployment.deleted", dict(row), now, status=status)
             if error is not None:
@@ -123,14 +123,15 @@ class DeploymentKeeper:
 
     async def warm(self) -> None:
         """After a restart: load again what was running."""
-        query = sa.select(tables.deployments).where(tables.deployments.c.status.in_(SERVING))
+        status = tables.deployments.c.status
+        query = sa.select(tables.deployments).where(status == DeploymentStatus.RUNNING)
 
         def running() -> list[Row]:
             with self._parts.database.read() as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]
 
         for row in await asyncio.to_thread(running):
-            await self._serve(row)
+            await self._settle(row)
 
 
 class FilesDamaged(Exception):

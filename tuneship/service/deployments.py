@@ -1,5 +1,6 @@
 """What the deployment operations do: records and their states. `supervisor.py` brings reality in line with them."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ from tuneship.contract.errors import (
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.faults import faults_of
+from tuneship.service.instances import check_instance_type, require_instance_type
 from tuneship.service.models import served_model
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import refuse_what_is_not_enforced
@@ -37,15 +39,16 @@ from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
 
 DEFAULT_OUTPUT_TOKENS = 256
+DELETED_SHOWN = timedelta(hours=24)
 
 
 @serves(contract.create_deployment)
 def create_deployment(context: Context, deployment: DeploymentCreate) -> DeploymentCreated:
     """Refuse what cannot work, then record it as `creating`."""
     refuse_what_is_not_enforced(deployment.security_settings)
-    for name, value in (("instance_type", deployment.instance_type), ("region", deployment.region)):
-        if value != "local":
-            raise refused(name, "must be local")
+    check_instance_type(deployment.instance_type, "instance_type")
+    if deployment.region != "local":
+        raise refused("region", "must be local")
     faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
     deployment_id = new_id("dep")
     row = {
@@ -62,12 +65,14 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
             else deployment.max_replicas
         ),
     }
-    _check_replicas(context, row)
+    _check_replicas(row)
     connection = context.transaction
     served = served_model(connection, context.parts, context.client_id, deployment.model_name)
     row["generation"] = _generation(served.base, {}, deployment.generation)
+    require_instance_type(deployment.instance_type, "instance_type")
     if deployment.compute_type == "gpu":
         raise InstanceTypeUnavailable("this installation has no GPU", param="compute_type")
+    _check_capacity(context, row)
     _check_name(context, connection, deployment.deployment_name)
     _check_quota(context, connection)
     stored = rows.insert(connection, tables.deployments, row)
@@ -75,12 +80,15 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     return DeploymentCreated(**_fields(context, stored))
 
 
-def _check_replicas(context: Context, row: Row) -> None:
+def _check_replicas(row: Row) -> None:
     """On the merged record, so that an update cannot pass in two halves."""
     if row["min_replicas"] > row["max_replicas"]:
         raise refused("max_replicas", "must be at least min_replicas")
     if row["min_replicas"] == 0 and not row["auto_scaling"]:
         raise refused("min_replicas", "must be at least 1 without auto_scaling")
+
+
+def _check_capacity(context: Context, row: Row) -> None:
     most = context.parts.settings.replica_processes
     if row["min_replicas"] > most:
         raise InstanceTypeUnavailable(
@@ -137,9 +145,13 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
     """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
-    if row is None:
+    if row is None or _is_forgotten(row, context.now):
         raise ResourceNotFound("there is no such deployment")
     return row
+
+
+def _is_forgotten(row: Row, now: datetime) -> bool:
+    return row["status"] == DeploymentStatus.DELETED and now - row["updated_at"] > DELETED_SHOWN
 
 
 @serves(contract.get_deployment)
@@ -160,7 +172,8 @@ def update_deployment(
     if DeploymentStatus.UPDATING not in MOVES[DeploymentStatus(row["status"])]:
         raise DeploymentError(f"the deployment is {row['status']}")
     changes = _changes(context, connection, row, update)
-    _check_replicas(context, {**row, **changes})
+    _check_replicas({**row, **changes})
+    _check_capacity(context, {**row, **changes})
     rows.change(
         connection,
         tables.deployments,
@@ -212,6 +225,8 @@ def delete_deployment(
         endpoint_records.deactivate(connection, user, context.now)
     endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
     status = DeploymentStatus.DELETING
+    if force:
+        context.parts.under_way.hurry(deployment_id)
     rows.change(connection, tables.deployments, deployment_id, context.now, status=status)
     change = {"from": row["status"], "to": status}
     emit(connection, "deployment.status_changed", dict(row), context.now, **change)

@@ -87,7 +87,7 @@ def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) ->
         row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
     if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
         raise ResourceNotFound("there is no such endpoint")
-    return row
+    return endpoint_records.in_force(row, context.now)
 
 
 def _answer(context: Context, row: Row) -> CanaryEndpoint:
@@ -132,7 +132,9 @@ def list_canary_endpoints(
         page = rows.page(connection, table, where, limit=limit, offset=offset)
     return CanaryEndpointPage.model_validate(
         {
-            "canary_endpoints": [_rendered(context, row) for row in page.rows],
+            "canary_endpoints": [
+                _rendered(context, endpoint_records.in_force(row, context.now)) for row in page.rows
+            ],
             "pagination": page.pagination,
         }
     )
@@ -144,8 +146,9 @@ def update_canary_endpoint(
 ) -> CanaryEndpoint:
     """Swap the whole split; a refusal leaves the routing as it was."""
     connection = context.transaction
-    _check_members(context, connection, update)
+    endpoint_records.revert_lapsed(connection, context.now)  # the version must say so first
     row = own_endpoint(context, endpoint_id, CANARY)
+    _check_members(context, connection, update)
     if context.if_match not in (None, "*", f'"{row["version"]}"'):
         raise InvalidRequestError(
             f"the endpoint has changed: its version is {row['version']}", status=412
@@ -160,7 +163,7 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
     """Push the lease's end; 0 ends it and keeps the split. A renewal raises no version, an end does."""
     connection = context.transaction
     row = own_endpoint(context, endpoint_id, CANARY)
-    if row["lease_until"] is None or row["lease_until"] <= context.now:
+    if row["lease_until"] is None:
         raise InvalidRequestError("the endpoint has no running lease", status=409)
     if renewal.seconds == 0:
         endpoint_records.swap(connection, row, row["members"], None, context.now)

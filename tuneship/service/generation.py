@@ -20,13 +20,24 @@ from tuneship.service.faults import Faults, faults_of
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves_async
+from tuneship.service.under_way import Visit
 from tuneship.serving.line import GenerateRequest, ReplicaLost, ServingError
-from tuneship.store.endpoint_records import members_now
 from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
 from tuneship.traffic.split import draw_of_key, split_of
 
 LONGEST_ROUTING_KEY = 256
+DEFAULT_MAX_TOKENS = 256
+LONG_PROMPT = 10_000
+"""Characters beyond which counting tokens would hold up the event loop."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who shall answer; the endpoint is empty when the deployment was called directly."""
+
+    deployment_id: str
+    endpoint_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,32 +62,27 @@ class Written:
 @serves_async(contract.generate)
 async def generate(context: Context, deployment_id: str, request: Generate) -> Generation:
     """Answer with this deployment."""
-    started = time.perf_counter()
-    routed = await asyncio.to_thread(_direct, context, deployment_id)
-    return await _answer(context, routed, request, started)
+    return await _answer(context, Target(deployment_id), request, time.perf_counter())
 
 
 @serves_async(contract.generate_by_endpoint)
 async def generate_by_endpoint(context: Context, endpoint_id: str, request: Generate) -> Generation:
     """Answer with the deployment that the split draws for this request."""
     started = time.perf_counter()
-    routed = await asyncio.to_thread(_by_split, context, endpoint_id)
-    return await _answer(context, routed, request, started)
+    target = await asyncio.to_thread(_by_split, context, endpoint_id)
+    return await _answer(context, target, request, started)
 
 
-def _direct(context: Context, deployment_id: str) -> Routed:
-    return _routed(context, own_deployment(context, deployment_id))
-
-
-def _routed(context: Context, deployment: Row, endpoint_id: str = "") -> Routed:
+def _routed(context: Context, target: Target) -> Routed:
+    deployment = own_deployment(context, target.deployment_id)
     with context.read() as connection:
         served = served_model(
             connection, context.parts, context.client_id, deployment["model_name"]
         )
-    return Routed(deployment, served, endpoint_id)
+    return Routed(deployment, served, target.endpoint_id)
 
 
-def _by_split(context: Context, endpoint_id: str) -> Routed:
+def _by_split(context: Context, endpoint_id: str) -> Target:
     endpoint = own_endpoint(context, endpoint_id)
     if endpoint["status"] != EndpointStatus.ACTIVE:
         raise InvalidRequestError("the endpoint is inactive", status=409)
@@ -84,17 +90,25 @@ def _by_split(context: Context, endpoint_id: str) -> Routed:
     if key is not None and not 1 <= len(key.encode()) <= LONGEST_ROUTING_KEY:
         raise InvalidRequestError("X-Routing-Key must have 1 to 256 bytes")
     draw = context.parts.draw() if key is None else draw_of_key(endpoint_id, key)
-    split = split_of(list(members_now(endpoint, context.now)))
-    return _routed(context, own_deployment(context, split.choose(draw)), endpoint_id)
+    return Target(split_of(endpoint["members"]).choose(draw), endpoint_id)
 
 
 async def _answer(
-    context: Context, routed: Routed, request: Generate, started: float
+    context: Context, target: Target, request: Generate, started: float
+) -> Generation:
+    """Run it where the target's record says, unless it is gone."""
+    with context.parts.under_way.entered(target.deployment_id) as visit:
+        routed = await asyncio.to_thread(_routed, context, target)
+        return await _recorded(context, routed, request, visit, started)
+
+
+async def _recorded(
+    context: Context, routed: Routed, request: Generate, visit: Visit, started: float
 ) -> Generation:
     """Run it and record how it ended: a success, the caller's fault, or an error of the deployment."""
     recorder = context.parts.recorder
     try:
-        written = await _written(context, routed, request)
+        written = await _written(context, routed, request, visit)
     except Exception as error:
         recorder.record(_observation(context, routed, _blame(error), started, None))
         raise
@@ -137,13 +151,18 @@ def _observation(
     )
 
 
-async def _written(context: Context, routed: Routed, request: Generate) -> Written:
+async def _written(context: Context, routed: Routed, request: Generate, visit: Visit) -> Written:
     _check_status(routed.deployment)
     settings = context.parts.settings
     faults = faults_of(routed.deployment["tags"], allowed=settings.allow_fault_injection)
-    prepared = _prepared(routed, request)
+    is_long = len(request.prompt) > LONG_PROMPT
+    prepared = (
+        await asyncio.to_thread(_prepared, routed, request)
+        if is_long
+        else _prepared(routed, request)
+    )
     try:
-        async with asyncio.timeout(settings.generate_timeout_s):
+        async with asyncio.timeout(settings.generate_timeout_s) as visit.limit:
             await _break(faults)
             written = await _run(context, routed, prepared, request.stop)
     except TimeoutError:
@@ -152,6 +171,8 @@ async def _written(context: Context, routed: Routed, request: Generate) -> Writt
         raise InternalError("the model's process ended during the generation") from None
     except ServingError:
         raise InternalError("the model could not generate") from None
+    finally:
+        visit.limit = None
     if random.random() < faults.empty_rate:  # noqa: S311 - a drill, not a secret
         return replace(written, completion="")
     return written
@@ -190,11 +211,12 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
     most = generation["max_output_tokens"]
     if request.max_tokens is not None and request.max_tokens > most:
         raise refused("max_tokens", f"must be at most {most}", "out_of_range")
+    wanted = min(DEFAULT_MAX_TOKENS, most) if request.max_tokens is None else request.max_tokens
     temperature, top_p = request.temperature, request.top_p
     return GenerateRequest(
         adapter=served.adapter.name if served.adapter else None,
         tokens=tuple(tokens),
-        max_tokens=min(request.max_tokens or most, room),
+        max_tokens=min(wanted, room),
         temperature=generation["default_temperature"] if temperature is None else temperature,
         top_p=generation["default_top_p"] if top_p is None else top_p,
         seed=request.seed,

@@ -1,32 +1,33 @@
 """The one file that knows FastAPI: binds every declared operation to its handler and keeps the border strict.
 
-Order of checks: authentication, route, scope, rate, size, media type, syntax, fields, then the handler. What happens
-inside an operation is in the resource's own file.
+Order of checks: framing, authentication, route, scope, rate, size, media type, syntax, fields, then the handler. How
+values are read is in `arguments.py`; what happens inside an operation is in the resource's own file.
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import logging
 import math
 import re
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.datastructures import UploadFile
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tuneship.contract import strict_json
-from tuneship.contract.common import SERVICE
 from tuneship.contract.errors import (
     ApiError,
     AuthenticationError,
@@ -34,12 +35,21 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     RateLimitExceeded,
     ResourceNotFound,
-    ValidationRefused,
 )
 from tuneship.contract.operation import Operation
 from tuneship.service.access import Keys, Principal, RateLimits, RateWindow
+from tuneship.service.arguments import (
+    check_file_media,
+    check_json_media,
+    form_end,
+    form_tags,
+    json_object,
+    path_arguments,
+    query_arguments,
+    validated,
+)
+from tuneship.service.body import Patience
 from tuneship.service.context import Context, Parts
-from tuneship.service.refusals import refusal, refused
 from tuneship.service.resources import SERVED
 from tuneship.service.serving_table import Served
 from tuneship.store import idempotency
@@ -49,9 +59,36 @@ logger = logging.getLogger(__name__)
 
 JSON_BODY_LIMIT = 1 << 20
 FILE_LIMIT = 2 << 30
+HEADER_LIMIT = 16 << 10
+TARGET_LIMIT = 8 << 10
 OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
-CONCURRENT_GENERATIONS = 64
+CLOSING = (408, 413, 414, 431)
+"""Answers given before the whole request was read: the connection ends with them."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
+
+
+class _InFlight:
+    """How many requests of one kind each client has under way, and all clients together."""
+
+    def __init__(self, each: int, together: int) -> None:
+        self._each = each
+        self._together = together
+        self._running: Counter[str] = Counter()
+
+    @contextmanager
+    def slot(self, client_id: str) -> Generator[None]:
+        if self._running.total() >= self._together:
+            raise InternalError("the service is busy", status=503, retry_after=1)
+        if self._running[client_id] >= self._each:
+            raise RateLimitExceeded("too many of these requests at the same time", retry_after=1)
+        self._running[client_id] += 1
+        try:
+            yield
+        finally:
+            self._running[client_id] -= 1
+            if not self._running[client_id]:
+                del self._running[client_id]
 
 
 @dataclass(frozen=True)
@@ -63,6 +100,8 @@ class Border:
     limits: RateLimits
     wake: Callable[[], None]
     """Tells the supervisor that something was committed."""
+    generations: _InFlight = field(default_factory=lambda: _InFlight(each=64, together=256))
+    uploads: _InFlight = field(default_factory=lambda: _InFlight(each=4, together=16))
 
 
 def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
@@ -125,24 +164,26 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if len(scope["path"]) > 1:
-            scope["path"] = scope["path"].rstrip("/") or "/"
         state = cast("MutableMapping[str, Any]", scope.setdefault("state", {}))
         state["request_id"] = new_id("req")
-        request = Request(scope)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                for name, value in _common_headers(state).items():
-                    message["headers"].append((name.lower().encode(), value.encode()))
-            await send(message)
-
+        request, answer = Request(scope), _Answer(state, send)
+        started = time.perf_counter()
         try:
+            _check_framing(scope)
+            if len(scope["path"]) > 1:
+                scope["path"] = scope["path"].rstrip("/") or "/"
             if scope["path"] not in OPEN_PATHS:
                 await self._authenticate(request)
-            await self._app(scope, receive, send_with_headers)
-        except ApiError as error:
-            await _error_response(request, error)(scope, receive, send_with_headers)
+            await self._app(scope, Patience(scope, receive).receive, answer.send)
+        except Exception as error:
+            if answer.status:  # half an answer is out: only the server can break the connection
+                raise
+            response = _error_response(request, _refusal_of(request, error))
+            if response.status_code == 400:  # the framing is wrong: nothing after it can be trusted
+                response.headers["Connection"] = "close"
+            await response(scope, receive, answer.send)
+        finally:
+            _log_access(scope, state["request_id"], answer.status, started)
 
     async def _authenticate(self, request: Request) -> None:
         border, address = self._border, request.client.host if request.client else ""
@@ -160,6 +201,54 @@ class _Guard:
         request.state.principal = principal
         kind = "generate" if request.scope["path"].endswith("/generate") else "control"
         request.state.window = border.limits.count(principal.client_id, kind)
+
+
+class _Answer:
+    """Puts the common headers on an answer and remembers its status."""
+
+    def __init__(self, state: Mapping[str, Any], send: Send) -> None:
+        self._state = state
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            for name, value in _common_headers(self._state).items():
+                message["headers"].append((name.lower().encode(), value.encode()))
+        await self._send(message)
+
+
+def _check_framing(scope: Scope) -> None:
+    """What the HTTP server lets through and nothing behind it should see."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    names = [name for name, _ in headers]
+    if sum(len(name) + len(value) + 4 for name, value in headers) > HEADER_LIMIT:
+        raise InvalidRequestError("the headers are larger than 16 KiB", status=431)
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > TARGET_LIMIT:
+        raise InvalidRequestError("the address is longer than 8 KiB", status=414)
+    if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
+        raise InvalidRequestError("the length of the body is given twice")
+
+
+def _log_access(scope: Scope, request_id: str, status: int, started: float) -> None:
+    """One line a request: the path as it was encoded, never the query, a header or a body."""
+    path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
+    took_ms = (time.perf_counter() - started) * 1000
+    logger.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
+
+
+def _refusal_of(request: Request, error: Exception) -> ApiError:
+    """The declared answer to whatever went wrong; no traceback, path or SQL ever leaves the service."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ClientDisconnect):
+        return InvalidRequestError("the body broke off")
+    logger.error("%s failed", request.state.request_id, exc_info=error)
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    if is_full or isinstance(error, OperationalError | PoolTimeout):
+        return InternalError("the database or the disk is not available", status=503, retry_after=2)
+    return InternalError("the service failed unexpectedly")
 
 
 def _common_headers(state: Mapping[str, Any]) -> dict[str, str]:
@@ -191,42 +280,20 @@ def _request_schema(operation: Operation[..., Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media: {"schema": schema}}}}
 
 
-class _InFlight:
-    """How many generations of each client run now."""
-
-    def __init__(self) -> None:
-        self._running: Counter[str] = Counter()
-
-    @contextmanager
-    def slot(self, client_id: str) -> Generator[None]:
-        if self._running[client_id] >= CONCURRENT_GENERATIONS:
-            raise RateLimitExceeded("too many generations at the same time", retry_after=1)
-        self._running[client_id] += 1
-        try:
-            yield
-        finally:
-            self._running[client_id] -= 1
-
-
 def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[Response]]:
-    in_flight = _InFlight()
+    in_flight = border.generations if served.is_async else border.uploads
 
     async def answer(request: Request) -> Response:
         principal: Principal = request.state.principal
         try:
             principal.require(served.operation.scope)
             _check_rate(border, request)
-            if not served.is_async:
+            if not (served.is_async or served.operation.is_form):
                 return await _run(border, served, request)
             with in_flight.slot(principal.client_id):
                 return await _run(border, served, request)
-        except ApiError as error:
-            return _error_response(request, error)
-        except ClientDisconnect:
-            return _error_response(request, InvalidRequestError("the body broke off", status=408))
-        except Exception:  # the last line of defence: no traceback ever leaves the service
-            logger.exception("unexpected failure", extra={"request_id": request.state.request_id})
-            return _error_response(request, InternalError("the service failed unexpectedly"))
+        except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
+            return _error_response(request, _refusal_of(request, error))
 
     return answer
 
@@ -240,7 +307,6 @@ def _check_rate(border: Border, request: Request) -> None:
 
 async def _run(border: Border, served: Served, request: Request) -> Response:
     operation = served.operation
-    arguments, digest = await _arguments(operation, request)
     context = Context(
         parts=border.parts,
         client_id=request.state.principal.client_id,
@@ -248,11 +314,13 @@ async def _run(border: Border, served: Served, request: Request) -> Response:
         if_match=request.headers.get("if-match"),
         routing_key=request.headers.get("x-routing-key"),
     )
-    if served.is_async:
-        reply = await served.handler(context, **arguments)
-        return _reply(operation, reply, context)
-    key = _idempotency_key(operation, request, digest)
-    return await asyncio.to_thread(_in_transaction, border, served, context, arguments, key)
+    async with _content(operation, request) as content:
+        arguments = _arguments(operation, request, content)
+        if served.is_async:
+            reply = await served.handler(context, **arguments)
+            return _reply(operation, reply, context)
+        key = _idempotency_key(operation, request, content.digest)
+        return await asyncio.to_thread(_in_transaction, border, served, context, arguments, key)
 
 
 def _in_transaction(
@@ -264,24 +332,26 @@ def _in_transaction(
 ) -> Response:
     """Run a handler in one transaction together with its idempotency row."""
     database = border.parts.database
+    hold: idempotency.Hold | None = None
     if key is not None:
         with database.write() as connection:
             stored = idempotency.begin(connection, key, context.now)
-        if stored is not None:
+        if isinstance(stored, idempotency.StoredAnswer):
             return _stored_response(stored)
+        hold = stored
     try:
         response = _reply(served.operation, served.handler(context, **arguments), context)
-        if key is not None:
+        if hold is not None:
             answer = idempotency.StoredAnswer(
                 response.status_code, response.headers.get("location"), bytes(response.body)
             )
-            idempotency.finish(context.transaction, key, answer)
+            idempotency.finish(context.transaction, hold, answer)
         committed = context.commit()
     except BaseException as error:
         context.roll_back(error)
-        if key is not None:
+        if hold is not None:
             with database.write() as connection:
-                idempotency.abandon(connection, key)
+                idempotency.abandon(connection, hold)
         raise
     if committed:
         border.wake()
@@ -320,107 +390,72 @@ def _reply(operation: Operation[..., Any], reply: Any, context: Context) -> Resp
     return response
 
 
-async def _arguments(
-    operation: Operation[..., Any], request: Request
-) -> tuple[dict[str, Any], str]:
-    """The handler's arguments, and a digest of the content for the idempotency fingerprint."""
-    content, digest = await _content(operation, request)
-    arguments = {**_path_arguments(operation, request), **_query_arguments(operation, request)}
+@dataclass(frozen=True)
+class _Content:
+    """What a request carries: fields, perhaps a file, and a digest of both for the idempotency fingerprint."""
+
+    fields: dict[str, Any]
+    digest: str = ""
+    file: Any = None
+
+
+def _arguments(
+    operation: Operation[..., Any], request: Request, content: _Content
+) -> dict[str, Any]:
+    arguments = {
+        **query_arguments(operation, request.query_params.multi_items()),
+        **path_arguments(operation, request.path_params),
+    }
     if operation.body_parameter is not None:
         name, model = operation.body_parameter
-        arguments[name] = _validated(model, content.pop("", content))
+        arguments[name] = validated(model, content.fields)
     if operation.file_parameter is not None:
-        arguments[operation.file_parameter] = content["file"]
-    return arguments, digest
+        arguments[operation.file_parameter] = content.file
+    return arguments
 
 
-def _validated(model: type[BaseModel], fields: Any) -> BaseModel:
-    try:
-        return model.model_validate(fields, context=SERVICE, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise refusal(error) from None
-
-
-def _path_arguments(operation: Operation[..., Any], request: Request) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in operation.path_parameters:
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(operation.hints[name])
-            found[name] = adapter.validate_python(request.path_params[name], context=SERVICE)
-        except ValidationError:
-            raise ResourceNotFound("there is no such resource") from None
-    return found
-
-
-def _query_arguments(operation: Operation[..., Any], request: Request) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    lists = {
-        name for name, hint in operation.hints.items() if "list[" in str(hint) and name != "return"
-    }
-    for raw, value in request.query_params.multi_items():
-        name, bracket, key = raw.partition("[")
-        if bracket and name in operation.hints and key.endswith("]") and "[" not in key:
-            if name in lists and key == "]":
-                fields.setdefault(name, []).extend(value.split(","))
-            else:
-                tags = fields.setdefault(name, {})
-                tags[key[:-1]] = value
-        elif raw in lists:
-            fields.setdefault(raw, []).extend(value.split(","))
-        elif raw in fields:
-            raise refused(raw, "must be given once")
-        else:
-            fields[raw] = _scalar(operation, raw, value)
-    try:
-        model = operation.query_model.model_validate(fields, context=SERVICE)
-    except ValidationError as error:
-        raise refusal(error) from None
-    return {name: getattr(model, name) for name in type(model).model_fields}
-
-
-def _scalar(operation: Operation[..., Any], name: str, value: str) -> Any:
-    """Only `true` and `false` are booleans, only plain digits are integers."""
-    hint = str(operation.hints.get(name))
-    if "bool" in hint:
-        if value not in ("true", "false"):
-            raise refused(name, "must be true or false")
-        return value == "true"
-    if "int" in hint and not re.fullmatch(r"-?\d{1,19}", value):
-        raise refused(name, "must be a whole number")
-    if "datetime" in hint and not re.search(r"(Z|[+-]\d\d:?\d\d)$", value):
-        raise refused(name, "must be an RFC 3339 time with a zone")
-    return value
-
-
-async def _content(operation: Operation[..., Any], request: Request) -> tuple[dict[str, Any], str]:
-    """Body or form; a JSON body that is not an object stays under the key ''."""
+@asynccontextmanager
+async def _content(operation: Operation[..., Any], request: Request) -> AsyncGenerator[_Content]:
+    """Body or form; an uploaded file lives as long as the block."""
     if operation.is_form:
-        return await _form(operation, request)
-    if operation.body_parameter is None:
-        return {}, ""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json" or "content-encoding" in request.headers:
-        raise InvalidRequestError("the body must be application/json", status=415)
-    body = await _limited_body(request)
-    try:
-        value = strict_json.parse(body)
-    except strict_json.JsonRefused as fault:
-        if fault.fault == "nul":
-            raise ValidationRefused(f"the body {fault.message}") from None
-        raise InvalidRequestError(f"the body {fault.message}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    return {"": value}, hashlib.sha256(body).hexdigest()
+        form = await _form(request)
+        try:
+            yield await asyncio.to_thread(_form_content, operation, form)
+        finally:
+            await form.close()
+    elif operation.body_parameter is None:
+        await _no_fields(request)
+        yield _Content({})
+    else:
+        body = await _json_body(request)
+        yield _Content(json_object(body), hashlib.sha256(body).hexdigest())
 
 
-async def _limited_body(request: Request) -> bytes:
+async def _json_body(request: Request) -> bytes:
     _check_length(request, JSON_BODY_LIMIT)
-    body = bytearray()
+    headers = request.headers
+    check_json_media(headers.get("content-type", ""), encoded="content-encoding" in headers)
+    return b"".join([block async for block in _limited(request, JSON_BODY_LIMIT)])
+
+
+async def _no_fields(request: Request) -> None:
+    """An operation without fields needs no body; one that comes must be an empty object."""
+    if request.headers.get("content-length", "0") == "0" and not request.headers.get(
+        "transfer-encoding"
+    ):
+        return
+    if json_object(await _json_body(request)):
+        raise InvalidRequestError("this operation takes no field")
+
+
+async def _limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    """The body as it arrives; cut off at `limit` when its length was not announced."""
+    size = 0
     async for block in request.stream():
-        body += block
-        if len(body) > JSON_BODY_LIMIT:
-            raise InvalidRequestError("the body is larger than 1 MiB", status=413)
-    return bytes(body)
+        size += len(block)
+        if size > limit:
+            raise InvalidRequestError(f"the body is larger than {limit >> 20} MiB", status=413)
+        yield block
 
 
 def _check_length(request: Request, limit: int) -> None:
@@ -429,14 +464,33 @@ def _check_length(request: Request, limit: int) -> None:
         raise InvalidRequestError(f"the body is larger than {limit >> 20} MiB", status=413)
 
 
-async def _form(operation: Operation[..., Any], request: Request) -> tuple[dict[str, Any], str]:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise InvalidRequestError("the body must be multipart/form-data", status=415)
+async def _form(request: Request) -> FormData:
     _check_length(request, FILE_LIMIT)
+    media = request.headers.get("content-type", "")
+    if not media.startswith("multipart/form-data") or "content-encoding" in request.headers:
+        raise InvalidRequestError("the body must be multipart/form-data", status=415)
+    ending = bytearray()
+
+    async def blocks() -> AsyncGenerator[bytes]:
+        async for block in _limited(request, FILE_LIMIT):
+            ending.extend(block[-256:])
+            del ending[:-256]
+            yield block
+
+    parser = MultiPartParser(
+        request.headers, blocks(), max_files=2, max_fields=16, max_part_size=1 << 16
+    )
     try:
-        form = await request.form(max_files=2, max_fields=16, max_part_size=1 << 16)
-    except (HTTPException, MultiPartException):
+        form = await parser.parse()
+    except (MultiPartException, LookupError, ValueError):
         raise InvalidRequestError("the multipart form cannot be parsed") from None
+    if form_end(media) not in ending:  # the parser takes a form without its end
+        await form.close()
+        raise InvalidRequestError("the multipart form is cut off")
+    return form
+
+
+def _form_content(operation: Operation[..., Any], form: FormData) -> _Content:
     parts: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
         parts.setdefault(name, []).append(value)
@@ -447,10 +501,10 @@ async def _form(operation: Operation[..., Any], request: Request) -> tuple[dict[
         raise InvalidRequestError("a form part is given twice")
     fields = {name: values[0] for name, values in parts.items()}
     if "tags" in fields and operation.is_creating:
-        fields["tags"] = _form_tags(fields["tags"])
+        fields["tags"] = form_tags(fields["tags"])
+    check_file_media(files[0].content_type)
     file: Any = files[0].file
-    digest = await asyncio.to_thread(_form_digest, fields, file)
-    return {**fields, "file": file, "": fields}, digest
+    return _Content(fields, _form_digest(fields, file), file)
 
 
 def _form_digest(fields: dict[str, Any], file: Any) -> str:
@@ -460,13 +514,6 @@ def _form_digest(fields: dict[str, Any], file: Any) -> str:
         digest.update(block)
     file.seek(0)
     return digest.hexdigest()
-
-
-def _form_tags(text: object) -> Any:
-    try:
-        return strict_json.parse(str(text).encode())
-    except strict_json.JsonRefused as fault:
-        raise refused("tags", fault.message) from None
 
 
 def _error_response(request: Request, error: ApiError) -> Response:
@@ -479,6 +526,8 @@ def _error_response(request: Request, error: ApiError) -> Response:
         response.headers["Retry-After"] = str(wait)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status in CLOSING:
+        response.headers["Connection"] = "close"
     return response
 
 

@@ -30,6 +30,7 @@ from tuneship.contract.jobs import (
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.datasets import own_dataset
+from tuneship.service.instances import check_instance_type, require_instance_type
 from tuneship.service.models import base_of
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import refuse_what_is_not_enforced
@@ -46,6 +47,7 @@ SMALLEST_DATASET = 2
 def create_job(context: Context, job: JobCreate) -> JobCreated:
     """Refuse what cannot work, then queue it together with its event."""
     refuse_what_is_not_enforced(job.security_settings)
+    check_instance_type(job.compute_config.instance_type, "compute_config.instance_type")
     if job.base_model.startswith("ft:"):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
@@ -60,7 +62,11 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     steps = math.ceil(dataset["num_examples"] / job.hyperparameters.batch_size)
     if job.hyperparameters.warmup_steps > steps * job.hyperparameters.epochs:
         raise refused("hyperparameters.warmup_steps", "must not exceed the job's steps")
-    _check_compute(job)
+    if job.compute_config.instance_count > 1:
+        raise InstanceTypeUnavailable(
+            "this installation trains on one instance", param="compute_config.instance_count"
+        )
+    require_instance_type(job.compute_config.instance_type, "compute_config.instance_type")
     row = _row(context, job)
     _check_quota(context)
     stored = rows.insert(context.transaction, tables.jobs, row)
@@ -83,15 +89,6 @@ def _usable(context: Context, dataset_id: str, param: str) -> Row:
     if param == "dataset_id" and row["num_examples"] < SMALLEST_DATASET:
         raise DatasetError(f"a job needs at least {SMALLEST_DATASET} examples", param=param)
     return row
-
-
-def _check_compute(job: JobCreate) -> None:
-    if job.compute_config.instance_type != "local":
-        raise refused("compute_config.instance_type", "must be local")
-    if job.compute_config.instance_count > 1:
-        raise InstanceTypeUnavailable(
-            "this installation trains on one instance", param="compute_config.instance_count"
-        )
 
 
 def _row(context: Context, job: JobCreate) -> dict[str, Any]:

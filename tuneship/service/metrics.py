@@ -10,6 +10,7 @@ from tuneship.contract.metrics import METRIC_NAMES, DeploymentMetrics, MetricNam
 from tuneship.metrics.windows import EDGES_MS, Window, merged
 from tuneship.service.context import Context
 from tuneship.service.deployments import own_deployment
+from tuneship.service.endpoints import own_endpoint
 from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves
 from tuneship.store import metric_windows
@@ -61,10 +62,16 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     """Read, merge, render."""
     interval_s = _seconds(interval)
     end = end_time or context.now
+    for name, moment in (("start_time", start_time), ("end_time", end_time)):
+        if moment is not None and not 1970 < moment.year < 9999:
+            raise refused(name, "must lie after 1970 and before 9999")
     start = start_time or end - DEFAULT_SPAN
     if start >= end:
         raise refused("start_time", "must be before end_time")
     own_deployment(context, deployment_id)
+    if endpoint_id is not None:
+        own_endpoint(context, endpoint_id)
+    context.parts.store_metrics()
     buckets = _buckets(context, deployment_id, endpoint_id, (start, end), interval_s)
     total = merged(buckets.windows)
     span_s = (end - start).total_seconds()

@@ -1,6 +1,7 @@
 """What the model operations do: base models of the catalogue and fine-tuned models as one list."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -110,4 +111,10 @@ def served_model(
         raise ModelNotFound("model_name names a model that does not exist", param="model_name")
     base = base_of(parts, row["base_model"], "model_name")
     folder: Path = parts.blobs.local(row["blob"])
-    return ServedModel(base, Adapter(identifier, folder), PromptTemplate.load(folder))
+    return ServedModel(base, Adapter(identifier, folder), _template(folder))
+
+
+@lru_cache(maxsize=256)
+def _template(folder: Path) -> PromptTemplate:
+    """A stored model never changes, and compiling its template takes longer than a token."""
+    return PromptTemplate.load(folder)

@@ -6,6 +6,7 @@ One service per data directory (a lock says so). What it prints on standard outp
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import random
 import signal
@@ -13,17 +14,21 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 import uvicorn
 
+from tuneship.contract.jobs import ENDED
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.launch import die_with_parent
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import ReplicaPool
+from tuneship.service import training_runs
 from tuneship.service.access import (
     Keys,
     RateLimits,
@@ -37,13 +42,22 @@ from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
 from tuneship.service.supervisor import Supervisor
+from tuneship.serving.line import ServingError
 from tuneship.settings import ServiceSettings
-from tuneship.store import endpoint_records, idempotency, leases
+from tuneship.store import endpoint_records, idempotency, leases, tables
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database, sqlite_url
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
+KEEP_ALIVE_SECONDS = 15
+"""Longer than clients keep an idle connection (httpx: 5 s): they close first, so no request meets a closed one."""
+HEAD_LIMIT = 256 << 10
+"""What the HTTP layer reads of a head, so that the border can answer a head above its own limit properly."""
+THREADS = 32
+
+
+logger = logging.getLogger(__name__)
 
 
 class DirectoryInUse(Exception):
@@ -75,12 +89,19 @@ def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
     os.umask(0o077)
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
-    with _locked(settings.data_dir), socket.socket() as listener:
+    with _locked(settings.data_dir), _listener(settings.host, settings.port) as listener:
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
         address = f"http://{settings.host}:{listener.getsockname()[1]}"
         asyncio.run(_run(settings, listener, settings.public_url or address))
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # asyncio turns Nagle's algorithm off only where the protocol is named: without it every answer waits 40 ms.
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    return listener
 
 
 def _build(settings: ServiceSettings, public_url: str, secret: bytes) -> Parts:
@@ -109,9 +130,22 @@ def _recover(parts: Parts) -> None:
         leases.release_all(connection, parts.clock())
         idempotency.release_all(connection)
         endpoint_records.revert_lapsed(connection, parts.clock())
+        kept = {
+            "datasets": set(connection.scalars(sa.select(tables.datasets.c.id))),
+            "models": set(connection.scalars(sa.select(tables.models.c.job_id))),
+        }
+        alive = tables.jobs.c.status.not_in(ENDED)
+        live_jobs = set(connection.scalars(sa.select(tables.jobs.c.id).where(alive)))
+    for kind, ids in kept.items():  # files whose row was never committed
+        for orphan in parts.blobs.names(kind) - ids:
+            parts.blobs.delete(f"{kind}/{orphan}")
+    for folder in (parts.settings.data_dir / "work").iterdir():
+        if folder.name not in live_jobs:
+            training_runs.clear(folder.parent, folder.name)
 
 
 async def _run(settings: ServiceSettings, listener: socket.socket, public_url: str) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     secret = read_or_make_secret(settings.data_dir / "master.key")
     parts = _build(settings, public_url, secret)
     _recover(parts)
@@ -128,6 +162,9 @@ async def _run(settings: ServiceSettings, listener: socket.socket, public_url: s
         log_config=None,
         access_log=False,
         server_header=False,
+        http="h11",
+        h11_max_incomplete_event_size=HEAD_LIMIT,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
     await _Server(config, parts).serve(sockets=[listener])
@@ -161,8 +198,7 @@ def _lifespan(parts: Parts, supervisor: Supervisor) -> Any:
         yield
         for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         await parts.replicas.close()
 
     return lifespan
@@ -170,4 +206,7 @@ def _lifespan(parts: Parts, supervisor: Supervisor) -> Any:
 
 async def _preload(parts: Parts, base: Path) -> None:
     """Ready for the first deployment before it is asked for."""
-    await parts.replicas.of(base).ready(None)
+    try:
+        await parts.replicas.of(base).ready(None)
+    except ServingError as error:  # the deployment that needs it will say so
+        logger.warning("the base model could not be loaded: %s", error)

@@ -7,12 +7,11 @@ parent-death signal follows it). Everything it knows can be lost: after a restar
 import asyncio
 import logging
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.runtime.workers import Runtime, WorkerSpec
@@ -34,6 +33,10 @@ BEAT_EVERY = timedelta(seconds=10)
 CANCEL_PATIENCE = timedelta(seconds=3.5)
 """Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
 FRUITLESS_ATTEMPTS = 3
+METRICS_KEPT = timedelta(days=90)
+FORGET_EVERY = timedelta(hours=1)
+LINES_AT_ONCE = 500
+"""Progress lines in one transaction."""
 STEP_FIELDS = (
     "step",
     "training_loss",
@@ -58,6 +61,7 @@ class Supervisor:
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper = DeploymentKeeper(parts)
+        self._forget_at = parts.clock()
 
     def wake(self) -> None:
         """Look at the rows now; may be called from any thread."""
@@ -78,7 +82,7 @@ class Supervisor:
             warming.cancel()
             for run in self._runs:
                 run.worker.kill()
-            await asyncio.to_thread(self.store_metrics)
+            await asyncio.to_thread(self._parts.store_metrics)
 
     async def _tick(self) -> None:
         try:
@@ -86,14 +90,15 @@ class Supervisor:
             await self._keeper.reconcile()
             await self._start_jobs()
             for run in list(self._runs):
-                await self._follow(run)
+                await self._follow_alone(run)
         except Exception:  # the loop must outlive any single failure; the next tick tries again
             logger.exception("supervision failed")
             await asyncio.sleep(1)
 
     def _housekeeping(self) -> None:
         now = self._parts.clock()
-        self.store_metrics()
+        self._parts.store_metrics()
+        self._forget_old(now)
         with self._parts.database.read() as connection:
             query = sa.select(sa.func.count()).where(tables.endpoints.c.lease_until <= now)
             lapsed = connection.execute(query).scalar_one()
@@ -101,22 +106,18 @@ class Supervisor:
         if lapsed or cancelling:
             with self._parts.database.write() as connection:
                 for endpoint_id in endpoint_records.revert_lapsed(connection, now):
-                    logger.warning("lease lapsed, split reverted", extra={"id": endpoint_id})
+                    logger.warning("lease lapsed, split reverted: %s", endpoint_id)
                 for job in cancelling:
-                    self._cancelled(connection, job)
+                    self._cancelled(connection, Claim(job["id"], job["attempt"]), job)
                     training_runs.clear(self._work, job["id"])
 
-    def store_metrics(self) -> None:
-        """Write what the recorder has collected; on a failure it is kept for the next time."""
-        windows = self._parts.recorder.take()
-        if not windows:
+    def _forget_old(self, now: datetime) -> None:
+        """Metrics grow by a row a second and endpoint: they are kept for `METRICS_KEPT`."""
+        if now < self._forget_at:
             return
-        try:
-            with self._parts.database.write() as connection:
-                metric_windows.store(connection, windows)
-        except SQLAlchemyError:
-            self._parts.recorder.give_back(windows)
-            raise
+        self._forget_at = now + FORGET_EVERY
+        with self._parts.database.write() as connection:
+            metric_windows.forget(connection, int((now - METRICS_KEPT).timestamp()))
 
     async def _start_jobs(self) -> None:
         while len(self._runs) < self._parts.settings.concurrent_jobs:
@@ -145,8 +146,10 @@ class Supervisor:
         folder = training_runs.attempt_folder(self._work, claim)
         try:
             await asyncio.to_thread(self._prepare, job, folder)
-        except DataDamaged as damage:
-            await asyncio.to_thread(self._failed, claim, job, "data_unreadable", str(damage))
+        except (DataDamaged, FileNotFoundError) as damage:
+            text = str(damage) if isinstance(damage, DataDamaged) else "a stored file is missing"
+            with suppress(LeaseLost):
+                await asyncio.to_thread(self._failed, claim, job, "data_unreadable", text)
             return
         spec = WorkerSpec("tuneship.training", (str(folder),), folder / "worker.log")
         worker = self._runtime.start(spec)
@@ -170,6 +173,20 @@ class Supervisor:
             raise DataDamaged("a stored dataset is damaged")
         return row
 
+    async def _follow_alone(self, run: TrainingRun) -> None:
+        """One job's trouble must not stop the others."""
+        try:
+            await self._follow(run)
+        except (KeyError, TypeError, ValueError):  # its process writes what is no progress line
+            logger.exception("a training process broke the protocol: %s", run.claim.job_id)
+            run.worker.kill()
+            with suppress(LeaseLost):
+                text = "the training process reported something unreadable"
+                await asyncio.to_thread(self._failed, run.claim, run.job, "internal", text)
+            self._runs.remove(run)
+        except Exception:  # e.g. the disk is full: the next tick tries again
+            logger.exception("a job could not be followed: %s", run.claim.job_id)
+
     async def _follow(self, run: TrainingRun) -> None:
         """Read progress, keep the lease, pass a cancellation on, and finish what has ended."""
         exit_code = run.worker.exit_code()  # before reading: nothing is written after it
@@ -180,19 +197,22 @@ class Supervisor:
         except LeaseLost:
             run.worker.kill()
             exit_code = -1
-            logger.warning("lease lost", extra={"id": run.claim.job_id})
+            logger.warning("lease lost: %s", run.claim.job_id)
         if exit_code is not None:
             self._runs.remove(run)
         elif run.is_overdue(self._parts.clock(), CANCEL_PATIENCE):
             run.worker.kill()
 
     def _take_progress(self, run: TrainingRun) -> None:
-        now, lines = self._parts.clock(), run.new_lines()
-        if lines or now - run.last_beat >= BEAT_EVERY:
-            with self._parts.database.write() as connection:
-                leases.beat(connection, run.claim, now)
-                self._store_lines(connection, run, lines)
-            run.last_beat = now
+        while True:
+            now, (lines, offset) = self._parts.clock(), run.new_lines(LINES_AT_ONCE)
+            if lines or now - run.last_beat >= BEAT_EVERY:
+                with self._parts.database.write() as connection:
+                    leases.beat(connection, run.claim, now)
+                    self._store_lines(connection, run, lines)
+                run.last_beat, run.offset = now, offset
+            if len(lines) < LINES_AT_ONCE:
+                break
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, run.claim.job_id, client_id=None)
         if row is not None and row["status"] == JobStatus.CANCELLING:
@@ -245,7 +265,7 @@ class Supervisor:
         end = run.end or {"kind": None}
         if run.cancelled_at is not None:
             with self._parts.database.write() as connection:
-                self._cancelled(connection, run.job)
+                self._cancelled(connection, run.claim, run.job)
         elif end["kind"] == "completed":
             self._completed(run, end)
         elif end["kind"] == "failed":
@@ -264,12 +284,11 @@ class Supervisor:
             return True
         now = self._parts.clock()
         with self._parts.database.write() as connection:
-            leases.write(
+            leases.end(
                 connection,
                 run.claim,
                 status=JobStatus.QUEUED,
                 owner=None,
-                lease_until=None,
                 updated_at=now,
                 attempts_without_progress=fruitless,
             )
@@ -286,7 +305,7 @@ class Supervisor:
         }
         identifier = model_id(job["base_model"], job["model_name"], job["id"])
         with self._parts.database.write() as connection:
-            leases.write(
+            leases.end(
                 connection,
                 run.claim,
                 status=JobStatus.COMPLETED,
@@ -294,7 +313,6 @@ class Supervisor:
                 updated_at=now,
                 fine_tuned_model=identifier,
                 validation_loss=end["validation_loss"],
-                lease_until=None,
             )
             model = {
                 "id": identifier,
@@ -325,20 +343,15 @@ class Supervisor:
         now = self._parts.clock()
         error = {"code": "fine_tuning_error", "reason": reason, "message": message}
         with self._parts.database.write() as connection:
-            leases.write(
-                connection,
-                claim,
-                status=JobStatus.FAILED,
-                error=error,
-                lease_until=None,
-                updated_at=now,
-            )
+            leases.end(connection, claim, status=JobStatus.FAILED, error=error, updated_at=now)
             job_records.add_log(connection, job["id"], now, "error", f"{reason}: {message}")
             emit(connection, "fine_tuning.job.failed", dict(job), now, status="failed")
 
-    def _cancelled(self, connection: sa.Connection, job: Row) -> None:
+    def _cancelled(self, connection: sa.Connection, claim: Claim, job: Row) -> None:
         now = self._parts.clock()
-        rows.change(connection, tables.jobs, job["id"], now, status=JobStatus.CANCELLED)
+        leases.write(
+            connection, claim, status=JobStatus.CANCELLED, lease_until=None, updated_at=now
+        )
         job_records.add_log(connection, job["id"], now, "info", "cancelled")
         emit(connection, "fine_tuning.job.cancelled", dict(job), now, status="cancelled")
 

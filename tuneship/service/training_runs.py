@@ -5,7 +5,7 @@ The process itself is `tuneship/training/`; when it starts and what its end mean
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,19 @@ class TrainingRun:
     last_step: int = 0
     cancelled_at: datetime | None = None
     end: dict[str, Any] | None = None
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def new_lines(self) -> list[dict[str, Any]]:
-        """Whole lines that appeared since the last call."""
+    def new_lines(self, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines behind `offset`, and the offset to set once they are stored."""
         file = self.folder / PROGRESS_FILE
-        if not file.is_file():
-            return []
-        with file.open("rb") as opened:
-            opened.seek(self.offset)
-            data = opened.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        lines: list[dict[str, Any]] = []
+        offset = self.offset
+        if file.is_file():
+            with file.open("rb") as opened:
+                opened.seek(offset)
+                while len(lines) < most and (line := opened.readline()).endswith(b"\n"):
+                    lines.append(json.loads(line))
+                    offset += len(line)
+        return lines, offset
 
     def ask_to_cancel(self, now: datetime) -> None:
         """Say so in a file that the process looks at after each step."""

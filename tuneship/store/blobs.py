@@ -86,6 +86,13 @@ class Blobs:
         if self._files.exists(target):
             self._files.rm(target, recursive=self._files.isdir(target))
 
+    def names(self, kind: str) -> set[str]:
+        """The ids of one kind that have files here."""
+        folder = f"{self._root}/{kind}"
+        if not self._files.exists(folder):
+            return set()
+        return {Path(one).name for one in self._files.ls(folder, detail=False)}
+
     def sweep(self) -> None:
         """Remove what a killed process left staged; call it at start only."""
         for leftover in self._scratch.glob(".staged-*"):

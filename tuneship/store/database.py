@@ -23,7 +23,13 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it."""
-        self.engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        self.engine = sa.create_engine(
+            url,
+            pool_pre_ping=not url.startswith("sqlite"),
+            pool_size=8,
+            max_overflow=40,  # more than the service has threads
+            hide_parameters=True,  # an error must not carry values into the log
+        )
         if self.is_sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)

@@ -58,10 +58,19 @@ def revert_lapsed(connection: sa.Connection, now: datetime) -> list[str]:
     return reverted
 
 
-def members_now(row: Row, now: datetime) -> Sequence[dict[str, Any]]:
-    """The split in force: the fallback from the very moment at which the lease lapses."""
-    lapsed = row["lease_until"] is not None and row["lease_until"] <= now
-    return row["lease_fallback"] if lapsed else row["members"]
+def in_force(row: Row, now: datetime) -> Row:
+    """The endpoint as it stands: the fallback from the very moment at which the lease lapses, stored or not yet."""
+    if row["lease_until"] is None or row["lease_until"] > now:
+        return row
+    return {
+        **row,
+        "members": row["lease_fallback"],
+        "version": row["version"] + 1,
+        "updated_at": row["lease_until"],
+        "lease_seconds": None,
+        "lease_until": None,
+        "lease_fallback": None,
+    }
 
 
 def _live(connection: sa.Connection, client_id: str) -> list[Row]:
@@ -102,13 +111,25 @@ def deactivate(connection: sa.Connection, row: Row, now: datetime) -> None:
 def remove_idle_member(
     connection: sa.Connection, client_id: str, deployment_id: str, now: datetime
 ) -> None:
-    """Take a deployment at 0 % out of every set."""
+    """Take a deployment at 0 % out of every set and every fallback."""
     for row in _live(connection, client_id):
-        kept = [
-            member
-            for member in row["members"]
-            if member["id"] != deployment_id or member["traffic_percentage"] > 0
-        ]
-        if len(kept) != len(row["members"]):
-            version = row["version"] + 1
-            rows.change(connection, endpoints, row["id"], now, members=kept, version=version)
+        kept = _without(deployment_id, row["members"])
+        fallback = row["lease_fallback"] and _without(deployment_id, row["lease_fallback"])
+        if (kept, fallback) != (row["members"], row["lease_fallback"]):
+            rows.change(
+                connection,
+                endpoints,
+                row["id"],
+                now,
+                members=kept,
+                lease_fallback=fallback,
+                version=row["version"] + 1,
+            )
+
+
+def _without(deployment_id: str, members: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        member
+        for member in members
+        if member["id"] != deployment_id or member["traffic_percentage"] > 0
+    ]

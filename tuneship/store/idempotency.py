@@ -30,11 +30,27 @@ class Key:
     fingerprint: str
 
 
+@dataclass(frozen=True)
+class Hold:
+    """The right to work on a key until the lock ends; a later holder has another `lease_until`."""
+
+    key: Key
+    lease_until: datetime
+
+
 def _row(key: Key) -> sa.ColumnElement[bool]:
     return (idempotency.c.client_id == key.client_id) & (idempotency.c.key == key.key)
 
 
-def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | None:
+def _held(hold: Hold) -> sa.ColumnElement[bool]:
+    return (
+        _row(hold.key)
+        & (idempotency.c.lease_until == hold.lease_until)
+        & idempotency.c.body.is_(None)
+    )
+
+
+def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | Hold:
     """Take the key, or answer what it already made.
 
     Raises `ValidationRefused` when it was used for another request, `InvalidRequestError` (409, worth a retry) while
@@ -47,11 +63,7 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
     if found is not None and found["body"] is not None:
         return StoredAnswer(found["status"], found["location"], found["body"])
     if found is not None and found["lease_until"] > now:
-        busy = InvalidRequestError(
-            "a request with this Idempotency-Key is still being worked on", status=409
-        )
-        busy.retryable = True
-        raise busy
+        raise _busy()
     connection.execute(sa.delete(idempotency).where(_row(key)))
     connection.execute(
         sa.insert(idempotency).values(
@@ -62,21 +74,34 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
             lease_until=now + LOCK,
         )
     )
-    return None
+    return Hold(key, now + LOCK)
 
 
-def finish(connection: sa.Connection, key: Key, answer: StoredAnswer) -> None:
-    """Store the answer; call it in the transaction that makes the resource."""
-    connection.execute(
+def _busy() -> InvalidRequestError:
+    busy = InvalidRequestError(
+        "a request with this Idempotency-Key is still being worked on", status=409
+    )
+    busy.retryable = True
+    return busy
+
+
+def finish(connection: sa.Connection, hold: Hold, answer: StoredAnswer) -> None:
+    """Store the answer; call it in the transaction that makes the resource.
+
+    Raises 409 when the lock ended and another request took the key: of two slow ones only one may make anything.
+    """
+    result = connection.execute(
         sa.update(idempotency)
-        .where(_row(key))
+        .where(_held(hold))
         .values(status=answer.status, location=answer.location, body=answer.body)
     )
+    if result.rowcount != 1:
+        raise _busy()
 
 
-def abandon(connection: sa.Connection, key: Key) -> None:
+def abandon(connection: sa.Connection, hold: Hold) -> None:
     """Give the key back after a refusal: refusals are not stored."""
-    connection.execute(sa.delete(idempotency).where(_row(key), idempotency.c.body.is_(None)))
+    connection.execute(sa.delete(idempotency).where(_held(hold)))
 
 
 def release_all(connection: sa.Connection) -> None:

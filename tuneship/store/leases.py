@@ -65,6 +65,21 @@ def write(connection: sa.Connection, held: Claim, **values: Any) -> None:
         raise LeaseLost(held.job_id)
 
 
+def end(connection: sa.Connection, held: Claim, **values: Any) -> None:
+    """Leave the state `running` under the claim. Raises `LeaseLost` when somebody has cancelled meanwhile."""
+    result = connection.execute(
+        sa.update(jobs)
+        .where(
+            jobs.c.id == held.job_id,
+            jobs.c.attempt == held.attempt,
+            jobs.c.status == JobStatus.RUNNING,
+        )
+        .values(lease_until=None, **values)
+    )
+    if result.rowcount != 1:
+        raise LeaseLost(held.job_id)
+
+
 def beat(connection: sa.Connection, held: Claim, now: datetime) -> None:
     """Keep the lease for another `LEASE`. Raises `LeaseLost`."""
     write(connection, held, lease_until=now + LEASE)

@@ -1,16 +1,16 @@
 """Stored windows of one second: written by merging, read by deployment and span."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
 from tuneship.metrics.recorder import WindowKey
-from tuneship.metrics.windows import Window, window_from_json
+from tuneship.metrics.windows import Window, merged, window_from_json
 from tuneship.store.tables import metric_windows
 
 
-def store(connection: sa.Connection, windows: dict[WindowKey, Window]) -> None:
-    """Add counts to what is stored."""
+def store(connection: sa.Connection, windows: Mapping[WindowKey, Window]) -> None:
+    """Add counts to what is stored; the given windows stay as they are, for the case that this is rolled back."""
     for key, window in windows.items():
         place = (
             (metric_windows.c.deployment_id == key.deployment_id)
@@ -19,16 +19,21 @@ def store(connection: sa.Connection, windows: dict[WindowKey, Window]) -> None:
         )
         kept = connection.execute(sa.select(metric_windows.c.window).where(place)).scalar()
         if kept is not None:
-            window.merge(window_from_json(kept))
             connection.execute(sa.delete(metric_windows).where(place))
+        total = window if kept is None else merged((window, window_from_json(kept)))
         connection.execute(
             sa.insert(metric_windows).values(
                 deployment_id=key.deployment_id,
                 endpoint_id=key.endpoint_id,
                 start=key.start,
-                window=window.as_json(),
+                window=total.as_json(),
             )
         )
+
+
+def forget(connection: sa.Connection, before: int) -> None:
+    """Drop windows that started before a moment (epoch seconds)."""
+    connection.execute(sa.delete(metric_windows).where(metric_windows.c.start < before))
 
 
 def between(

@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 Row = Mapping[str, Any]
 
@@ -94,4 +96,23 @@ def count(connection: sa.Connection, table: sa.Table, *where: sa.ColumnElement[b
 
 def tags_match(table: sa.Table, tags: Mapping[str, str] | None) -> list[sa.ColumnElement[bool]]:
     """`tags[k]=v` filters, exact and all of them."""
-    return [table.c.tags[key].as_string() == value for key, value in (tags or {}).items()]
+    return [TagValue(table.c.tags, key) == value for key, value in (tags or {}).items()]
+
+
+class TagValue(FunctionElement[str]):
+    """The text under one key of a JSON object. SQLite's own JSON paths cannot name a key with a quote in it."""
+
+    type = sa.Text()
+    inherit_cache = True
+
+
+@compiles(TagValue)
+def _tag_value(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(one, **options) for one in element.clauses)
+    return f"({column} ->> {key})"
+
+
+@compiles(TagValue, "sqlite")
+def _tag_value_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(one, **options) for one in element.clauses)
+    return f"(SELECT value FROM json_each({column}) WHERE key = {key})"  # noqa: S608 - bound names

@@ -1,0 +1,51 @@
+"""How long a caller may take to send a body: a half-sent request must not hold a connection. Knows no framework."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from tuneship.contract.errors import InvalidRequestError
+
+IDLE_S = 15.0
+JSON_BODY_S = 30.0
+SLOW_START_S = 30.0
+SLOWEST_UPLOAD = 64 << 10
+"""Bytes a second on average, after the slow start."""
+
+
+class Patience:
+    """Wraps an ASGI `receive`. Raises 408 when the body stops coming, or comes too slowly."""
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """The clock runs from the first wait for the body."""
+        media = dict(scope["headers"]).get(b"content-type", b"")
+        self._is_upload = media.startswith(b"multipart/")
+        self._receive = receive
+        self._idle_s = idle_s
+        self._started: float | None = None
+        self._size = 0
+        self._whole = False
+
+    async def receive(self) -> Any:
+        """The next message; after the body only a disconnect can come, and that may take any time."""
+        if self._whole:
+            return await self._receive()
+        self._started = self._started or time.monotonic()
+        passed = time.monotonic() - self._started
+        left = self._idle_s if self._is_upload else min(self._idle_s, JSON_BODY_S - passed)
+        try:
+            async with asyncio.timeout(left):
+                message = await self._receive()
+        except TimeoutError:
+            raise InvalidRequestError("the body did not come in time", status=408) from None
+        self._size += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if passed > SLOW_START_S and self._size < passed * SLOWEST_UPLOAD:
+            raise InvalidRequestError("the body came too slowly", status=408)
+        return message
