@@ -30,7 +30,7 @@ class EngineLimits:
 
     rows: int = 32
     """Sequences in the batch; more wait their turn."""
-    prompt_tokens: int = 2048
+    prompt_tokens: int = 2000
     """New prompt tokens per step: bounds how long joiners hold up the others."""
 
 

@@ -1,7 +1,7 @@
 """The gateway's end of a replica: loads adapters and streams generations over one socket. Never loads torch.
 
 ServingError
-├── ReplicaRefused   the replica lives and said no (unknown adapter, prompt too long, bad files)
+├── ReplicaRefused   the replica lives and said no (unknown adapter, prompt too long, bad files, output not finite)
 └── ReplicaLost      the process is gone: whatever was under way has to be done again elsewhere
 """
 
@@ -159,7 +159,7 @@ class ReplicaLine:
         identifier = str(next(self._ids))
         generation = Generation(self, identifier)
         if self._lost is not None:
-            generation._fail(self._lost)  # noqa: SLF001
+            generation._fail(ReplicaLost(str(self._lost)))  # noqa: SLF001
             return generation
         self._generations[identifier] = generation
         self._send({"op": "generate", "id": identifier, **asdict(request)})
@@ -179,7 +179,7 @@ class ReplicaLine:
 
     async def _ask(self, operation: str, **arguments: str) -> dict[str, Any]:
         if self._lost is not None:
-            raise self._lost
+            raise ReplicaLost(str(self._lost))
         identifier = str(next(self._ids))
         answer = asyncio.get_running_loop().create_future()
         self._answers[identifier] = answer
@@ -223,7 +223,8 @@ class ReplicaLine:
     def _hear_answer(self, frame: dict[str, Any]) -> None:
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
-            generation._fail(ReplicaRefused(refusal))  # noqa: SLF001
+            kind = ReplicaLost if frame.get("lost") else ReplicaRefused
+            generation._fail(kind(refusal))  # noqa: SLF001
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():
             if refusal is None:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
@@ -233,11 +234,11 @@ class ReplicaLine:
     def _lose(self, lost: ReplicaLost) -> None:
         self._lost = lost
         for generation in self._generations.values():
-            generation._fail(lost)  # noqa: SLF001
+            generation._fail(ReplicaLost(str(lost)))  # noqa: SLF001 (each raises its own)
         self._generations.clear()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(lost)
+                answer.set_exception(ReplicaLost(str(lost)))
         self._writer.close()
 
 

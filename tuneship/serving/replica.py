@@ -73,10 +73,9 @@ class Replica:
                 if not self._engine.idle:
                     self._report(self._engine.step())
         except Exception as error:
+            message = f"the engine failed: {type(error).__name__}"
             for identifier in self._engine.requests:
-                self._frames.send(
-                    {"id": identifier, "error": f"the engine failed: {type(error).__name__}"}
-                )
+                self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
 
     def _answer(self, frame: Frame) -> None:
