@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tuneship
 from tests.serving.conftest import quiet_peft
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
@@ -131,6 +132,19 @@ def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_
         assert isinstance(engine._model, LlamaModel)
         request = GenerateRequest(tuple(range(1, 60)), max_tokens=30)
         assert run(engine, [request]) == [expected(reference, request)]
+
+
+def test_the_shipped_base_answers_as_generate_does() -> None:
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    shipped = Path(tuneship.__file__).parent / "base_models" / "tuneship-tiny"
+    tokenizer = Tokenizer.from_file(str(shipped / "tokenizer.json"))
+    texts = ["Repeat: acute bronchitis", "fracture of the left femur, initial encounter", "a"]
+    requests = [GenerateRequest(tuple(tokenizer.encode(text).ids), max_tokens=24) for text in texts]
+    engine = Engine(load_model(shipped), EngineLimits())
+    reference = AutoModelForCausalLM.from_pretrained(shipped)
+    assert run(engine, requests) == [expected(reference, request) for request in requests]
 
 
 def test_weights_in_bfloat16_give_nearly_the_same_logits(base: Path) -> None:
