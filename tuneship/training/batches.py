@@ -1,7 +1,6 @@
 """In which order and company the rows are learnt: numbers in, numbers out.
 
-Knows tokenised rows and nothing of models. Rows of similar length share a batch, since padding costs as
-much as text (a quarter to a third of the time in random order). Next: `tuneship/training/run.py`.
+Knows tokenised rows and nothing of models. Next: `packing.py` (how the model reads a batch), `run.py`.
 """
 
 from collections.abc import Iterator
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 from tuneship.training.rows import Rows
 
 Indices = NDArray[np.int64]
-
-BATCHES_PER_WINDOW = 50
-"""Rows are sorted by length inside windows of this many batches, so that batches stay random mixtures."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +28,15 @@ class Batch:
     """Indices into the flattened rectangle: where a prediction is wanted."""
     targets: Indices
     """The token to predict at each place."""
+    filled: Indices
+    """Indices into the flattened rectangle: where a token of a row stands."""
 
 
-def epoch_batches(lengths: Indices, batch_size: int, *, seed: int, epoch: int) -> list[Indices]:
-    """Every row once, in batches of similar lengths, in random order; the same for the same seed and epoch."""
+def epoch_batches(rows: Indices, batch_size: int, *, seed: int, epoch: int) -> list[Indices]:
+    """Every row once, in random order; the same for the same seed and epoch. The last batch may be smaller."""
     random = np.random.Generator(np.random.PCG64([seed, epoch]))
-    order = random.permutation(len(lengths))
-    window = batch_size * BATCHES_PER_WINDOW
-    batches: list[Indices] = []
-    for start in range(0, len(order), window):
-        rows = order[start : start + window]
-        rows = rows[np.argsort(lengths[rows], kind="stable")]
-        batches += _slices(rows, batch_size)
-    return [batches[number] for number in random.permutation(len(batches))]
+    order = random.permutation(rows)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def limited_batches(rows: Indices, lengths: Indices, most_tokens: int) -> Iterator[Indices]:
@@ -62,14 +54,11 @@ def collate(rows: Rows, indices: Indices) -> Batch:
     width = int(rows.lengths[indices].max())
     tokens = np.zeros((len(indices), width), dtype=np.int64)
     learnt = np.zeros((len(indices), width), dtype=np.bool_)
+    filled = np.arange(width) < rows.lengths[indices][:, None]
     for line, index in enumerate(indices):
         start, stop = rows.starts[index], rows.starts[index + 1]
         tokens[line, : stop - start] = rows.tokens[start:stop]
         learnt[line, : stop - start] = rows.learnt[start:stop]
     learnt[:, 0] = False  # nothing stands before a first token to predict it from
     targets = np.flatnonzero(learnt)
-    return Batch(tokens, targets - 1, tokens.ravel()[targets])
-
-
-def _slices(rows: Indices, size: int) -> list[Indices]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    return Batch(tokens, targets - 1, tokens.ravel()[targets], np.flatnonzero(filled))

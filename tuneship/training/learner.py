@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 
 from tuneship.training.batches import Batch
 from tuneship.training.lora import FusedLinear, Noise
+from tuneship.training.packing import PackedAttention
 from tuneship.training.progress import Reason, TrainingFailed
 from tuneship.training.spec import Hyperparameters
 
@@ -28,6 +29,9 @@ SMALL_MODEL = 5_000_000
 """Below so many parameters a second thread costs more than it brings."""
 GRADIENT_NORM = 1.0
 """Gradients are scaled down to this norm, as transformers' Trainer does it."""
+
+WORTH_PACKING = 0.9
+"""Batches with a larger share of tokens than this go in as they are: undoing the packing costs too."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Learner:
         """Raises TrainingFailed(internal) when a target module does not exist."""
         self._seed = settings.seed
         self._noise = Noise(settings.seed)
+        self._packing = PackedAttention(base) if PackedAttention.fits(base) else None
         torch.manual_seed(settings.seed)  # the start values of the adapter
         self.model = _with_adapter(base, settings, self._noise)
         self._adapter = {
@@ -173,11 +178,19 @@ class Learner:
     def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""
         where = self.model.device
-        self._places = torch.from_numpy(batch.places).to(where)
+        inputs, self._places = self._inputs(batch, where)
         with torch.autocast(where.type, torch.bfloat16, enabled=where.type != "cpu"):
-            output = self.model(input_ids=torch.from_numpy(batch.tokens).to(where), use_cache=False)
-        logits = output.logits[0].float()
-        return logits, torch.from_numpy(batch.targets).to(where)
+            output = self.model(**inputs, use_cache=False)
+        return output.logits[0].float(), torch.from_numpy(batch.targets).to(where)
+
+    def _inputs(self, batch: Batch, where: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+        """What the model reads, and the places in its flattened form."""
+        if self._packing is not None:
+            if batch.filled.size < WORTH_PACKING * batch.tokens.size:
+                return self._packing.pack(batch, where)
+            self._packing.pause()
+        tokens = torch.from_numpy(batch.tokens).to(where)
+        return {"input_ids": tokens}, torch.from_numpy(batch.places).to(where)
 
     def _select_places(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
         """Before the head: of (rows, width, hidden) keep (1, places, hidden)."""
