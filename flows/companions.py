@@ -25,20 +25,6 @@ ALREADY_RUNNING = 6
 """Exit code of `tuneship serve` when another one holds the data directory."""
 
 
-PREFECT_SERVER = (
-    *(
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "--log-level",
-        "warning",
-        "--timeout-graceful-shutdown",
-        "3",
-    ),
-    *("--factory", "prefect.server.api.server:create_app"),
-)
-
-
 class CompanionFailed(Exception):
     """A process that the script needs did not become ready; the message says what it said."""
 
@@ -102,11 +88,11 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
         listener.set_inheritable(True)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            server = subprocess.Popen(  # noqa: S603 - Prefect's own server, as its client starts it
-                [*PREFECT_SERVER, "--fd", str(listener.fileno())],
+            server = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "flows.prefect_server", str(listener.fileno())],
                 stdout=output,
                 stderr=output,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end tells the server that this script is gone
                 env=dict(environment),
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -142,5 +128,6 @@ def _stopped_at_the_end(process: "subprocess.Popen[Any]") -> Generator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if process.stdout:
-                process.stdout.close()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()

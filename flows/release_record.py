@@ -96,14 +96,19 @@ class ReleaseRecords:
     def of(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord:
         """The record to write: by the given key, else the open one of these parameters, else the next."""
         if run_key is not None:
-            name = hashlib.sha256(run_key.encode()).hexdigest()[:16]
-            return ReleaseRecord(self.folder / f"{name}.jsonl")
+            return ReleaseRecord(self.folder / f"{_file_of(run_key)}.jsonl")
         number = 1
         while True:
             record = ReleaseRecord(self.folder / f"{parameters_digest[:16]}-{number}.jsonl")
             if not record.has_ended:
                 return record
             number += 1
+
+    def latest(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord | None:
+        """The newest record of these parameters, ended or not."""
+        pattern = f"{_file_of(run_key)}.jsonl" if run_key else f"{parameters_digest[:16]}-*.jsonl"
+        files = sorted(self.folder.glob(pattern), key=lambda file: file.stat().st_mtime)
+        return ReleaseRecord(files[-1]) if files else None
 
     def of_flow_run(self, flow_run_id: str) -> ReleaseRecord | None:
         """The record that a flow run wrote."""
@@ -119,3 +124,8 @@ class ReleaseRecords:
             if made["digest"] == release_digest and now - at < REFUSED_FOR:
                 return at
         return None
+
+
+def _file_of(run_key: str) -> str:
+    """A given key may hold any character; a file name may not."""
+    return f"key-{hashlib.sha256(run_key.encode()).hexdigest()[:16]}"

@@ -17,12 +17,14 @@ from prefect.runtime import flow_run
 
 from flows.champion import Champion
 from flows.clean_up import discard_deployments, is_gone
-from flows.outcome import RolloutResult
+from flows.outcome import RolloutResult, result_of
 from flows.parameters import ReleaseParameters
 from flows.refusals import BadInput
 from flows.release_record import REFUSED_FOR, ReleaseRecord, ReleaseRecords
 from flows.release_result import Accuracy, ReleaseResult
 from flows.report import Curves, write_report
+from flows.rollout.records import RecordFolder
+from tasks.api import api
 from tasks.deployments import create_deployment, wait_for_deployment
 from tuneship.contract.jobs import Job, JobMetrics
 from tuneship.gates.plan import CanaryPlan
@@ -186,6 +188,29 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     result.report = str(write_report(result, run.release, run.curves, folder))
     log.info("%s (%s); report: %s", result.outcome, result.reason, result.report)
     return result
+
+
+def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
+    """What a stopped run had done, from the records alone; None when it had not begun."""
+    settings = PipelineSettings()
+    record = ReleaseRecords(settings.records).latest(release.digest(), release.run_key)
+    if record is None:
+        return None
+    rollout = RolloutResult(outcome="aborted", reason="cancelled")
+    begun = record.last("rollout")
+    if begun is not None:
+        folder = RecordFolder(settings.records, api().settings.url)
+        for file in folder.of(CanaryPlan.model_validate(begun["plan"])):
+            if not file.is_open:
+                rollout = result_of(file.record, [])
+    candidate = record.made("candidate")
+    return ReleaseResult(
+        **rollout.model_dump(),
+        run_key=record.run_key,
+        job_id=record.made("job"),
+        candidate_deployment_id=candidate,
+        candidate_deleted=candidate is not None and is_gone(candidate),
+    )
 
 
 def described(gate: GateResult) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import yaml
 from prefect.events.worker import EventsWorker
@@ -35,6 +35,7 @@ from tuneship.settings import ClientSettings, PipelineSettings, embedded_service
 
 EXIT_CODES = {"promoted": 0, "skipped": 0, "rejected": 3, "rolled_back": 4, "paused": 5}
 """By outcome; everything else is 1, and after a signal 128 + its number."""
+STOPS = (Stopped, KeyboardInterrupt, TerminationSignal)
 EXPECTED = (
     BadInput,
     ApiError,
@@ -75,6 +76,15 @@ Parameters = TypeVar("Parameters", bound=BaseModel)
 
 
 @dataclass(frozen=True)
+class Script(Generic[Parameters]):
+    """What a script runs."""
+
+    run: Callable[[Parameters], Outcome]
+    parameters: type[Parameters]
+    when_stopped: Callable[[Parameters], Outcome | None] | None
+
+
+@dataclass(frozen=True)
 class Ending:
     """How the script ended: the result for the file, a message for people, the exit code."""
 
@@ -84,14 +94,20 @@ class Ending:
 
 
 def run_script(
-    run: Callable[[Parameters], Outcome], parameters: type[Parameters], description: str
+    run: Callable[[Parameters], Outcome],
+    parameters: type[Parameters],
+    description: str,
+    when_stopped: Callable[[Parameters], Outcome | None] | None = None,
 ) -> NoReturn:
-    """Read the parameters, run the flow on them and exit with its code."""
+    """Read the parameters, run the flow on them and exit with its code.
+
+    `when_stopped` may say, after a signal and the clean-up, what the run had done; else the result says only that.
+    """
     screen = Screen()
     stop_once(screen.say)
     params, result = _arguments(description)
     try:
-        ending = _run(run, parameters, params, screen)
+        ending = _run(Script(run, parameters, when_stopped), params, screen)
     except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
         ending = _ending_after(error)
     with uninterrupted():
@@ -150,19 +166,29 @@ def _arguments(description: str) -> tuple[Path, Path | None]:
     return chosen.params, chosen.result
 
 
-def _run(
-    run: Callable[[Parameters], Outcome], parameters: type[Parameters], params: Path, screen: Screen
-) -> Ending:
-    chosen = load_parameters(params, parameters)
+def _run(script: "Script[Parameters]", params: Path, screen: Screen) -> Ending:
+    chosen = load_parameters(params, script.parameters)
     with _service(screen):
         api().models.list(
             limit=1
         )  # a wrong key or a dead service shows here, before anything is made
         with _prefect(screen):
             show_runs_on(screen)
-            outcome = run(chosen)
+            try:
+                outcome = script.run(chosen)
+            except STOPS as stop:
+                with uninterrupted():
+                    told = script.when_stopped(chosen) if script.when_stopped else None
+                    result = told.model_dump(mode="json") if told else None
+                return _stopped(stop, result)
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
+
+
+def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
+    code = stop.exit_code if isinstance(stop, Stopped) else 130
+    code = 143 if isinstance(stop, TerminationSignal) else code
+    return Ending(result or _aborted("cancelled", "stopped by a signal"), "stopped", code)
 
 
 @contextmanager
@@ -202,10 +228,8 @@ def _prefect(screen: Screen) -> Generator[None]:
 def _ending_after(error: BaseException) -> Ending:
     if isinstance(error, RollbackIncomplete):
         return Ending(error.result.model_dump(mode="json"), str(error), 1)
-    if isinstance(error, Stopped | KeyboardInterrupt | TerminationSignal):
-        code = error.exit_code if isinstance(error, Stopped) else 130
-        code = 143 if isinstance(error, TerminationSignal) else code
-        return Ending(_aborted("cancelled", "stopped by a signal"), "stopped", code)
+    if isinstance(error, STOPS):
+        return _stopped(error)
     if isinstance(error, EXPECTED):
         message = _told(error)
         return Ending(_aborted(_reason(error), message), message, 1)

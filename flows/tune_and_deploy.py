@@ -16,7 +16,7 @@ from flows.clean_up import clean_up
 from flows.evaluation import measure_accuracy, smoke_test
 from flows.parameters import ReleaseParameters
 from flows.release_result import ReleaseResult
-from flows.release_run import ReleaseRun, begin, finish
+from flows.release_run import ReleaseRun, begin, finish, told_when_stopped
 from flows.shift_traffic import shift_traffic
 from flows.training_data import upload_and_merge, validate_files
 from flows.training_run import judge, train
@@ -75,4 +75,9 @@ def _deploy_base_model(release: ReleaseParameters, run: ReleaseRun) -> str:
 if __name__ == "__main__":
     from flows.script import run_script
 
-    run_script(tune_and_deploy, ReleaseParameters, "Tune a model and release it step by step.")
+    run_script(
+        tune_and_deploy,
+        ReleaseParameters,
+        "Tune a model and release it step by step.",
+        told_when_stopped,
+    )
