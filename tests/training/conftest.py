@@ -49,7 +49,10 @@ class Job:
 
     def start(self, preamble: str = "") -> subprocess.Popen[bytes]:
         """`preamble`: Python lines that run first in the process (to plant a fault)."""
-        program = f"{preamble}\nfrom tuneship.training.__main__ import main\nimport sys\nsys.exit(main([{str(self.directory)!r}]))"
+        program = (
+            f"{preamble}\nimport sys\nfrom tuneship.training.__main__ import main\n"
+            f"sys.exit(main([{str(self.directory)!r}]))"
+        )
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", program],
             cwd=ROOT,
@@ -127,6 +130,14 @@ class JobMaker:
     def close(self) -> None:
         for job in self._jobs:
             job.close()
+
+
+@pytest.fixture(scope="module")
+def whole_job(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Job:
+    """A job as `make_job()` makes it, run to its end without a break."""
+    job = JobMaker(tmp_path_factory.mktemp("whole"), tiny_model)()
+    assert job.run() == 0
+    return job
 
 
 @pytest.fixture

@@ -130,18 +130,18 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
         pytest.param(DIE_AT_RENAME.format(number=5), id="while the adapter is written"),
     ],
 )
-def test_a_killed_training_resumes_to_the_same_bits(make_job: "JobMaker", fault: str) -> None:
-    whole = make_job()
-    assert whole.run() == 0
+def test_a_killed_training_resumes_to_the_same_bits(
+    make_job: "JobMaker", whole_job: "Job", fault: str
+) -> None:
     job = make_job()
     assert job.run(fault) == -signal.SIGKILL
     assert not job.adapter.exists()
 
     assert job.run() == 0
-    assert job.weights() == whole.weights()
+    assert job.weights() == whole_job.weights()
     last = {line["step"]: line for line in job.of_kind("step")}
-    assert list(last.values()) == whole.of_kind("step")
-    assert job.of_kind("epoch")[-1] == whole.of_kind("epoch")[-1]
+    assert list(last.values()) == whole_job.of_kind("step")
+    assert job.of_kind("epoch")[-1] == whole_job.of_kind("epoch")[-1]
 
 
 def test_a_resume_begins_at_the_last_complete_checkpoint(make_job: "JobMaker") -> None:
@@ -215,26 +215,15 @@ def test_an_unknown_target_module_is_told_with_those_that_exist(make_job: "JobMa
     assert "no target module w_pack; it has down_proj" in str(last["message"])
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b'{"instruction": "CANARY-5eb1", "response": 3}\n', "line 1: wrong_type response"),
-        (b'\n{"instruction": "CANARY-5eb1"\n', "line 2: invalid_json"),
-        (b'["CANARY-5eb1"]\n', "line 1: missing_field instruction"),
-        (b"", "no example"),
-        (None, "No such file"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_told_by_line_and_never_by_text(
-    make_job: "JobMaker", tmp_path: Path, content: bytes | None, problem: str
+def test_a_file_with_a_bad_line_is_told_by_line_and_never_by_text(
+    make_job: "JobMaker", tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.jsonl"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_text('{"instruction": "CANARY-5eb1", "response": 3}\n')
     job = make_job(training_file=path)
     last = failure(job)
     assert last["reason"] == "data_unreadable"
-    assert problem in str(last["message"])
+    assert last["message"] == "broken.jsonl: line 1: wrong_type response"
     assert "CANARY" not in (job.directory / "progress.jsonl").read_text()
 
 
