@@ -1,9 +1,10 @@
 """Three releases of a real model on one machine, as a user would run them: a good one, bad data, bad behaviour.
 
 Each act is one run of `python flows/tune_and_deploy.py` against one service and one Prefect server, which this program
-starts and stops. Everything lies under one folder, emptied at the start: `.demo`, or the one named as argument.
+starts and stops. Everything lies under one folder, `.demo`, emptied at the start.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,9 @@ CANARY: dict[str, Any] = {
         "max_tokens": 48,
     },
 }
+VALIDATION = str(DATA / "validation.jsonl")
+EVALUATION = {"evaluation": {"max_rows": 300, "max_tokens": 32}}
+COMMON: dict[str, Any] = {"model_name": ENDPOINT, "endpoint": {"name": ENDPOINT}}
 PREFECT_BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -54,20 +59,41 @@ PREFECT_BATCHES = {
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 
-class Demo:
-    """The running demo: its folder, its environment, what it measured."""
+@dataclass(frozen=True)
+class Choices:
+    """How much is trained on, and whether latency says anything here."""
 
-    def __init__(
-        self, folder: Path, settings: ClientSettings, environment: Mapping[str, str]
-    ) -> None:
-        """Remember where everything is."""
-        self.folder, self.settings, self.environment = folder, settings, environment
+    most_rows: int | None = None
+    is_busy: bool = False
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The running demo: its folder, its service, the environment of its runs."""
+
+    folder: Path
+    settings: ClientSettings
+    environment: Mapping[str, str]
+    choices: Choices
+
+    def rows(self, name: str) -> str:
+        """A data file, or its first rows."""
+        file = DATA / f"{name}.jsonl"
+        if self.choices.most_rows is None:
+            return str(file)
+        cut = self.folder / file.name
+        cut.write_text(
+            "".join(file.read_text().splitlines(keepends=True)[: self.choices.most_rows])
+        )
+        return str(cut)
 
     def act(self, title: str, name: str, release: Mapping[str, Any]) -> dict[str, Any]:
         """One run of the flow with a params file of its own; its result."""
         say(f"\n{title}")
         params, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
-        params.write_text(json.dumps({"model_name": ENDPOINT, **release}, indent=2) + "\n")
+        canary = CANARY | ({"latency_gates": None} if self.choices.is_busy else {})
+        chosen = COMMON | {"canary": canary} | dict(release)
+        params.write_text(json.dumps(chosen, indent=2) + "\n")
         flow = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py")]
         say(f"$ python flows/tune_and_deploy.py --params {shown(params)} --result {shown(result)}")
         started = time.monotonic()
@@ -126,14 +152,21 @@ class Memory(threading.Thread):
 
 def main() -> int:
     """Run the three acts; 0 when each ended as it should."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / ".demo").resolve()
+    parser = argparse.ArgumentParser(description="Three releases of a real model on one machine.")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="emptied at the start")
+    parser.add_argument(
+        "--busy", action="store_true", help="other programs use this machine: no latency gates"
+    )
+    parser.add_argument("--rows", type=int, help="train on the first so many rows of each file")
+    chosen = parser.parse_args()
+    folder = chosen.folder.resolve()
     started = time.monotonic()
     memory = Memory()
     memory.start()
     if folder.exists():
         shutil.rmtree(folder)
     (folder / "reports").mkdir(parents=True)
-    acts, failures = run_acts(folder)
+    acts, failures = run_acts(folder, Choices(chosen.rows, chosen.busy))
     say("\n== Summary")
     for name, act in acts.items():
         say(f"{name}: {act['outcome']} ({act['reason']}), {act['seconds']:.0f} s")
@@ -148,7 +181,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def run_acts(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def run_acts(folder: Path, choices: Choices) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Start the service and the Prefect server, run the acts, stop both; results and what went otherwise."""
     surroundings = embedded_service_environment().items()
     own = {
@@ -173,75 +206,82 @@ def run_acts(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
             "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
             "TUNESHIP_CLIENT_ID": settings.client_id,
         }
-        return play(Demo(folder, settings, own))
+        return play(Demo(folder, settings, own, choices))
 
 
 def play(demo: Demo) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The three acts, and every expectation that was not met."""
-    validation = str(DATA / "validation.jsonl")
-    endpoint = {"name": ENDPOINT}
-    hospitals = [str(DATA / f"hospital_{letter}.jsonl") for letter in "ab"]
-    release = demo.act(
-        "== Act 1: a release. Two hospitals' diagnoses tune the base model",
-        "act1",
-        {
-            **TRAINING,
-            "data": {"files": hospitals, "validation_file": validation},
-            "endpoint": endpoint,
-            "canary": CANARY,
-            "evaluation": {"max_rows": 300, "max_tokens": 32},
-        },
-    )
-    acts, failures = {"act 1": release}, unmet("act 1", release, "promoted", "none")
-    if failures:
-        return acts, failures
-    accuracy, champion = release["accuracy"], release["candidate_deployment_id"]
-    say(
-        f"exact chapter titles on {accuracy['rows']} validation rows of unseen categories:"
-        f" {100 * accuracy['before'] / accuracy['rows']:.1f} % before,"
-        f" {100 * accuracy['after'] / accuracy['rows']:.1f} % after"
-    )
-    bad = [str(DATA / "mislabelled.jsonl")]
-    one_epoch = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
-    acts["act 2"] = demo.act(
-        "== Act 2: bad data. The same flow on rows with shuffled answers",
-        "act2",
-        {
-            **TRAINING,
-            **one_epoch,
-            "data": {"files": bad, "validation_file": validation},
-            "endpoint": endpoint,
-            "canary": CANARY,
-        },
-    )
-    failures += unmet("act 2", acts["act 2"], "rejected", "training_gate")
-    if acts["act 2"].get("candidate_deployment_id") is not None:
-        failures.append("act 2: a deployment was created")
-    for note in acts["act 2"].get("notes", []):
-        say(note)
-    acts["act 3"] = demo.act(
-        "== Act 3: bad behaviour. The model of act 1 once more, with faults injected",
-        "act3",
-        {
-            "model": release["model"],
-            "deployment": {"tags": {"fault.error_rate": "0.2"}},
-            "endpoint": endpoint,
-            "canary": CANARY,
-        },
-    )
-    failures += unmet("act 3", acts["act 3"], "rolled_back", "error_rate")
-    if not acts["act 3"].get("candidate_deleted"):
-        failures.append("act 3: the candidate's deployment was not deleted")
-    if demo.serving().get(champion) != 100:
-        failures.append("act 3: the endpoint does not serve the champion")
+    acts: dict[str, dict[str, Any]] = {}
+    failures: list[str] = []
+    for name, act in (("act 1", good_release), ("act 2", bad_data), ("act 3", bad_behaviour)):
+        acts[name], unmet = act(demo, acts)
+        failures += [f"{name}: {what}" for what in unmet]
+        if failures:
+            break  # each act builds on the one before
     return acts, failures
 
 
-def unmet(name: str, act: Mapping[str, Any], outcome: str, reason: str) -> list[str]:
-    """What this act should have been and was not."""
+Acts = Mapping[str, Mapping[str, Any]]
+
+
+def good_release(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
+    """Two hospitals' rows are merged, a model is tuned on them and promoted over the base model."""
+    files = [demo.rows("hospital_a"), demo.rows("hospital_b")]
+    release = demo.act(
+        "== Act 1: a release. Two hospitals' diagnoses tune the base model",
+        "act1",
+        TRAINING | {"data": {"files": files, "validation_file": VALIDATION}} | EVALUATION,
+    )
+    unmet = other_than(release, "promoted", "none")
+    if not unmet:
+        accuracy = release["accuracy"]
+        shares = [100 * accuracy[when] / accuracy["rows"] for when in ("before", "after")]
+        say(
+            f"exact chapter titles on {accuracy['rows']} diagnoses of unseen categories:"
+            f" {shares[0]:.1f} % before, {shares[1]:.1f} % after"
+        )
+    return release, unmet
+
+
+def bad_data(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
+    """Shuffled answers: the training gate compares with the champion on the same validation rows, and refuses."""
+    data = {"files": [demo.rows("mislabelled")], "validation_file": VALIDATION}
+    once = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
+    refused = demo.act(
+        "== Act 2: bad data. The same flow on rows with shuffled answers",
+        "act2",
+        TRAINING | once | {"data": data},
+    )
+    for note in refused.get("notes", []):
+        say(note)
+    unmet = other_than(refused, "rejected", "training_gate")
+    if refused.get("candidate_deployment_id") is not None:
+        unmet.append("a deployment was created")
+    return refused, unmet
+
+
+def bad_behaviour(demo: Demo, acts: Acts) -> tuple[dict[str, Any], list[str]]:
+    """The promoted model once more, with faults: the canary returns the traffic, the deployment goes."""
+    champion = acts["act 1"]["candidate_deployment_id"]
+    faulty = {"model": acts["act 1"]["model"], "deployment": {"tags": {"fault.error_rate": "0.2"}}}
+    returned = demo.act(
+        "== Act 3: bad behaviour. The model of act 1 once more, with every fifth answer an error",
+        "act3",
+        faulty,
+    )
+    unmet = other_than(returned, "rolled_back", "error_rate")
+    if not returned.get("candidate_deleted"):
+        unmet.append("the candidate's deployment was not deleted")
+    if demo.serving().get(champion) != 100:
+        unmet.append("the endpoint does not serve the champion")
+    return returned, unmet
+
+
+def other_than(act: Mapping[str, Any], outcome: str, reason: str) -> list[str]:
+    """How this act ended when not so."""
     wanted = (outcome, reason, EXIT_CODES[outcome])
     got = (act.get("outcome"), act.get("reason"), act["exit_code"])
-    return [] if got == wanted else [f"{name}: {got} instead of {wanted}"]
+    return [] if got == wanted else [f"{got} instead of {wanted}"]
 
 
 def say(text: str) -> None:

@@ -24,8 +24,9 @@ class ReleaseRecord:
         """Read what there is; a torn last line was never acted on."""
         self.path = path
         self._held: TextIO | None = None
-        content = path.read_text() if path.is_file() else ""
-        whole = content[: content.rfind("\n") + 1]
+        content = path.read_bytes() if path.is_file() else b""
+        self._length = content.rfind(b"\n") + 1
+        whole = content[: self._length].decode()
         self.facts: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
 
     def hold(self) -> bool:
@@ -49,10 +50,13 @@ class ReleaseRecord:
         """Append one line and return when the disk has it."""
         fact = {"kind": kind, "at": at.isoformat(), **fields}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(fact) + "\n")
+        line = json.dumps(fact).encode() + b"\n"
+        with self.path.open("ab") as file:
+            file.truncate(self._length)
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        self._length += len(line)
         self.facts.append(fact)
 
     def last(self, kind: str) -> dict[str, Any] | None:

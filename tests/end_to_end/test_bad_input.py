@@ -1,0 +1,110 @@
+"""Whatever is wrong with the input: one clear message, exit code 1, a result file, nothing created, no traceback."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.conftest import ROOT, Place
+from tuneship.client import Client
+from tuneship.contract.jobs import JobStatus
+
+pytestmark = pytest.mark.slow
+ROWS = ROOT / "examples" / "icd10cm" / "hospital_a.jsonl"
+SECRET = "the patient's own words"
+
+
+def release(file: Path, **changes: Any) -> dict[str, Any]:
+    data = {"files": [str(file)]}
+    return {"model_name": "m", "endpoint": {"name": "bad-input"}, "data": data, **changes}
+
+
+def created(place: Place) -> tuple[int, int]:
+    """Datasets and models that the service has."""
+    with Client(place.settings) as client:
+        datasets = client.datasets.list(limit=1).pagination.total
+        return datasets, len(client.models.list(limit=100).models)
+
+
+def refused(place: Place, folder: Path, parameters: dict[str, Any], **changes: str) -> str:
+    """Run it, check what every refusal has in common, return the message."""
+    before = created(place)
+    code, said, result = place.release(folder, parameters, **changes)
+    assert (code, result["outcome"]) == (1, "aborted"), said
+    assert "Traceback" not in said
+    assert created(place) == before
+    return said
+
+
+def test_a_line_of_the_data_is_named_by_number_field_and_code_never_by_its_text(
+    place: Place, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.jsonl"
+    good = json.dumps({"instruction": "a", "response": "b"})
+    file.write_text(f'{good}\n{json.dumps({"instruction": SECRET})}\n{{"x": "{SECRET}"\n')
+    said = refused(place, tmp_path, release(file))
+    assert "line 2, response: missing_field" in said
+    assert "line 3, line: invalid_json" in said
+    assert SECRET not in said
+
+
+def test_a_data_file_that_does_not_exist_is_named(place: Place, tmp_path: Path) -> None:
+    said = refused(place, tmp_path, release(tmp_path / "none.jsonl"))
+    assert "none.jsonl: no such file" in said
+
+
+def test_an_unknown_key_is_named(place: Place, tmp_path: Path) -> None:
+    said = refused(place, tmp_path, release(ROWS, learning_rat=0.1))
+    assert "learning_rat: Extra inputs are not permitted" in said
+
+
+def test_an_unknown_base_model_is_refused(place: Place, tmp_path: Path) -> None:
+    code, said, result = place.release(tmp_path, release(ROWS, base_model="no-such-model"))
+    assert (code, result["reason"]) == (1, "model_not_found"), said
+    assert "Traceback" not in said
+
+
+def test_a_wrong_key_is_told(place: Place, tmp_path: Path) -> None:
+    said = refused(place, tmp_path, release(ROWS), TUNESHIP_API_KEY="tsk_wrong")
+    assert "authentication_error" in said
+
+
+def test_a_service_that_does_not_answer_is_told(place: Place, tmp_path: Path) -> None:
+    said = refused(place, tmp_path, release(ROWS), TUNESHIP_URL="http://127.0.0.1:9")
+    assert "no answer" in said
+
+
+def test_a_call_without_parameters_is_told_how_it_goes(place: Place) -> None:
+    run = place.start("flows/tune_and_deploy.py")
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert "--params" in said
+
+
+def test_ctrl_c_while_training_cancels_the_job(place: Place, tmp_path: Path) -> None:
+    params, result = tmp_path / "release.json", tmp_path / "result.json"
+    params.write_text(json.dumps(release(ROWS, hyperparameters={"epochs": 100})))
+    run = place.start("flows/tune_and_deploy.py", "--params", str(params), "--result", str(result))
+    records = Path(place.environment["TUNESHIP_RECORDS"]) / "releases"
+    deadline = time.monotonic() + 120
+    while not (jobs := _jobs(records)) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    run.send_signal(signal.SIGINT)  # a second one must not break the clean-up
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 130, said
+    told = json.loads(result.read_text())
+    assert (told["outcome"], told["reason"]) == ("aborted", "cancelled")
+    with Client(place.settings) as client:
+        status = client.jobs.get(jobs[0]).status
+    assert status in (JobStatus.CANCELLING, JobStatus.CANCELLED)
+
+
+def _jobs(records: Path) -> list[str]:
+    lines = [line for file in records.glob("*.jsonl") for line in file.read_text().splitlines()]
+    facts = [json.loads(line) for line in lines]
+    return [fact["id"] for fact in facts if fact["kind"] == "job"]

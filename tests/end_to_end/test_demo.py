@@ -1,0 +1,63 @@
+"""The three acts, smaller: fewer rows, and no latency gates, because a machine that tests is a busy one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import ROOT, SURROUNDINGS
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "examples/demo.py", "--folder", str(folder)]
+    run = subprocess.run(
+        [*command, "--rows", "400", "--busy"],
+        cwd=ROOT,
+        env=SURROUNDINGS,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    good, data, behaviour = (
+        json.loads((folder / f"act{number}-result.json").read_text()) for number in (1, 2, 3)
+    )
+    assert good["outcome"] == "promoted"
+    assert good["accuracy"]["after"] > good["accuracy"]["before"]
+    assert (data["outcome"], data["gate"]) == ("rejected", "T4 champion")
+    assert data["candidate_deployment_id"] is None
+    assert (behaviour["outcome"], behaviour["reason"]) == ("rolled_back", "error_rate")
+    assert behaviour["candidate_deleted"]
+    _check_weights(good["history"], good["candidate_deployment_id"])
+    for result in (good, data, behaviour):
+        assert Path(result["report"]).is_file()
+    assert _left_running(folder) == []
+
+
+def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> None:
+    """Whole percents that sum to 100, and the candidate's share only rises."""
+    shares = [change["weights"][candidate] for change in history]
+    assert all(sum(change["weights"].values()) == 100 for change in history)
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+
+
+def _left_running(folder: Path) -> list[str]:
+    """Processes that still name the demo's folder in their command line or environment."""
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in told:
+            found.append(process.name)
+    return found

@@ -1,0 +1,104 @@
+"""Release parameters: the shipped example, what is refused, and what is made of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flows.parameters import DIRECTORY, ReleaseParameters
+from flows.refusals import BadInput
+from flows.script import load_parameters
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL: dict[str, Any] = {
+    "model_name": "m",
+    "endpoint": {"name": "shop"},
+    "data": {"files": ["a.jsonl"]},
+}
+
+
+def release(**changes: Any) -> ReleaseParameters:
+    return ReleaseParameters.model_validate_json(json.dumps(SMALL | changes))
+
+
+def test_the_shipped_example_is_valid_and_names_files_that_exist() -> None:
+    example = load_parameters(EXAMPLES / "release.yaml", ReleaseParameters)
+    assert example.data is not None
+    assert example.canary.traffic is not None
+    files = [*example.data.files, example.data.validation_file, example.canary.traffic.prompts]
+    assert [file for file in files if not Path(str(file)).is_file()] == []
+
+
+def test_paths_start_at_the_parameters_file() -> None:
+    text = json.dumps(
+        SMALL | {"canary": {"traffic": {"prompts": "p.jsonl", "requests_per_second": 1}}}
+    )
+    read = ReleaseParameters.model_validate_json(text, context={DIRECTORY: Path("/somewhere")})
+    assert read.data is not None
+    assert read.data.files == ["/somewhere/a.jsonl"]
+    assert read.canary.traffic is not None
+    assert read.canary.traffic.prompts == "/somewhere/p.jsonl"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modell": "ft:x"},
+        {"data": None},
+        {"model": "ft:base:m:x"},
+        {"data": {"files": []}},
+        {"data": {"files": ["a.jsonl"], "validation_file": "v", "validation_dataset_id": "ds_1"}},
+        {"endpoint": {}},
+        {"endpoint": {"id": "cep_1", "name": "shop"}},
+        {"hyperparameters": {"learning_rate": "fast"}},
+        {"validation_frequency": 1.5},
+        {"canary": {"steps": [50, 25, 100]}},
+        {"canary": {"alpha": float("inf")}},
+    ],
+)
+def test_what_is_unknown_or_contradictory_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        release(**changes)
+
+
+def test_every_problem_of_a_file_is_named_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "release.yaml"
+    file.write_text("model_name: m\nendpoint: {nome: shop}\nhyperparameters: {epochs: many}\n")
+    with pytest.raises(BadInput) as caught:
+        load_parameters(file, ReleaseParameters)
+    message = str(caught.value)
+    assert "endpoint.nome" in message
+    assert "hyperparameters.epochs" in message
+    assert "many" not in message
+
+
+@pytest.mark.parametrize("text", ["model_name: [", "- a\n- b\n", "\x00", "just text"])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "release.yaml"
+    file.write_text(text)
+    with pytest.raises(BadInput):
+        load_parameters(file, ReleaseParameters)
+
+
+def test_a_missing_parameters_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        load_parameters(tmp_path / "none.yaml", ReleaseParameters)
+
+
+def test_the_digest_forgets_the_run_key_and_remembers_everything_else() -> None:
+    assert release().digest() == release(run_key="again", force=True).digest()
+    assert release().digest() != release(model_name="other").digest()
+
+
+def test_the_job_carries_what_the_form_says() -> None:
+    job = release(hyperparameters={"epochs": 2}, validation_frequency=0.25).job("ds_1", None, {})
+    told = job.model_dump(mode="json", exclude_unset=True)
+    assert told["hyperparameters"] == {"epochs": 2}
+    assert told["validation_frequency"] == 0.25
+
+
+def test_deployment_tags_belong_to_the_candidate_alone() -> None:
+    settings = release(deployment={"tags": {"fault.error_rate": "0.2"}})
+    assert settings.deploy("tuneship-tiny", "1", {}).tags == {}

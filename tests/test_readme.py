@@ -1,0 +1,37 @@
+"""The README keeps its promises: the tree is current, the commands exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_tree_names_every_file_and_room() -> None:
+    script = ROOT / "scripts" / "readme_tree.py"
+    written = "import runpy,sys; m = runpy.run_path(sys.argv[1]); print(m['tree']())"
+    told = subprocess.run(
+        [sys.executable, "-c", written, str(script)], capture_output=True, text=True, check=True
+    )
+    tree = told.stdout.strip()
+    assert tree in README, "run: python scripts/readme_tree.py"
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make (\w+)", README, flags=re.MULTILINE)) <= targets
+
+
+def test_every_file_that_a_command_of_the_readme_names_exists() -> None:
+    commands = re.findall(r"python ((?:flows|scripts|examples)/\S+\.py)", README)
+    assert commands
+    assert [file for file in commands if not (ROOT / file).is_file()] == []
+
+
+def test_every_setting_of_the_readme_is_read() -> None:
+    settings = (ROOT / "tuneship" / "settings.py").read_text()
+    names = set(re.findall(r"`TUNESHIP_([A-Z_]+)`", README))
+    assert names
+    assert [name for name in names if not re.search(rf"\b{name.lower()}: ", settings)] == []
