@@ -15,6 +15,7 @@ from tasks.answers import answer_prompts
 from tuneship.gates.training import GateResult, judge_smoke
 
 SMOKE_PROMPTS = 10
+IN_FLIGHT = 16
 PLAIN_PROMPTS = (
     "What is a fracture of the femur?",
     "Name a disease of the respiratory system.",
@@ -34,8 +35,11 @@ def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) 
     """Gate T10: ten fixed prompts to both deployments while the candidate has no traffic."""
     prompts = smoke_prompts(release)
     tokens = release.evaluation.max_tokens
-    baseline = answer_prompts(baseline_id, prompts, tokens, "smoke-test")
-    candidate = answer_prompts(candidate_id, prompts, tokens, "smoke-test")
+    # One at a time: the times are compared, and a queue would be measured instead of the models.
+    baseline, candidate = (
+        answer_prompts(one, prompts, tokens, purpose="smoke-test", in_flight=1)
+        for one in (baseline_id, candidate_id)
+    )
     verdict = judge_smoke(baseline, candidate)
     get_run_logger().info("gate %s: %s", verdict.name, verdict.state)
     return verdict
@@ -65,7 +69,9 @@ def measure_accuracy(
     prompts = [row.prompt for row in rows]
     right: list[int] = []
     for deployment_id in (baseline_id, candidate_id):
-        answers = answer_prompts(deployment_id, prompts, wanted.max_tokens, "exact-match")
+        answers = answer_prompts(
+            deployment_id, prompts, wanted.max_tokens, purpose="exact-match", in_flight=IN_FLIGHT
+        )
         pairs = zip(answers, rows, strict=True)
         right.append(sum(answer.completion.strip() == row.answer for answer, row in pairs))
     accuracy = Accuracy(rows=len(rows), before=right[0], after=right[1])

@@ -1,12 +1,13 @@
 """Answers of one deployment to a list of prompts, for the smoke test and the exact-match evaluation.
 
-Greedy, several at once, with the client's retries: error rates are the canary's matter. Prompts and completions stay in
-memory; nothing of them is logged, stored or shown.
+Greedy, several at once, tried again as the client would: error rates are the canary's matter. Prompts and completions
+stay in memory; nothing of them is logged, stored or shown.
 """
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -18,21 +19,26 @@ from tuneship.contract.generation import Generate
 from tuneship.gates.training import SmokeAnswer
 
 TRIES = 6
-IN_FLIGHT = 16
+FIRST_PAUSE_SECONDS = 0.1
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="{purpose}-{deployment_id}")
 def answer_prompts(
-    deployment_id: str, prompts: Sequence[str], max_tokens: int, purpose: str
+    deployment_id: str,
+    prompts: Sequence[str],
+    max_tokens: int,
+    *,
+    purpose: str,
+    in_flight: int,
 ) -> list[SmokeAnswer]:
     """One greedy answer for each prompt, in order; a refusal is an answer with its status (0: none came)."""
-    client = api().with_options(tries=TRIES)
+    client = api().with_options(tries=1)
 
     def ask(prompt: str) -> SmokeAnswer:
         return _answer(client, deployment_id, prompt, max_tokens)
 
     answers: list[SmokeAnswer] = []
-    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+    with ThreadPoolExecutor(in_flight) as pool:
         for answer in pool.map(ask, prompts):
             answers.append(answer)
             report(purpose, len(answers), len(prompts), deployment_id)
@@ -40,14 +46,36 @@ def answer_prompts(
 
 
 def _answer(client: Client, deployment_id: str, prompt: str, max_tokens: int) -> SmokeAnswer:
+    """As often as the client would try; the time is that of the last try, without the pauses between."""
+    answer = _ask_once(client, deployment_id, prompt, max_tokens)
+    for attempt in range(1, TRIES):
+        if not isinstance(answer, Again):
+            return answer
+        time.sleep(answer.after_seconds or FIRST_PAUSE_SECONDS * 2**attempt)
+        answer = _ask_once(client, deployment_id, prompt, max_tokens)
+    return SmokeAnswer(status=answer.status) if isinstance(answer, Again) else answer
+
+
+@dataclass(frozen=True)
+class Again:
+    """A failure that the same request may not meet again."""
+
+    status: int
+    after_seconds: float | None = None
+
+
+def _ask_once(
+    client: Client, deployment_id: str, prompt: str, max_tokens: int
+) -> SmokeAnswer | Again:
     started = time.monotonic()
     request = Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0)
     try:
         generation = client.deployments.generate(deployment_id, request)
     except ApiError as error:
-        return SmokeAnswer(status=error.status)
+        again = Again(error.status, error.retry_after)
+        return again if error.retryable else SmokeAnswer(status=error.status)
     except ServiceUnreachable:
-        return SmokeAnswer(status=0)
+        return Again(status=0)
     return SmokeAnswer(
         status=200,
         completion=generation.completion,
