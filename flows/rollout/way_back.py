@@ -37,18 +37,32 @@ def way_back(split: Split) -> Generator[None]:
     of one of them, even if it is retried or caught, rolls the whole of it back (seen on Prefect 3.8.8).
     """
     transaction = Transaction()
+    stopped_by: list[BaseException] = []
 
     def return_the_traffic(_: Transaction) -> None:
-        abort(split, "cancelled")
+        abort(split, "error" if isinstance(stopped_by[0], Exception) else "cancelled")
 
     transaction.stage(None, on_rollback_hooks=[return_the_traffic])
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        stopped_by.append(what_stopped(error))
         with uninterrupted():
             transaction.rollback()
+        if stopped_by[0] is not error:
+            raise stopped_by[0] from None
         raise
     transaction.commit()
+
+
+def what_stopped(error: BaseException) -> BaseException:
+    """The signal behind an error: one that comes while Prefect sets a task up ends as a ValueError (seen on 3.8.8)."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if not isinstance(behind, Exception):
+            return behind
+        behind = behind.__context__
+    return error
 
 
 def abort(split: Split, reason: str) -> Ended | None:

@@ -1,11 +1,13 @@
 """The worked scenarios: what must follow for the split and the result, looked at from the service's side."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from flows.outcome import RollbackIncomplete
 from flows.refusals import BadInput
+from flows.rollout.records import RecordFolder
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
 from tests.flows.conftest import plan, use
@@ -106,7 +108,7 @@ def test_every_shift_carries_if_match_and_a_lease_but_never_an_idempotency_key(
 
 
 def test_a_bare_server_is_shifted_with_plain_changes_and_the_result_says_so(
-    prefect_api: None, records: object
+    prefect_api: None, records: Path
 ) -> None:
     with FakeService(extensions=False) as bare:
         use(bare)
@@ -116,6 +118,22 @@ def test_a_bare_server_is_shifted_with_plain_changes_and_the_result_says_so(
     assert candidate_weights(bare)[:5] == [5, 25, 50, 75, 100]
     assert all(patch.if_match is None and patch.lease is None for patch in bare.patches)
     assert any("leases" in note for note in result.notes)
+
+
+def test_blank_answers_that_only_the_driver_sees_return_the_traffic(
+    prefect_api: None, records: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    traffic = {"prompts": str(prompts), "requests_per_second": 200.0}
+    with FakeService(Arm(empty_share=0.5), extensions=False, seconds_per_bucket=0.05) as bare:
+        use(bare)
+        result = shift_traffic(plan(steps=[50, 100], look_every_seconds=0.1, traffic=traffic))
+
+    assert (result.outcome, result.reason) == ("rolled_back", "quality")
+    assert bare.weights[BASELINE] == 100
+    (record,) = RecordFolder(records, bare.url).of(plan())
+    assert "hello" not in record.path.read_text()
 
 
 def test_a_lease_that_ran_out_ends_as_rolled_back(fake: FakeService) -> None:

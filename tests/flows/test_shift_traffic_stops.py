@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed, Failed
 
 from flows.rollout.records import RecordFolder
-from flows.rollout.way_back import return_traffic
+from flows.rollout.way_back import return_traffic, what_stopped
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
 from tests.flows.conftest import PATIENCE_S, plan, wait_for
@@ -188,6 +188,15 @@ def test_an_unexpected_error_returns_the_traffic_and_is_not_hidden(
         shift_traffic(plan(steps=[50, 100]))
 
     assert fake.weights == {BASELINE: 100, CANDIDATE: 0}
+
+
+def test_a_signal_is_not_lost_in_the_error_that_it_caused() -> None:
+    masked = ValueError("set up was interrupted")
+    masked.__context__ = KeyboardInterrupt()
+    assert what_stopped(masked) is masked.__context__
+
+    plain = ValueError("alone")
+    assert what_stopped(plain) is plain
 
 
 def test_a_candidate_that_fails_during_the_bake_is_returned(fake: FakeService) -> None:
