@@ -79,8 +79,9 @@ def plot_rollout(
         for arm in COLOURS if len(frame) else ():
             _draw_arm(errors, latency, frame, clock, arm)
         _label(errors, "Failed requests", "", "% of requests")
-        _label(latency, "Latency (mean of the buckets' percentiles)", clock.unit, "milliseconds")
-        errors.set_ylim(0, max(5.0, errors.get_ylim()[1]))
+        _label(latency, "Latency", clock.unit, "ms (mean of the buckets' percentiles)")
+        top = max(5.0, errors.get_ylim()[1])
+        errors.set_ylim(-0.03 * top, top)  # a line at zero stays visible
         latency.set_ylim(bottom=0)
         for axes in (errors, latency):
             if axes.has_data():

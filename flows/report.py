@@ -103,7 +103,7 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
 
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
     """The release in a few rows."""
-    accuracy = result.accuracy
+    accuracy, tags = result.accuracy, release.deployment.tags
     rows = {
         "outcome": f"{result.outcome} ({result.reason})",
         "model": result.model,
@@ -112,6 +112,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "job": result.job_id,
         "baseline deployment": result.baseline_deployment_id,
         "candidate deployment": _candidate(result),
+        "candidate's tags": ", ".join(f"{tag}={value}" for tag, value in tags.items()),
         "endpoint": result.endpoint_id,
         "exact match before": _share(accuracy.before, accuracy.rows) if accuracy else None,
         "exact match after": _share(accuracy.after, accuracy.rows) if accuracy else None,
@@ -181,6 +182,7 @@ def _gates(decision: dict[str, Any]) -> list[str]:
             f"{_number(gate['log_e_ok'])} ({_number(gate['log_e_ok_limit'])})",
         ]
         for name, gate in decision["gates"].items()
+        if gate["state"] != "disabled"
     ]
     return _table(titles, rows)
 
