@@ -4,8 +4,15 @@ Nothing is deleted but the baseline, and that only in the order of `retire`. Nex
 """
 
 from flows.rollout.looks import seen
-from flows.rollout.opening import last_intended
-from flows.rollout.split import FAILURES, RETURN_TRIES, NotConfirmed, Split, SplitLost, describe
+from flows.rollout.split import (
+    FAILURES,
+    RETURN_TRIES,
+    NotConfirmed,
+    Split,
+    SplitLost,
+    describe,
+    last_intended,
+)
 from tasks.deployments import delete_deployment
 from tuneship.client import ApiError
 from tuneship.gates.record import Ended, Look, Record, SplitIntended, Verdict

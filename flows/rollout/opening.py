@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from flows.outcome import RolloutResult, rejected
+from flows.rollout.endings import lost
 from flows.rollout.looks import raise_if_refused, seen
 from flows.rollout.records import RecordFile, RecordFolder
-from flows.rollout.split import FAILURES, Log, Split, SplitLost, candidate_weight, describe
+from flows.rollout.split import (
+    FAILURES,
+    Log,
+    Split,
+    SplitLost,
+    candidate_weight,
+    describe,
+    last_intended,
+)
+from tasks.deployments import DeploymentNotRunning, wait_for_deployment
 from tasks.endpoints import create_canary_endpoint, get_canary_endpoint, list_canary_endpoints
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.canary import GONE
 from tuneship.gates.latency import freeze_limits
 from tuneship.gates.plan import CanaryPlan
@@ -22,10 +33,7 @@ from tuneship.gates.record import (
     Begun,
     Ended,
     LatencyLimits,
-    Record,
     Resumed,
-    SplitConfirmed,
-    SplitIntended,
 )
 from tuneship.gates.series import Json, Unusable, read_series
 
@@ -41,20 +49,35 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | Ro
             continue
         if file.record.begun.plan_digest == plan.digest():
             return resume(plan, file, log)
-        if file.record.weight > 0:
-            return rejected(
-                "rollout_in_progress", f"{file.path.stem} of another plan is unfinished"
-            )
+        if file.record.weight > 0 and not _came_back(plan, file, log):
+            note = f"{file.path.stem} is unfinished: run its own plan again"
+            return rejected("rollout_in_progress", note, file.record.begun.endpoint_id)
     return _begin(plan, folder.new(plan), log)
+
+
+def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
+    """Whether the lease of an unfinished roll-out has returned its traffic; its record is closed then."""
+    if file.record.begun.server:
+        return False
+    left = _as_left(plan, file, log)
+    try:
+        settle(left)
+    except SplitLost as error:
+        file.append(lost(left, error.reason))
+    return not file.is_open
 
 
 def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
     """The open roll-out as the record leaves it; `settle` makes record and split agree."""
-    begun = file.record.begun
-    endpoint = None if begun.server else get_canary_endpoint(begun.endpoint_id)
-    log.info("roll-out %s goes on at %d %%", begun.rollout_id, file.record.weight)
+    log.info("roll-out %s goes on at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
         file.append(Resumed())
+    return _as_left(plan, file, log)
+
+
+def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
+    begun = file.record.begun
+    endpoint = None if begun.server else get_canary_endpoint(begun.endpoint_id)
     return Split(plan, file, endpoint.version if endpoint else None, log)
 
 
@@ -80,12 +103,6 @@ def settle(split: Split) -> None:
     if found != intended:
         raise SplitLost("foreign_change")
     split.confirm(intended)
-
-
-def last_intended(record: Record) -> int | None:
-    """The candidate's weight that was intended or confirmed last; None before the first shift."""
-    splits = [fact for fact in record.facts if isinstance(fact, SplitIntended | SplitConfirmed)]
-    return splits[-1].candidate_weight if splits else None
 
 
 def _begin(plan: CanaryPlan, file: RecordFile, log: Log) -> Split | RolloutResult:
@@ -125,9 +142,11 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
             endpoint_id=plan.endpoint_id,
             notes=[note],
         )
-    if candidate.status == "failed" or candidate.status in GONE:
-        note = f"candidate {plan.candidate_deployment_id} is {candidate.status}"
-        return rejected("candidate_failed", note, plan.endpoint_id)
+    try:
+        if candidate.status not in ("running", None):
+            wait_for_deployment(plan.candidate_deployment_id)
+    except (DeploymentNotRunning, ResourceNotFound) as error:
+        return rejected("candidate_failed", str(error), plan.endpoint_id)
     return None
 
 

@@ -74,6 +74,12 @@ def service_time(record: Record) -> datetime | None:
     return next((at for at in reversed(times) if at is not None), None)
 
 
+def last_intended(record: Record) -> int | None:
+    """The candidate's weight that was intended or confirmed last; None before the first shift."""
+    splits = [fact for fact in record.facts if isinstance(fact, SplitIntended | SplitConfirmed)]
+    return splits[-1].candidate_weight if splits else None
+
+
 @dataclass
 class Split:
     """One roll-out's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""

@@ -91,7 +91,10 @@ def _abort(split: Split, reason: str) -> Ended:
             return promote(split)
         except (NotConfirmed, SplitLost):
             split.log.exception("a baked roll-out was stopped before its end")
+    last = split.file.record.facts[-1]
     try:
+        if isinstance(last, Ended):  # a return that was decided and not confirmed
+            return roll_back(split, last.reason, tries=STOP_TRIES)
         return roll_back(split, reason, outcome="aborted", tries=STOP_TRIES)
     except SplitLost as error:
         return lost(split, error.reason)

@@ -109,6 +109,8 @@ class FakeService:
         self.before_patch: Callable[[], object] | None = None
         """Happens once, just before the next PATCH is looked at."""
         self.renewed_for = 0
+        self.after_reads: dict[str, tuple[int, Callable[[], object]]] = {}
+        """Deployment -> what happens once it was read so many times."""
         self.refuse_generation: Refusal | None = None
         self.refused = 0
         self.generation_gate: threading.Event | None = None
@@ -248,6 +250,11 @@ class FakeService:
                 raise Refusal(409, "deployment_error", "an endpoint sends it traffic")
             self.deleted.append(name)
             return 200, {"id": name, "status": "deleting"}
+        left, happens = self.after_reads.pop(name, (0, lambda: None))
+        if left == 1:
+            happens()
+        elif left:
+            self.after_reads[name] = (left - 1, happens)
         if name == BASELINE and self.seconds_per_bucket is None and self.endpoint:
             self._finish_bucket()
         return 200, self._deployment(name, arm)

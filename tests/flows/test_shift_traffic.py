@@ -65,12 +65,12 @@ def test_a_candidate_without_requests_is_held_not_promoted(fake: FakeService, si
 
 
 def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> None:
-    fake.metrics_down = lambda tick: 8 <= tick < 11
+    fake.metrics_down = lambda tick: 4 <= tick < 7
 
-    result = shift_traffic(plan())
+    result = shift_traffic(plan(steps=[50, 100]))
 
     assert result.outcome == "promoted"
-    assert candidate_weights(fake) == [5, 25, 50, 75, 100]
+    assert candidate_weights(fake) == [50, 100]
     held = [one for one in result.decisions if one["missing"]]
     assert [one["verdict"] for one in held] == ["hold"] * 3
 
@@ -79,13 +79,13 @@ def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> N
 def test_the_last_step_converges_whatever_happens_to_its_answer(
     fake: FakeService, fault: str
 ) -> None:
-    fake.patch_script = ["ok"] * 4 + [fault]
+    fake.patch_script = ["ok", fault]
 
-    result = shift_traffic(plan())
+    result = shift_traffic(plan(steps=[50, 100]))
 
     assert result.outcome == "promoted"
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
-    assert candidate_weights(fake)[:5] == [5, 25, 50, 75, 100]
+    assert candidate_weights(fake) == [50, 100]
     assert fake.deleted == [BASELINE]
 
 
@@ -112,10 +112,10 @@ def test_a_bare_server_is_shifted_with_plain_changes_and_the_result_says_so(
 ) -> None:
     with FakeService(extensions=False) as bare:
         use(bare)
-        result = shift_traffic(plan(quality_gates=None))
+        result = shift_traffic(plan(quality_gates=None, steps=[25, 50, 100]))
 
     assert result.outcome == "promoted"
-    assert candidate_weights(bare)[:5] == [5, 25, 50, 75, 100]
+    assert candidate_weights(bare)[:3] == [25, 50, 100]
     assert all(patch.if_match is None and patch.lease is None for patch in bare.patches)
     assert any("leases" in note for note in result.notes)
 
@@ -221,6 +221,38 @@ def test_a_return_that_cannot_be_confirmed_fails_the_run_and_keeps_the_record_op
     again = shift_traffic(plan())
     assert (again.outcome, again.reason) == ("rolled_back", "error_rate")
     assert fake.weights[BASELINE] == 100
+
+
+def test_a_candidate_that_is_still_starting_is_waited_for(fake: FakeService) -> None:
+    fake.arms[CANDIDATE].status = "creating"
+    fake.after_reads[CANDIDATE] = (3, lambda: setattr(fake.arms[CANDIDATE], "status", "running"))
+
+    assert shift_traffic(plan(steps=[50, 100])).outcome == "promoted"
+
+
+def test_a_candidate_that_failed_to_start_is_refused(fake: FakeService) -> None:
+    fake.arms[CANDIDATE].status = "failed"
+
+    result = shift_traffic(plan())
+
+    assert (result.outcome, result.reason) == ("rejected", "candidate_failed")
+    assert fake.created == 0
+
+
+def test_what_another_plan_left_open_blocks_until_its_lease_has_returned_the_traffic(
+    fake: FakeService,
+) -> None:
+    fake.silent[CANDIDATE] = "zeros"
+    left = shift_traffic(plan(max_looks_per_step=6, on_inconclusive="pause"))
+    assert left.outcome == "paused"
+    del fake.silent[CANDIDATE]
+
+    other = plan(steps=[50, 100])
+    assert shift_traffic(other).reason == "rollout_in_progress"
+    assert fake.weights[CANDIDATE] == 5
+
+    fake.revert()
+    assert shift_traffic(other).outcome == "promoted"
 
 
 def test_approval_by_a_person_is_refused_before_anything_is_touched(fake: FakeService) -> None:
