@@ -26,6 +26,7 @@ from flows.interruption import Stopped, stop_once, uninterrupted
 from flows.outcome import RollbackIncomplete
 from flows.parameters import DIRECTORY
 from flows.refusals import BadInput
+from flows.rollout.way_back import what_stopped
 from flows.screen import Screen, show_runs_on
 from tasks.api import api, connect, disconnect
 from tasks.deployments import DeploymentNotRunning
@@ -176,7 +177,10 @@ def _run(script: "Script[Parameters]", params: Path, screen: Screen) -> Ending:
             show_runs_on(screen)
             try:
                 outcome = script.run(chosen)
-            except STOPS as stop:
+            except BaseException as error:
+                stop = what_stopped(error)
+                if not isinstance(stop, STOPS):
+                    raise
                 with uninterrupted():
                     told = script.when_stopped(chosen) if script.when_stopped else None
                     result = told.model_dump(mode="json") if told else None
