@@ -23,12 +23,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def write_rows(path: Path, count: int) -> Path:
+def write_rows(path: Path, count: int, *, shift: int = 1) -> Path:
     """Instructions of different lengths whose answer depends on the last word."""
     lines = [
         {
             "instruction": f"What is case {number} {'very ' * (number % 7)}{COLOURS[number % 6]}?",
-            "response": COLOURS[(number + 1) % 6],
+            "response": COLOURS[(number + shift) % 6],
         }
         for number in range(count)
     ]

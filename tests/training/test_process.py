@@ -81,7 +81,7 @@ def test_training_lowers_the_loss_and_writes_an_adapter_that_peft_loads(
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
-    make_job: "JobMaker", tiny_model: Path
+    make_job: "JobMaker", tiny_model: Path, tmp_path: Path
 ) -> None:
     """Measured anew with plain peft, the shipped adapter has the loss that the last line reports."""
     import numpy as np
@@ -90,11 +90,14 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
+    from tests.training.conftest import write_rows
     from tuneship.template import PromptTemplate
     from tuneship.training.batches import collate
     from tuneship.training.rows import Encoder, read_rows
 
-    job = make_job(epochs=12, learning_rate=0.3, validation_frequency=2)
+    # Wrong answers to measure with: the loss falls while the form of an answer is learnt, then climbs.
+    wrong = write_rows(tmp_path / "wrong.jsonl", 12, shift=3)
+    job = make_job(epochs=12, validation_file=wrong, validation_frequency=6)
     assert job.run() == 0
     measured = {
         line["step"]: line["validation_loss"] for line in job.of_kind("step") if line["evaluated"]
@@ -102,7 +105,7 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     completed = job.lines()[-1]
     best_step = min(list(measured)[1:], key=measured.__getitem__)
     assert completed["best_step"] == best_step
-    assert best_step < 72, "the last checkpoint was the best, so this test would show nothing"
+    assert 6 < best_step < 72, "the last checkpoint was the best, so this test would show nothing"
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), job.adapter)
     encoder = Encoder(

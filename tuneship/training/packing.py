@@ -3,7 +3,7 @@
 Tokens pass through the model as one long row, each with its position in its own row; only attention sees
 the padded rectangle, in which rows cannot look at each other. In random order that saves a quarter of
 the tokens. (Sorting rows by length saves as much but makes batches of alike examples: on the ICD-10-CM
-rows the loss after a short training was a fifth to a half higher.) Next: `tuneship/training/learner.py`.
+rows the loss after a short training was a quarter to a half higher.) Next: `tuneship/training/learner.py`.
 """
 
 from typing import Any
