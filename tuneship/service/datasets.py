@@ -247,7 +247,7 @@ def _stored(context: Context, row: dict[str, Any], staged: BinaryIO) -> dict[str
         _check_quota(context, row["bytes"])
         stored = rows.insert(context.transaction, tables.datasets, row)
     except BaseException:
-        context.parts.blobs.delete(row["blob"])
+        context.parts.blobs.delete(f"datasets/{row['id']}")
         raise
     for kind in ("dataset.uploaded", "dataset.processed"):
         emit(context.transaction, kind, row, context.now, num_examples=row["num_examples"])

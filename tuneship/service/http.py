@@ -482,11 +482,16 @@ async def _form(request: Request) -> FormData:
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, LookupError, ValueError):
-        raise InvalidRequestError("the multipart form cannot be parsed") from None
-    if form_end(media) not in ending:  # the parser takes a form without its end
-        await form.close()
-        raise InvalidRequestError("the multipart form is cut off")
+        if form_end(media) not in ending:  # the parser takes a form without its end
+            raise InvalidRequestError("the multipart form is cut off")
+    except BaseException as error:
+        for file in getattr(
+            parser, "_files_to_close_on_error", ()
+        ):  # it does so only for its own errors
+            file.close()
+        if isinstance(error, MultiPartException | LookupError | ValueError):
+            raise InvalidRequestError("the multipart form cannot be parsed") from None
+        raise
     return form
 
 

@@ -1,0 +1,119 @@
+"""Windows count, merge and answer percentiles; nothing is lost between recorder and store."""
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.recorder import Recorder, WindowKey
+from tuneship.metrics.windows import EDGES_MS, Window, merged, window_from_json
+
+OBSERVATION = Observation("dep_a", "", 100.5, Outcome.SUCCESS, 10.0, 3, 4)
+OUTCOMES = st.sampled_from(list(Outcome))
+LATENCIES = st.floats(0.02, 500_000)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Window:
+    window = Window()
+    for outcome, latency in draw(st.lists(st.tuples(OUTCOMES, LATENCIES), max_size=20)):
+        window.add(replace(OBSERVATION, outcome=outcome, latency_ms=round(latency)))
+    return window
+
+
+@given(st.lists(LATENCIES, min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
+def test_a_percentile_is_within_one_percent_of_the_sample_at_its_rank(
+    latencies: list[float], quantile: float
+) -> None:
+    window = Window()
+    for latency in latencies:
+        window.add(replace(OBSERVATION, latency_ms=latency))
+    true = sorted(latencies)[int(quantile * (len(latencies) - 1))]
+    assert window.percentiles_ms([quantile])[0] == pytest.approx(true, rel=0.0101)
+
+
+@given(windows(), windows(), windows())
+def test_merging_is_associative_and_loses_nothing(one: Window, two: Window, three: Window) -> None:
+    left = merged((merged((one, two)), three))
+    assert left == merged((one, merged((two, three)))) == merged((three, two, one))
+    assert left.request_count == one.request_count + two.request_count + three.request_count
+
+
+@given(windows())
+def test_a_window_survives_the_store(window: Window) -> None:
+    assert window_from_json(json.loads(json.dumps(window.as_json()))) == window
+
+
+@given(windows())
+def test_the_histogram_is_cumulative_and_ends_with_all(window: Window) -> None:
+    counts = window.histogram()
+    assert len(counts) == len(EDGES_MS) + 1
+    assert counts == sorted(counts)
+    assert counts[-1] == window.success_count == window.request_count - window.error_count
+
+
+def test_the_callers_own_errors_are_not_counted() -> None:
+    window = Window()
+    window.add(replace(OBSERVATION, outcome=Outcome.CALLER_ERROR))
+    assert window == Window()
+
+
+def test_an_error_counts_as_request_and_has_no_latency() -> None:
+    window = Window()
+    window.add(replace(OBSERVATION, outcome=Outcome.SERVER_ERROR))
+    assert (window.request_count, window.error_count, window.success_count) == (1, 1, 0)
+    assert window.error_percentage == 100.0
+
+
+def test_a_blank_completion_is_a_success_that_is_counted_apart() -> None:
+    window = Window()
+    window.add(replace(OBSERVATION, is_empty=True))
+    assert (window.success_count, window.empty_count, window.error_count) == (1, 1, 0)
+
+
+def test_a_recorder_loses_nothing_while_it_is_emptied() -> None:
+    recorder, stored = Recorder(), Window()
+    done = threading.Event()
+
+    def store(taken: Mapping[WindowKey, Window]) -> None:
+        stored.merge(merged(taken.values()))
+
+    def empty() -> None:
+        while not done.is_set():
+            recorder.hand_over(store)
+
+    emptying = threading.Thread(target=empty)
+    emptying.start()
+    writers = [
+        threading.Thread(target=lambda: [recorder.record(OBSERVATION) for _ in range(2000)])
+        for _ in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    done.set()
+    emptying.join()
+    recorder.hand_over(store)
+    assert stored.request_count == 8000
+
+
+def test_what_could_not_be_stored_is_kept_and_counted_once() -> None:
+    recorder = Recorder()
+    recorder.record(OBSERVATION)
+
+    def refuse(taken: Mapping[WindowKey, Window]) -> None:
+        recorder.record(OBSERVATION)  # goes on meanwhile
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        recorder.hand_over(refuse)
+    taken: dict[WindowKey, Window] = {}
+    recorder.hand_over(taken.update)
+    assert {key.start: window.request_count for key, window in taken.items()} == {100: 2}
+    recorder.hand_over(lambda windows: pytest.fail("nothing was left"))

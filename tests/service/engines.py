@@ -1,0 +1,170 @@
+"""A place for workers that starts no process: replicas that answer over their socket, trainers that the test plays.
+
+Both obey the same protocols as the real ones (`tuneship/runtime/workers.py`, the line protocol of
+`tuneship/serving/line.py`, the progress lines of `tuneship/training/`).
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tuneship.runtime.workers import Worker, WorkerSpec
+
+
+class PlayedWorker:
+    """A worker whose end the test decides."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.pid = os.getpid()
+        self.code: int | None = None
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def stop(self) -> None:
+        self.code = self.code if self.code is not None else -signal.SIGTERM
+
+    def kill(self) -> None:
+        self.code = self.code if self.code is not None else -signal.SIGKILL
+
+
+class PlayedTrainer(PlayedWorker):
+    """Writes the progress lines that the test tells it to."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.spec.arguments[0])
+
+    def say(self, *lines: dict[str, Any]) -> None:
+        with (self.folder / "progress.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def start_of(self, steps: int, resumed_from: int = 0) -> None:
+        self.say(
+            {
+                "kind": "started",
+                "total_steps": steps,
+                "total_epochs": 1,
+                "training_examples": 4,
+                "validation_examples": 1,
+                "trainable_parameters": 10,
+                "resumed_from_step": resumed_from,
+            }
+        )
+
+    def step(self, number: int, loss: float = 1.0) -> None:
+        self.say(
+            {
+                "kind": "step",
+                "step": number,
+                "epoch": number / 10,
+                "current_epoch": 1,
+                "training_loss": loss,
+                "learning_rate": 1e-4,
+                "validation_loss": loss,
+                "accuracy": 0.5,
+                "perplexity": 2.0,
+                "evaluated": False,
+            }
+        )
+
+    def complete(self, end: bool = True) -> None:
+        adapter = self.folder / "output" / "adapter"
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_config.json").write_text("{}")
+        (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+        (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        self.say(
+            {
+                "kind": "completed",
+                "adapter_dir": str(adapter),
+                "best_step": 2,
+                "validation_loss": 0.5,
+            }
+        )
+        if end:
+            self.code = 0
+
+
+class PlayedReplica(PlayedWorker):
+    """Answers every generation with the same tokens, when the test lets it."""
+
+    def __init__(self, spec: WorkerSpec, engines: "PlayedEngines") -> None:
+        super().__init__(spec)
+        self.engines = engines
+        self.adapters: set[str] = set()
+        self.running: dict[str, str | None] = {}
+        self._lock = threading.Lock()
+        self._socket = socket.socket(fileno=os.dup(spec.inherited[0]))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def kill(self) -> None:
+        super().kill()
+        with suppress(OSError):  # it may have hung up by itself
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        with self._lock:
+            self._socket.sendall(json.dumps(frame).encode() + b"\n")
+
+    def _serve(self) -> None:
+        facts = {"pid": 1, "parameters": 1, "context_length": 512, "vocabulary": 9, "dtype": "f"}
+        with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):  # hung up
+            self._send({"ready": facts})
+            for line in lines:
+                self._obey(json.loads(line))
+        self.code = self.code if self.code is not None else 0
+
+    def _obey(self, frame: dict[str, Any]) -> None:
+        name, adapter = frame["id"], frame.get("adapter")
+        if frame["op"] == "generate":
+            self.running[name] = adapter
+            self.engines.prompts.append(tuple(frame["tokens"]))
+            threading.Thread(target=self._write, args=(name, frame), daemon=True).start()
+            return
+        if frame["op"] == "cancel":
+            self.running.pop(name, None)
+            return
+        if frame["op"] == "unload" and adapter in self.running.values():
+            self._send({"id": name, "error": "in use"})
+            return
+        if frame["op"] == "load":
+            self.adapters.add(adapter)
+        elif frame["op"] == "unload":
+            self.adapters.discard(adapter)
+        self._send({"id": name, "ok": True})
+
+    def _write(self, name: str, frame: dict[str, Any]) -> None:
+        self.engines.may_answer.wait(30)
+        if self.running.pop(name, "gone") == "gone":
+            return
+        tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
+        reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
+        with suppress(OSError):  # the service may have hung up
+            self._send({"tokens": tokens, "finished": [[name, reason]]})
+
+
+class PlayedEngines:
+    """Obeys `Runtime`. `may_answer` holds generations back while it is cleared."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self.answer = list(answer)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.prompts: list[tuple[int, ...]] = []
+        self.replicas: list[PlayedReplica] = []
+        self.trainers: list[PlayedTrainer] = []
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        if spec.module == "tuneship.serving":
+            self.replicas.append(PlayedReplica(spec, self))
+            return self.replicas[-1]
+        self.trainers.append(PlayedTrainer(spec))
+        return self.trainers[-1]
