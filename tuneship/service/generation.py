@@ -106,14 +106,16 @@ async def _recorded(
     context: Context, routed: Routed, request: Generate, visit: Visit, started: float
 ) -> Generation:
     """Run it and record how it ended: a success, the caller's fault, or an error of the deployment."""
-    recorder = context.parts.recorder
+    recorder, served_by = context.parts.recorder, {"X-Deployment-ID": routed.deployment["id"]}
     try:
         written = await _written(context, routed, request, visit)
     except Exception as error:
         recorder.record(_observation(context, routed, _blame(error), started, None))
+        if isinstance(error, ApiError):
+            error.headers |= served_by  # who failed is what a canary's driver has to know
         raise
     recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
-    context.headers["X-Deployment-ID"] = routed.deployment["id"]
+    context.headers |= served_by
     return Generation(
         id=new_id("gen"),
         deployment_id=routed.deployment["id"],

@@ -523,6 +523,7 @@ def _form_digest(fields: dict[str, Any], file: Any) -> str:
 
 def _error_response(request: Request, error: ApiError) -> Response:
     response = _json_response(error.status, error.as_json(request.state.request_id))
+    response.headers.update(error.headers)
     response.headers["X-Should-Retry"] = "true" if error.retryable else "false"
     wait = (
         error.retry_after if error.retry_after is not None else (1 if error.status == 503 else None)
