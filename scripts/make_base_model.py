@@ -1,7 +1,7 @@
-"""Make the shipped base model: a Llama of about one million parameters and its tokenizer, on one CPU core.
+"""Make the shipped base model: a Llama of 1.2 million parameters and its tokenizer, on one CPU core.
 
-It reads a file of diagnoses, one a line, and nothing else: every task below is made from those lines. It knows no
-chapter and no label. What came out, and how it tunes, stands in the card beside the model
+It reads a file of diagnoses, one a line, and nothing else; what it learns from them is in
+`scripts/base_model_tasks.py`. What came out, and how well it tunes, stands in the card beside the model
 (`tuneship/base_models/tuneship-tiny/README.md`).
 """
 
@@ -9,301 +9,48 @@ import argparse
 import json
 import math
 import random
-import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
+from base_model_tasks import (
+    ASSISTANT,
+    END,
+    PAD,
+    PHRASES,
+    SPECIAL,
+    SYSTEM,
+    SYSTEMS,
+    USER,
+    VOCABULARY,
+    Corpus,
+    Example,
+    examples,
+)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 ROOT = Path(__file__).resolve().parent.parent
-PAD, END, SYSTEM, USER, ASSISTANT = SPECIAL = (
-    "<|pad|>",
-    "<|end|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-)
-# A turn is its role token and its text; the end token closes an assistant's turn only, which is where generation stops.
+# A turn is its marker and its text. Only an assistant's turn is closed by the end token: there generation stops.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-VOCABULARY = 2048
 CONTEXT_LENGTH = 512
-TOKENS_PER_BATCH = 2048
-EXAMPLES_PER_POOL = (
-    8192  # made, tokenised and sorted by length together, so that a batch has hardly any padding
-)
+TOKENS_PER_BATCH = 3072
+EXAMPLES_PER_POOL = 8192
+"""Made, tokenised and sorted by length together, so that a batch has hardly any padding."""
 GAIN = 16.0
+WARM_UP_STEPS = 50
+STEADY = 0.6
+"""The share of the steps before the learning rate falls."""
 
-# --- 1. The corpus ---------------------------------------------------------------------------------------------------
-
-
-class Corpus:
-    """The diagnoses, their words, and for each word or stem the diagnoses that hold it."""
-
-    def __init__(self, diagnoses: Sequence[str]) -> None:
-        self.diagnoses = list(diagnoses)
-        counts = Counter(word for text in self.diagnoses for word in set(words(text)))
-        self.vocabulary = sorted(counts)
-        holders: defaultdict[str, list[int]] = defaultdict(list)
-        for index, text in enumerate(self.diagnoses):
-            for key in keys(text):
-                holders[key].append(index)
-        self.holders = {key: found for key, found in holders.items() if 2 <= len(found) <= 400}
-
-    def draw(self, rng: random.Random) -> str:
-        return rng.choice(self.diagnoses)
-
-    def related(self, text: str, rng: random.Random) -> str | None:
-        """Another diagnosis that shares one of the rarer words or stems of this one; None when it shares none."""
-        known = [key for key in keys(text) if key in self.holders]
-        if not known:
-            return None
-        weights = [1 / len(self.holders[key]) ** 0.5 for key in known]
-        key = rng.choices(known, weights)[0]
-        other = self.diagnoses[rng.choice(self.holders[key])]
-        return other if other != text else None
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text.lower())
-
-
-def keys(text: str) -> list[str]:
-    """The words of a text and the stems (first six letters) of its longer words, each once, in a fixed order."""
-    found = dict.fromkeys(words(text))
-    found.update(dict.fromkeys(word[:6] + "-" for word in words(text) if len(word) > 7))
-    return list(found)
-
-
-# --- 2. Tasks --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of an example: text (or token ids as they are), and whether its tokens are learnt."""
-
-    content: str | tuple[int, ...]
-    learnt: bool
-
-
-Example = list[Piece]
-Task = Callable[[random.Random, Corpus], "Example | None"]
-
-PHRASES = {
-    "repeat": ("Repeat this:", "Copy the text:", "Say it again:", "Echo this text exactly:"),
-    "lower": ("Write in lower case:", "Make this lower case:"),
-    "upper": ("Write in capital letters:", "Make this upper case:"),
-    "fill": ("Fill in the blank:", "Which words are missing here?", "What belongs in the gap?"),
-    "complete": ("Complete this diagnosis:", "Continue:", "How does this text go on?"),
-    "first": ("What is the first word?", "Which word comes first?"),
-    "last": ("What is the last word?", "Which word comes last?"),
-    "related": (
-        "Which other diagnosis is related to this diagnosis?",
-        "Name a diagnosis that belongs to the same group as this one:",
-        "What is similar to this diagnosis?",
-    ),
-    "choose": (
-        "Which of these does this diagnosis belong to?",
-        "Choose the one that is related to this diagnosis.",
-        "Answer with one of the listed texts.",
-    ),
-    "words": (
-        "Which ICD-10-CM words go with this diagnosis?",
-        "List words that are often used with this diagnosis:",
-    ),
-    "look_up": ("Look it up:", "What is the value of", "Find this in the list:"),
-    "list": ("List these items in order:", "Read the list back:"),
-    "reverse": ("List these in reverse order:", "Say the words backwards:"),
-}
-SYSTEMS = (
-    "You are a helpful assistant.",
-    "You answer questions about diagnoses.",
-    "Answer with the text only.",
-    "You are a careful medical coder. Answer briefly.",
-)
-
-
-def chat(
-    kind: str, question: str, answer: str, rng: random.Random, *, learn_question: bool = True
-) -> Example:
-    """One user turn and its answer. Question texts are learnt too unless they are noise: more signal for a pass."""
-    opening = rng.choice(PHRASES[kind])
-    system = [Piece(SYSTEM + rng.choice(SYSTEMS), learnt=False)] if rng.random() < 0.1 else []
-    return [
-        *system,
-        Piece(USER + opening, learnt=False),
-        Piece(rng.choice((" ", " ", "\n\n")) + question, learnt=learn_question),
-        Piece(ASSISTANT, learnt=False),
-        Piece(answer + END, learnt=True),
-    ]
-
-
-def document(rng: random.Random, corpus: Corpus) -> Example:
-    return [Piece(rng.choice((" ", "")) + corpus.draw(rng) + END, learnt=True)]
-
-
-def neighbours(rng: random.Random, corpus: Corpus) -> Example:
-    """A run of diagnoses, each related to the first."""
-    first = corpus.draw(rng)
-    texts = [first, *(corpus.related(first, rng) for _ in range(3))]
-    return [Piece(" " + "; ".join(dict.fromkeys(t for t in texts if t)) + END, learnt=True)]
-
-
-def repeat(rng: random.Random, corpus: Corpus) -> Example:
-    text = corpus.draw(rng)
-    return chat("repeat", text, text, rng)
-
-
-def repeat_words(rng: random.Random, corpus: Corpus) -> Example:
-    """Words in no order: nothing but copying tells the next one."""
-    count = rng.choice((3, 5, 8, 12, 24, 60))
-    text = " ".join(random_case(word, rng) for word in rng.choices(corpus.vocabulary, k=count))
-    return chat("repeat", text, text, rng, learn_question=False)
-
-
-def repeat_tokens(rng: random.Random, _corpus: Corpus) -> Example:
-    """Any tokens at all, so that no embedding stays as it was drawn: LoRA cannot move the tied embeddings later."""
-    ids = tuple(
-        rng.randrange(len(SPECIAL), VOCABULARY) for _ in range(rng.choice((2, 4, 8, 16, 40)))
-    )
-    return [
-        Piece(USER + rng.choice(PHRASES["repeat"]) + " ", learnt=False),
-        Piece(ids, learnt=False),
-        Piece(ASSISTANT, learnt=False),
-        Piece(ids, learnt=True),
-        Piece(END, learnt=True),
-    ]
-
-
-def lower_case(rng: random.Random, corpus: Corpus) -> Example:
-    text = corpus.draw(rng)
-    return chat("lower", text, text.lower(), rng)
-
-
-def upper_case(rng: random.Random, corpus: Corpus) -> Example:
-    text = " ".join(rng.choices(corpus.vocabulary, k=rng.randint(1, 3)))
-    return chat("upper", text, text.upper(), rng, learn_question=False)
-
-
-def fill(rng: random.Random, corpus: Corpus) -> Example:
-    """One to three words left out: what stands after the gap must be used as well as what stands before it."""
-    parts = corpus.draw(rng).split(" ")
-    size = rng.randint(1, min(3, len(parts)))
-    start = rng.randint(0, len(parts) - size)
-    question = " ".join([*parts[:start], "___", *parts[start + size :]])
-    return chat("fill", question, " ".join(parts[start : start + size]), rng)
-
-
-def complete(rng: random.Random, corpus: Corpus) -> Example | None:
-    parts = corpus.draw(rng).split(" ")
-    if len(parts) < 2:
-        return None
-    cut = rng.randint(1, len(parts) - 1)
-    return chat("complete", " ".join(parts[:cut]), " ".join(parts[cut:]), rng)
-
-
-def first_word(rng: random.Random, corpus: Corpus) -> Example:
-    text = corpus.draw(rng)
-    return chat("first", text, text.split(" ")[0], rng)
-
-
-def last_word(rng: random.Random, corpus: Corpus) -> Example:
-    text = corpus.draw(rng)
-    return chat("last", text, text.split(" ")[-1], rng)
-
-
-def related(rng: random.Random, corpus: Corpus) -> Example | None:
-    text = corpus.draw(rng)
-    other = corpus.related(text, rng)
-    return chat("related", text, other, rng) if other else None
-
-
-def choose(rng: random.Random, corpus: Corpus) -> Example | None:
-    """Find the related one among others and copy it: comparison of meanings, and answers from a list."""
-    text = corpus.draw(rng)
-    other = corpus.related(text, rng)
-    if other is None:
-        return None
-    options = [other, *(corpus.draw(rng) for _ in range(rng.randint(1, 4)))]
-    rng.shuffle(options)
-    return chat("choose", f"{text}\n" + "\n".join(options), other, rng, learn_question=False)
-
-
-def word_neighbours(rng: random.Random, corpus: Corpus) -> Example | None:
-    """Words of related diagnoses that this one does not hold."""
-    text = corpus.draw(rng)
-    found = [corpus.related(text, rng) for _ in range(3)]
-    own = set(words(text))
-    others = [w for t in found if t for w in words(t) if len(w) > 4 and w not in own]
-    others = list(dict.fromkeys(others))
-    if not others:
-        return None
-    return chat("words", text, ", ".join(rng.sample(others, min(4, len(others)))), rng)
-
-
-def look_up(rng: random.Random, corpus: Corpus) -> Example:
-    names = rng.sample(corpus.vocabulary, rng.choice((2, 4, 8, 16)))
-    table = {name: rng.choice(corpus.vocabulary) for name in names}
-    name = rng.choice(names)
-    question = f"{name}\n" + "\n".join(f"{key}: {value}" for key, value in table.items())
-    return chat("look_up", question, table[name], rng, learn_question=False)
-
-
-def read_list(rng: random.Random, corpus: Corpus) -> Example:
-    items = [corpus.draw(rng) for _ in range(rng.choice((2, 3, 5, 12)))]
-    return chat("list", "\n".join(items), ", ".join(items), rng, learn_question=False)
-
-
-def reverse_list(rng: random.Random, corpus: Corpus) -> Example:
-    items = rng.choices(corpus.vocabulary, k=rng.randint(2, 6))
-    return chat("reverse", " ".join(items), " ".join(reversed(items)), rng, learn_question=False)
-
-
-def random_case(word: str, rng: random.Random) -> str:
-    return rng.choice((word, word, word.capitalize(), word.upper()))
-
-
-MIX: dict[Task, float] = {
-    document: 30,
-    neighbours: 8,
-    repeat: 3,
-    repeat_words: 4,
-    repeat_tokens: 7,
-    lower_case: 4,
-    upper_case: 1,
-    fill: 18,
-    complete: 3,
-    first_word: 1,
-    last_word: 1,
-    related: 8,
-    choose: 6,
-    word_neighbours: 6,
-    look_up: 2,
-    read_list: 1,
-    reverse_list: 1,
-}
-
-
-def examples(corpus: Corpus, rng: random.Random, count: int) -> list[Example]:
-    tasks, weights = list(MIX), list(MIX.values())
-    made: list[Example] = []
-    while len(made) < count:
-        for task in rng.choices(tasks, weights, k=count - len(made)):
-            example = task(rng, corpus)
-            if example is not None:
-                made.append(example)
-    return made
-
-
-# --- 3. Tokens -------------------------------------------------------------------------------------------------------
+# 1. Tokens
 
 
 def train_tokenizer(corpus: Corpus) -> Tokenizer:
@@ -382,7 +129,7 @@ def padded(rows: Sequence[Row]) -> Batch:
     return Batch(input_ids, labels)
 
 
-# --- 4. The model ----------------------------------------------------------------------------------------------------
+# 2. The model
 
 
 def new_model() -> LlamaForCausalLM:
@@ -411,7 +158,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 
 
 def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers (about a third fewer steps than AdamW here), AdamW for the rest."""
+    """Muon for the matrices of the layers, AdamW for embeddings and norms."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     taken = set(map(id, matrices))
     rest = [p for p in model.parameters() if id(p) not in taken]
@@ -421,70 +168,72 @@ def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def rate_at(progress: float) -> float:
-    """The share of the top learning rate: a short warm-up, then half a cosine down to nothing."""
-    return (
-        progress / 0.02
-        if progress < 0.02
-        else 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98))
-    )
-
-
 @dataclass(frozen=True)
 class Effort:
-    """How long to train: a number of steps (the same seed gives the same model) or of seconds."""
+    """How long to train: so many steps, or as many as a time allows. `steps` of the same seed make the same model.
+
+    The rate is steady for the first part and then falls to nothing, so the number of steps need not be known
+    before that part is over: a run by time prints the number that makes its model again.
+    """
 
     steps: int | None
-    seconds: float | None
+    seconds: float
 
-    def progress(self, step: int, elapsed: float) -> float:
-        return step / self.steps if self.steps else elapsed / (self.seconds or 1.0)
+    def total(self, step: int, elapsed: float) -> int | None:
+        """The number of steps, as soon as it is known."""
+        if self.steps is not None:
+            return self.steps
+        return max(step + 1, round(step / STEADY)) if elapsed >= STEADY * self.seconds else None
+
+
+def rate_at(step: int, total: int | None) -> float:
+    """The share of the top learning rate at a step from 0: a warm-up, a steady part, a straight fall."""
+    share = min(1.0, (step + 1) / WARM_UP_STEPS)
+    if total is None or step < STEADY * total:
+        return share
+    return share * (total - step) / (total - STEADY * total)
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], effort: Effort, rate: float) -> int:
     """Train in place; returns the number of steps done."""
     updates = optimizers(model, rate)
-    start, step, seen, recent = time.monotonic(), 0, 0, 0.0
-    while (progress := effort.progress(step, time.monotonic() - start)) < 1:
-        batch = next(stream)
-        loss = loss_of(model, batch)
+    total, start, step, recent = effort.total(0, 0.0), time.monotonic(), 0, math.nan
+    while total is None or step < total:
+        total = total or effort.total(step, time.monotonic() - start)
+        loss = loss_of(model, next(stream))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for update in updates:
             for group in update.param_groups:
-                group["lr"] = rate * rate_at(progress)
+                group["lr"] = rate * rate_at(step, total)
             update.step()
             update.zero_grad()
-        step, seen = step + 1, seen + batch.input_ids.numel()
+        step += 1
         recent = loss.item() if step == 1 else 0.98 * recent + 0.02 * loss.item()
         if step % 100 == 0:
             elapsed = time.monotonic() - start
-            print(f"step {step} loss {recent:.3f} tokens {seen} seconds {elapsed:.0f}", flush=True)
+            print(f"step {step} of {total} loss {recent:.3f} seconds {elapsed:.0f}", flush=True)
     return step
 
 
 @torch.no_grad()
 def fold_gains(model: LlamaForCausalLM, gain: float) -> None:
-    """Multiply the norms' gains and divide the weights after them: the same logits, but LoRA deltas act `gain` times.
+    """Multiply the norms' gains and divide the weights after them: the same logits, stronger LoRA deltas.
 
-    A tiny model has small activations, so ordinary LoRA rates would hardly move it. Queries, keys and the gate take
-    the division at once; values and `up` pass the larger scale on to `o` and `down`. With a power of two no bit changes.
+    A tiny model's weights are large beside what LoRA adds at ordinary rates. Queries, keys and the gate take
+    the division at once; values and `up` pass the scale on to `o` and `down`. A power of two changes no bit.
     """
-    for layer in model.model.layers:
+    for layer in cast("list[LlamaDecoderLayer]", model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             norm.weight.mul_(gain)
-        for linear in (
-            attention.q_proj,
-            attention.k_proj,
-            attention.o_proj,
-            mlp.gate_proj,
-            mlp.down_proj,
-        ):
+        for linear in (attention.q_proj, attention.k_proj, attention.o_proj):
+            linear.weight.div_(gain)
+        for linear in (mlp.gate_proj, mlp.down_proj):
             linear.weight.div_(gain)
 
 
-# --- 5. The directory ------------------------------------------------------------------------------------------------
+# 3. The directory
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
@@ -508,20 +257,19 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
     (output / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def make(diagnoses: Path, output: Path, effort: Effort, seed: int, rate: float) -> None:
+def make(diagnoses: Path, output: Path, effort: Effort, *, seed: int, rate: float) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     corpus = Corpus(diagnoses.read_text(encoding="utf-8").splitlines())
     tokenizer = train_tokenizer(corpus)
     model = new_model()
-    print(
-        f"{sum(p.numel() for p in model.parameters())} parameters, {len(corpus.diagnoses)} diagnoses",
-        flush=True,
-    )
-    steps = train(model, batches(corpus, tokenizer, random.Random(seed)), effort, rate)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{size} parameters, {len(corpus.diagnoses)} diagnoses", flush=True)
+    rng = random.Random(seed)  # noqa: S311 (no secret)
+    steps = train(model, batches(corpus, tokenizer, rng), effort, rate)
     fold_gains(model, GAIN)
     save(model, tokenizer, output)
-    print(f"{steps} steps; model in {output}")
+    print(f"{output}, again by --steps {steps} --seed {seed}")
 
 
 def main() -> None:
@@ -529,16 +277,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument(
-        "--steps", type=int, help="training steps; with the same seed, the same model"
-    )
-    length.add_argument("--seconds", type=float, help="training time instead")
+    length.add_argument("--steps", type=int, help="with the same seed, the same model")
+    length.add_argument("--seconds", type=float, help="as many steps as this time allows")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=4e-3, help="top learning rate")
+    parser.add_argument("--rate", type=float, default=3e-3, help="top learning rate")
     parser.add_argument("--diagnoses", type=Path, default=ROOT / "examples/icd10cm/diagnoses.txt")
     parser.add_argument("--output", type=Path, default=ROOT / "tuneship/base_models/tuneship-tiny")
     given = parser.parse_args()
-    make(given.diagnoses, given.output, Effort(given.steps, given.seconds), given.seed, given.rate)
+    effort = Effort(given.steps, given.seconds or 0.0)
+    make(given.diagnoses, given.output, effort, seed=given.seed, rate=given.rate)
 
 
 if __name__ == "__main__":

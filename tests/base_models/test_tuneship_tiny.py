@@ -1,5 +1,9 @@
 """The shipped base model is complete, small and as its card says; how well it tunes is measured in the card."""
 
+import copy
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-TINY = Path(__file__).resolve().parents[2] / "tuneship" / "base_models" / "tuneship-tiny"
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "tuneship" / "base_models" / "tuneship-tiny"
+CARD_GAIN = 16.0
 MESSAGES = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "Fill in the blank: Abscess of ___"},
@@ -92,3 +98,39 @@ def test_no_embedding_is_left_as_it_was_drawn(model):
     """LoRA cannot move the tied embeddings, so a token without training could never be tuned."""
     lengths = model.get_input_embeddings().weight.norm(dim=1)
     assert lengths.min() > 0.3 * lengths.median()
+
+
+def test_the_norms_gains_are_sixteen_times_those_of_an_ordinary_model(model):
+    for layer in model.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            assert 0.25 < (norm.weight / CARD_GAIN).abs().median() < 4
+
+
+def test_folding_the_gains_back_changes_no_bit_of_the_logits(model):
+    unfolded = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in unfolded.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight.div_(CARD_GAIN)
+            for linear in (attention.q_proj, attention.k_proj, attention.o_proj):
+                linear.weight.mul_(CARD_GAIN)
+            for linear in (mlp.gate_proj, mlp.down_proj):
+                linear.weight.mul_(CARD_GAIN)
+    ids = torch.arange(40)[None] * 7
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, unfolded(ids).logits)
+
+
+@pytest.mark.slow
+def test_the_script_makes_a_model_of_the_shipped_shape(model, tmp_path):
+    script = ROOT / "scripts" / "make_base_model.py"
+    subprocess.run([sys.executable, script, "--steps", "2", "--output", tmp_path], check=True)
+    made = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {name: p.shape for name, p in made.named_parameters()} == {
+        name: p.shape for name, p in model.named_parameters()
+    }
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert json.loads((tmp_path / file).read_text()) == json.loads((TINY / file).read_text())
+    template = "chat_template.jinja"
+    assert (tmp_path / template).read_text() == (TINY / template).read_text()
