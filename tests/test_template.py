@@ -10,7 +10,6 @@ from tuneship.template import (
     BUILT_IN_TEMPLATE,
     PromptTemplate,
     TemplateFailed,
-    instruction_messages,
 )
 
 TALK = [
@@ -27,15 +26,6 @@ def test_a_generation_prompt_ends_where_the_assistant_speaks() -> None:
     )
     whole = template.render(TALK, add_generation_prompt=False)
     assert whole == "<|user|>colour?<|end|><|assistant|>red<|end|>"
-
-
-def test_an_instruction_with_input_is_one_user_turn() -> None:
-    messages = instruction_messages("Code this", system="Be brief", context="Asthma")
-    assert messages == [
-        {"role": "system", "content": "Be brief"},
-        {"role": "user", "content": "Code this\n\nAsthma"},
-    ]
-    assert instruction_messages("Code this") == [{"role": "user", "content": "Code this"}]
 
 
 def test_a_model_without_a_template_gets_the_built_in_one(tmp_path: Path) -> None:

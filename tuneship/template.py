@@ -112,15 +112,6 @@ class PromptTemplate:
             ) from None
 
 
-def instruction_messages(
-    instruction: str, *, system: str = "", context: str = ""
-) -> list[dict[str, str]]:
-    """An optional system turn, then the user's: the instruction, a blank line, the `input`."""
-    content = f"{instruction}\n\n{context}" if context else instruction
-    user = {"role": "user", "content": content}
-    return [{"role": "system", "content": system}, user] if system else [user]
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
