@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from tuneship.client import (
     LONGEST_RETRY_AFTER_S,
@@ -36,7 +37,9 @@ from tuneship.contract.errors import (
 )
 from tuneship.settings import ClientSettings
 
-SETTINGS = ClientSettings(url="http://service.test/v1/", api_key="k", client_id="c", tries=3)
+SETTINGS = ClientSettings(
+    url="http://service.test/v1/", api_key=SecretStr("k"), client_id="c", tries=3
+)
 JOB = {
     "id": "ft_1", "base_model": "b", "dataset_id": "ds_1", "fine_tuning_method": "lora",
     "model_name": "m", "status": "running", "created_at": "2026-01-01T00:00:00Z",

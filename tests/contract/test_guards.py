@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import SecretStr
 
 from tuneship.client import AsyncClient, Client
 from tuneship.contract.operation import DECLARED, Operation
@@ -47,7 +48,7 @@ def test_reading_never_changes_and_creating_answers_201() -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_both_clients_reach_every_operation(kind: type[Client] | type[AsyncClient]) -> None:
-    client = kind(ClientSettings(url="http://x", api_key="k", client_id="c"))
+    client = kind(ClientSettings(url="http://x", api_key=SecretStr("k"), client_id="c"))
     reached = {
         verb.operation.name
         for group in vars(client).values()

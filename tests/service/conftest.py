@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Starts a service: `start(maximum_deployments=1)`."""
+    numbers = count()
     with ExitStack() as opened:
         yield lambda **settings: opened.enter_context(
-            Service(tmp_path / str(len(opened._exit_callbacks)), **settings)
+            Service(tmp_path / f"data-{next(numbers)}", **settings)
         )
 
 

@@ -136,7 +136,7 @@ class PlayedReplica(PlayedWorker):
             self._send({"id": name, "error": "in use"})
             return
         if frame["op"] == "load":
-            self.adapters.add(adapter)
+            self.adapters.add(frame["adapter"])
         elif frame["op"] == "unload":
             self.adapters.discard(adapter)
         self._send({"id": name, "ok": True})

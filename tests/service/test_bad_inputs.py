@@ -241,24 +241,10 @@ def request_of(world: World, case: dict[str, Any]) -> tuple[str, str, dict[str, 
     method, path = world.words(case["send"]).split(" ", 1)
     given: Any = world.keys[case["key"]] if "key" in case else world.service.headers["alice"]
     headers = httpx.Headers(given)
-    options: dict[str, Any] = {}
-    if "change" in case:
-        body = world.valid(case["send"]) | world.words(case["change"])
-        kept = {key: value for key, value in body.items() if value != "<absent>"}
-        options["content"] = json.dumps(kept).encode()
-    elif "split" in case:
-        first, second = case["split"]
-        shares = {world.ids["dep_own"]: first, world.ids["dep_other"]: second}
-        name = {"name": "new"} if method == "POST" else {}
-        options["content"] = json.dumps(split(shares, **name)).encode()
-    elif "body" in case:
-        options["content"] = world.words(case["body"]).encode()
-    elif "bytes" in case:
-        body = BODIES[case["bytes"]]
-        options["content"] = body() if callable(body) else body
-    elif "form" in case:
-        options |= form_of(world, case)
-    if "content" in options:
+    options: dict[str, Any] = form_of(world, case) if "form" in case else {}
+    content = content_of(world, case)
+    if content is not None:
+        options["content"] = content
         is_form = str(case.get("bytes", "")).startswith("form")
         headers["Content-Type"] = (
             "multipart/form-data; boundary=b" if is_form else "application/json"
@@ -269,6 +255,24 @@ def request_of(world: World, case: dict[str, Any]) -> tuple[str, str, dict[str, 
         else:
             headers[name] = world.words(value)
     return method, path, {**options, "headers": headers}
+
+
+def content_of(world: World, case: dict[str, Any]) -> Any:
+    """The body of a case that is no form."""
+    if "change" in case:
+        body = world.valid(case["send"]) | world.words(case["change"])
+        kept = {key: value for key, value in body.items() if value != "<absent>"}
+        return json.dumps(kept).encode()
+    if "split" in case:
+        shares = dict(
+            zip((world.ids["dep_own"], world.ids["dep_other"]), case["split"], strict=True)
+        )
+        name = {"name": "new"} if case["send"].startswith("POST") else {}
+        return json.dumps(split(shares, **name)).encode()
+    if "bytes" in case:
+        body = BODIES[case["bytes"]]
+        return body() if callable(body) else body
+    return world.words(case["body"]).encode() if "body" in case else None
 
 
 def form_of(world: World, case: dict[str, Any]) -> dict[str, Any]:

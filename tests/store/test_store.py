@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import IntegrityError
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import idempotency, leases, metric_windows, rows, tables
+from tuneship.store import idempotency, job_records, leases, metric_windows, rows, tables
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.leases import LEASE, Claim, LeaseLost
@@ -64,7 +64,7 @@ def test_sqlite_survives_power_loss_and_waits_for_other_writers(database: Databa
 
 def test_an_error_of_the_database_carries_no_values(database: Database) -> None:
     add_job(database)
-    with pytest.raises(sa.exc.IntegrityError) as caught:
+    with pytest.raises(IntegrityError) as caught:
         add_job(database, model_name="a patient")
     assert "a patient" not in str(caught.value)
 
@@ -196,10 +196,12 @@ with blobs.staged() as staged:
 
 
 def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
-    with pytest.raises(RuntimeError, match="planted"), database.write() as connection:
-        connection.execute(
-            sa.insert(tables.job_logs).values(job_id="a", timestamp=NOW, level="i", message="m")
-        )
-        raise RuntimeError("planted")
+    def write_and_fail() -> None:
+        with database.write() as connection:
+            job_records.add_log(connection, "ft_1", NOW, "info", "m")
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        write_and_fail()
     with database.read() as connection:
         assert rows.count(connection, tables.job_logs) == 0

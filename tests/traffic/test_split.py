@@ -1,6 +1,7 @@
 """A split in whole percent and a draw: each deployment gets its share, each key its place."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ def splits(draw: st.DrawFn) -> Split:
     """1 to 10 members whose shares sum to 100."""
     cuts = sorted(draw(st.lists(st.integers(0, 100), max_size=9)))
     bounds = [0, *cuts, 100]
-    shares = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+    shares = [high - low for low, high in pairwise(bounds)]
     names = draw(st.permutations([f"dep_{number:02}" for number in range(len(shares))]))
     return Split(tuple(Share(*one) for one in zip(names, shares, strict=True)))
 

@@ -482,17 +482,21 @@ async def _form(request: Request) -> FormData:
     )
     try:
         form = await parser.parse()
-        if form_end(media) not in ending:  # the parser takes a form without its end
-            raise InvalidRequestError("the multipart form is cut off")
     except BaseException as error:
-        for file in getattr(
-            parser, "_files_to_close_on_error", ()
-        ):  # it does so only for its own errors
-            file.close()
+        _close_parts(parser)
         if isinstance(error, MultiPartException | LookupError | ValueError):
             raise InvalidRequestError("the multipart form cannot be parsed") from None
         raise
+    if form_end(media) not in ending:  # the parser takes a form without its end
+        _close_parts(parser)
+        raise InvalidRequestError("the multipart form is cut off")
     return form
+
+
+def _close_parts(parser: MultiPartParser) -> None:
+    """The parser closes its files only after errors of its own kind."""
+    for file in getattr(parser, "_files_to_close_on_error", ()):
+        file.close()
 
 
 def _form_content(operation: Operation[..., Any], form: FormData) -> _Content:

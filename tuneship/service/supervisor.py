@@ -245,10 +245,11 @@ class Supervisor:
     ) -> None:
         now, job = self._parts.clock(), run.job
         if line["kind"] == "started":
-            run.first_step = line["resumed_from_step"] or 0
+            resumed_from: int = line["resumed_from_step"] or 0
+            run.first_step = resumed_from
             run.last_step = max(
-                run.last_step, run.first_step
-            )  # steps of the same reading came first
+                run.last_step, resumed_from
+            )  # steps read together with it came first
             totals = {name: line[name] for name in ("total_steps", "total_epochs")}
             leases.write(connection, run.claim, updated_at=now, **totals)
             text = f"training {line['training_examples']} examples in {line['total_steps']} steps"

@@ -1,0 +1,138 @@
+"""`tuneship serve` as a user starts it, with its real workers, and what the operating system says of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tuneship.client import Client
+from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate
+from tuneship.settings import ClientSettings
+
+ROOT = Path(__file__).parents[2]
+COLOURS = ("red", "green", "blue", "black")
+
+
+def until(holds: Callable[[], bool], patience_s: float = 90.0) -> None:
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.05)
+
+
+class Serve:
+    """One service process on a data folder; started again on the same folder after a kill."""
+
+    def __init__(self, data_dir: Path, *options: str, preload: bool = False) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self._options = options
+        self._preload = preload
+        self._clients: list[Client] = []
+        self.process = self.start()
+
+    def start(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-W", "ignore", "-m", "tuneship.cli", "serve", "--port", "0"]
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, "--data-dir", str(self.data_dir), *self._options],
+                cwd=ROOT,
+                env=os.environ
+                | {
+                    "PYTHONPATH": str(ROOT),
+                    "TUNESHIP_PRELOAD_BASE_MODELS": str(self._preload).lower(),
+                },
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), f"{line} {self.log.read_text()[-2000:]}"
+        self.url = line.split()[1]
+        return self.process
+
+    def client(self) -> Client:
+        credentials = self.data_dir / "credentials.json"
+        self._clients.append(Client(ClientSettings.from_credentials(credentials)))
+        return self._clients[-1]
+
+    def kill(self) -> None:
+        """As a power failure would."""
+        self.process.kill()
+        self._wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def workers(self, module: str) -> list[int]:
+        """Process ids of this service's live workers."""
+        found: list[int] = []
+        for one in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (one / "cmdline").read_bytes().split(b"\0")
+                state = (one / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue  # it has ended
+            is_ours = str(self.data_dir).encode() in b" ".join(command) or self._is_child(one)
+            if module.encode() in command and is_ours and state != "Z":
+                found.append(int(one.name))
+        return found
+
+    def _is_child(self, process: Path) -> bool:
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        return int(parent) == self.process.pid
+
+
+def rows_file(path: Path, count: int) -> Path:
+    lines = [
+        {"instruction": f"What is case {n} {COLOURS[n % 4]}?", "response": COLOURS[(n + 1) % 4]}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def start_job(client: Client, file: Path, *, epochs: int = 1) -> str:
+    """A job on `file`; with 64 rows an epoch has 8 steps."""
+    with file.open("rb") as opened:
+        dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
+    return client.jobs.create(
+        JobCreate(
+            base_model="tuneship-tiny",
+            dataset_id=dataset.id,
+            model_name="m",
+            validation_frequency=1.0,
+            hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
+        )
+    ).id
+
+
+def ended_job(client: Client, job_id: str) -> Job:
+    until(lambda: client.jobs.get(job_id).status in ENDED)
+    return client.jobs.get(job_id)
+
+
+def running_deployment(client: Client, name: str, model: str, **tags: str) -> str:
+    made = client.deployments.create(
+        DeploymentCreate(model_name=model, deployment_name=name, tags=tags)
+    ).id
+    until(lambda: client.deployments.get(made).status != "creating")
+    assert client.deployments.get(made).status == "running"
+    return made
