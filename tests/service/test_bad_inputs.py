@@ -74,6 +74,13 @@ FILES: dict[str, bytes] = {
 }
 
 
+MANY: dict[str, Any] = {
+    "<65 tags>": {f"k{number}": "v" for number in range(65)},
+    "<101 ids>": [new_id("ds") for _ in range(101)],
+    "<11 members>": split({new_id("dep"): share for share in (90, *range(10))})["deployments"],
+}
+
+
 class World:
     """A service in the state that the cases start from; its supervisor rests, so nothing else changes."""
 
@@ -192,15 +199,8 @@ class World:
             return [self.words(one) for one in value]
         if not isinstance(value, str):
             return value
-        many: dict[str, Any] = {
-            "<65 tags>": {f"k{number}": "v" for number in range(65)},
-            "<101 ids>": [new_id("ds") for _ in range(101)],
-            "<11 members>": split({new_id("dep"): 100 - 90 * (n > 0) for n in range(11)})[
-                "deployments"
-            ],
-        }
-        if value in many:
-            return many[value]
+        if value in MANY:
+            return MANY[value]
         text = re.sub(r"<(\d+) characters>", lambda found: "x" * int(found[1]), value)
         return re.sub(r"{(\w+)}", lambda found: self.ids.get(found[1], found[0]), text)
 

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -29,13 +29,14 @@ def test_every_draw_has_one_answer_and_each_share_is_exact(split: Split) -> None
     }
 
 
+@settings(max_examples=10)
 @given(splits(), st.integers())
 def test_ten_thousand_callers_fall_within_binomial_bounds(split: Split, salt: int) -> None:
     counted = Counter(
-        split.choose(draw_of_key("cep_1", f"{salt}-{number}")) for number in range(1000)
+        split.choose(draw_of_key("cep_1", f"{salt}-{number}")) for number in range(DRAWS)
     )
     for share in split.shares:
-        low, high = binom.interval(1 - 1e-9, 1000, share.traffic_percentage / 100)
+        low, high = binom.interval(1 - 1e-9, DRAWS, share.traffic_percentage / 100)
         assert low <= counted[share.deployment_id] <= high
 
 
