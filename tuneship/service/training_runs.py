@@ -76,6 +76,12 @@ def clear(work: Path, job_id: str) -> None:
     shutil.rmtree(work / job_id, ignore_errors=True)
 
 
+def _remaining_seconds(job: Row) -> float:
+    """What earlier attempts have left of the job's time; `updated_at` of a fresh claim is now."""
+    spent_s = (job["updated_at"] - job["started_at"]).total_seconds()
+    return max(0.0, job["compute_config"]["max_runtime_hours"] * 3600.0 - spent_s)
+
+
 def write_spec(
     folder: Path, blobs: Blobs, job: Row, files: tuple[Row, Row | None], base: Path
 ) -> None:
@@ -91,7 +97,7 @@ def write_spec(
         output_dir=folder / "output",
         checkpoint_dir=folder.parent / "checkpoints",
         validation_frequency=job["validation_frequency"],
-        max_runtime_seconds=job["compute_config"]["max_runtime_hours"] * 3600.0,
+        max_runtime_seconds=_remaining_seconds(job),
         threads=0,
         hyperparameters=Hyperparameters(**hyperparameters),
     )
