@@ -1,5 +1,6 @@
 """Each operation answers with exactly the fields of the API description, plus the additions that are documented."""
 
+import asyncio
 import json
 import re
 from datetime import timedelta
@@ -281,6 +282,30 @@ def test_a_tag_of_any_key_can_be_filtered(shared: Service, key: str) -> None:
         assert page.status_code == 422
     else:
         assert [one["id"] for one in page.json()["datasets"]] == [made]
+
+
+def test_tags_are_counted_on_the_merged_record(shared: Service) -> None:
+    made = shared.deployment("tagged", tags={f"a{number}": "v" for number in range(64)})
+    path = f"/v1/deployments/{made}"
+    refused = shared.call("PATCH", path, json={"tags": {"b": "v"}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "tags")
+    assert shared.call("PATCH", path, json={"tags": {"b": "v", "a1": None}}).status_code == 200
+
+
+def test_a_lost_database_is_503_in_the_one_error_body(service: Service) -> None:
+    service.run(rest(service))
+    service.database.engine.dispose()
+    (service.settings.data_dir / "tuneship.sqlite").rename(service.settings.data_dir / "gone")
+    (service.settings.data_dir / "tuneship.sqlite").mkdir()
+    for path in ("/healthz", "/v1/models"):
+        answer = service.call("GET", path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def rest(service: Service) -> None:
+    service._running.cancel()
+    await asyncio.sleep(0.05)
 
 
 def test_health_needs_no_key(shared: Service) -> None:

@@ -40,6 +40,7 @@ from tuneship.store.rows import Row
 
 DEFAULT_OUTPUT_TOKENS = 256
 DELETED_SHOWN = timedelta(hours=24)
+MOST_TAGS = 64
 
 
 @serves(contract.create_deployment)
@@ -199,6 +200,8 @@ def _changes(
     if update.tags is not None:
         merged = {**row["tags"], **update.tags}
         sent["tags"] = {key: value for key, value in merged.items() if value is not None}
+        if len(sent["tags"]) > MOST_TAGS:
+            raise refused("tags", f"must have at most {MOST_TAGS} keys together")
         faults_of(sent["tags"], allowed=context.parts.settings.allow_fault_injection)
     if update.generation is not None:
         served = served_model(connection, context.parts, context.client_id, row["model_name"])

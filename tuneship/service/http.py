@@ -122,13 +122,16 @@ def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
     return _Guard(app, border)
 
 
-def _healthy(parts: Parts) -> Callable[[], Awaitable[Response]]:
-    async def health() -> Response:
-        def query() -> None:
-            with parts.database.read() as connection:
-                connection.exec_driver_sql("select 1")
+def _healthy(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
+    def query() -> None:
+        with parts.database.read() as connection:
+            connection.exec_driver_sql("select 1")
 
-        await asyncio.to_thread(query)
+    async def health(request: Request) -> Response:
+        try:
+            await asyncio.to_thread(query)
+        except Exception as error:  # noqa: BLE001 - it logs, and answers 503 or 500
+            return _error_response(request, _refusal_of(request, error))
         return _json_response(200, {"status": "ok"})
 
     return health
