@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "examples" / "icd10cm"
 ENDPOINT = "icd10-chapters"
 TRAINING: dict[str, Any] = {
-    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "lora_rank": 16, "epochs": 2},
+    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "epochs": 2, "warmup_steps": 20},
     "validation_frequency": 0.25,
 }
 CANARY: dict[str, Any] = {
@@ -38,7 +38,13 @@ CANARY: dict[str, Any] = {
     "min_requests_per_step": 30,
     "bake_looks": 15,
     "lease_seconds": 30,
-    "latency_gates": {"per_output_token": True},
+    # Wide, because a machine that does other things too stalls now and then; a model that is several times slower
+    # is found all the same. The base model's answers have another length, hence the last one.
+    "latency_gates": {
+        "slow": {"ratio": 3.0, "harm": 0.3, "ok": 0.35},
+        "very_slow": {"ratio": 4.0, "harm": 0.15, "ok": 0.2},
+        "per_output_token": True,
+    },
     "traffic": {
         "prompts": str(DATA / "validation.jsonl"),
         "requests_per_second": 40,
