@@ -23,7 +23,7 @@ def until(holds: Callable[[], bool], patience_s: float = 90.0) -> None:
     end = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 class Serve:
@@ -47,6 +47,7 @@ class Serve:
                 | {
                     "PYTHONPATH": str(ROOT),
                     "TUNESHIP_PRELOAD_BASE_MODELS": str(self._preload).lower(),
+                    "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # tests poll faster than people
                 },
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -31,6 +31,18 @@ class Replica:
     worker: Worker
     line: ReplicaLine
     adapters: set[str] = field(default_factory=set[str])
+    is_lost: bool = False
+    """Its line broke: a killed process hangs up a moment before the system reports its end."""
+
+    async def watch(self) -> None:
+        """Notice the end of the line."""
+        await self.line.wait_lost()
+        self.is_lost = True
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can be asked."""
+        return not self.is_lost and self.worker.exit_code() is None
 
     async def load(self, adapter: Adapter | None) -> None:
         """Load the adapter unless it is there."""
@@ -48,6 +60,7 @@ class BaseReplicas:
         self._base = base
         self._log = log
         self._replicas: list[Replica] = []
+        self._watching: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._turn = 0
         self.wanted = 1
@@ -55,13 +68,16 @@ class BaseReplicas:
     @property
     def live(self) -> list[Replica]:
         """Processes that answer."""
-        return [one for one in self._replicas if one.worker.exit_code() is None]
+        return [one for one in self._replicas if one.is_live]
 
     async def ready(self, adapter: Adapter | None) -> list[Replica]:
         """As many processes as wanted, each with the adapter loaded."""
         live = self.live
         if len(live) < self.wanted or not all(_has(one, adapter) for one in live):
             async with self._changing:
+                for replica in self._replicas:
+                    if not replica.is_live:
+                        replica.worker.kill()
                 self._replicas = self.live
                 while len(self._replicas) < self.wanted:
                     self._replicas.append(await self._start())
@@ -101,7 +117,11 @@ class BaseReplicas:
             worker.kill()
             raise
         logger.info("replica started: process %d", worker.pid)
-        return Replica(worker, line)
+        replica = Replica(worker, line)
+        watching = asyncio.create_task(replica.watch())
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
+        return replica
 
     async def close(self) -> None:
         """End the processes."""
