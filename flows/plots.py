@@ -6,6 +6,7 @@ types; what this module takes and gives is typed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -98,7 +99,7 @@ class _Clock:
         span = (end - start).total_seconds()
         fitting = (unit for unit in reversed(UNITS) if span >= 3 * unit[0])
         self._seconds, self.unit = next(fitting, UNITS[0])
-        self.bin = pd.Timedelta(seconds=max(1.0, span / BINS))
+        self.bin = pd.Timedelta(seconds=max(1, math.ceil(span / BINS)))  # pandas wants whole units
 
     def at(self, moment: datetime) -> float:
         return (moment - self.start).total_seconds() / self._seconds

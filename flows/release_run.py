@@ -185,8 +185,12 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
         result.candidate_deleted = candidate is not None and is_gone(candidate)
     run.record.add("ended", datetime.now(UTC), outcome=result.outcome, reason=result.reason)
     folder = PipelineSettings().reports.expanduser() / run.record.path.stem
-    result.report = str(write_report(result, run.release, run.curves, folder))
-    log.info("%s (%s); report: %s", result.outcome, result.reason, result.report)
+    try:
+        result.report = str(write_report(result, run.release, run.curves, folder))
+    except Exception as error:  # the release has ended: no report may change how
+        log.exception("the report could not be written")
+        result.notes.append(f"the report could not be written ({type(error).__name__})")
+    log.info("%s (%s); report: %s", result.outcome, result.reason, result.report or "none")
     return result
 
 

@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flows.outcome import Change
 from flows.parameters import ReleaseParameters
 from flows.plots import plot_losses, plot_rollout
@@ -40,24 +42,29 @@ def refused() -> ReleaseResult:
     )
 
 
-def answer(errors: int) -> dict[str, Any]:
-    """One minute of ten-second buckets, as the service tells them."""
-    times = [(START + timedelta(seconds=10 * i)).isoformat() for i in range(6)]
-    same = {"timestamps": times, "complete": [True] * 6}
+def answer(errors: int, buckets: int = 6) -> dict[str, Any]:
+    """Buckets of a second, as the service tells them."""
+    times = [(START + timedelta(seconds=i)).isoformat() for i in range(buckets)]
+    same = {"timestamps": times, "complete": [True] * buckets}
     return {
         "deployment_id": "dep",
         "start_time": times[0],
-        "end_time": (START + timedelta(seconds=60)).isoformat(),
-        "interval": "10s",
+        "end_time": (START + timedelta(seconds=buckets)).isoformat(),
+        "interval": "1s",
         "metrics": {
-            "throughput": {**same, "requests_per_second": [2.0] * 6},
+            "throughput": {**same, "requests_per_second": [2.0] * buckets},
             "error_rate": {
                 **same,
-                "percentage": [5.0 * errors] * 6,
-                "request_count": [20] * 6,
-                "error_count": [errors] * 6,
+                "percentage": [5.0 * errors] * buckets,
+                "request_count": [20] * buckets,
+                "error_count": [errors] * buckets,
             },
-            "latency": {**same, "p50": [100.0] * 6, "p95": [200.0] * 6, "p99": [300.0] * 6},
+            "latency": {
+                **same,
+                "p50": [100.0] * buckets,
+                "p95": [200.0] * buckets,
+                "p99": [300.0] * buckets,
+            },
         },
     }
 
@@ -97,8 +104,9 @@ def test_the_loss_picture_is_drawn_with_nulls_and_a_champion(tmp_path: Path) -> 
     assert size(tmp_path / "loss.png") == (880, 440)
 
 
-def test_the_rollout_picture_shows_both_arms(tmp_path: Path) -> None:
-    series = read_series(answer(0), answer(4), "10s")
+@pytest.mark.parametrize("buckets", [1, 6, 41, 83, 1001])
+def test_the_rollout_picture_shows_both_arms_of_any_length(tmp_path: Path, buckets: int) -> None:
+    series = read_series(answer(0, buckets), answer(4, buckets), "1s")
     assert plot_rollout(HISTORY, series, "dep_c", tmp_path / "rollout.png")
     assert size(tmp_path / "rollout.png") == (880, 880)
 
