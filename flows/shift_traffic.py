@@ -5,6 +5,9 @@ metrics, decide, move) -> bake at 100 % -> retire the baseline. Requires: two de
 The decisions are made in `tuneship/gates/canary.py`; the way back stands in `flows/rollout/way_back.py`.
 """
 
+import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
+
+# isort: split
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from flows.rollout.split import NotConfirmed, Split, SplitLost
 from flows.rollout.traffic import TrafficDriver, read_prompts
 from flows.rollout.way_back import return_traffic, way_back
 from tasks.api import api
-from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.record import Ended, Verdict
 from tuneship.settings import PipelineSettings
 
@@ -56,11 +59,11 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
     return result
 
 
-def ready(plan: CanaryPlan) -> list[str]:
+def ready(rules: CanaryRules) -> list[str]:
     """The driver's prompts. Raises `BadInput` for what this release or this host cannot do."""
-    if plan.approval == "required":
+    if rules.approval == "required":
         raise BadInput('approval: "required" is not available in this release; use "never"')
-    return read_prompts(Path(plan.traffic.prompts)) if plan.traffic else []
+    return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 
 
 def drive(split: Split, prompts: list[str]) -> Ended:

@@ -17,7 +17,7 @@ from flows.evaluation import measure_accuracy, smoke_test
 from flows.parameters import ReleaseParameters
 from flows.release_result import ReleaseResult
 from flows.release_run import ReleaseRun, begin, finish, told_when_stopped
-from flows.shift_traffic import shift_traffic
+from flows.shift_traffic import ready, shift_traffic
 from flows.training_data import upload_and_merge, validate_files
 from flows.training_run import judge, train
 
@@ -31,6 +31,7 @@ from flows.training_run import judge, train
 )
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and let it serve only as far as the evidence goes."""
+    ready(release.canary)  # what the canary cannot do is refused before anything is made
     run = begin(release)
     return finish(run, _release(release, run))
 

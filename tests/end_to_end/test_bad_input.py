@@ -61,6 +61,21 @@ def test_an_unknown_key_is_named(place: Place, tmp_path: Path) -> None:
     assert "learning_rat: Extra inputs are not permitted" in said
 
 
+def test_an_approval_that_nobody_can_give_is_refused_before_anything_is_made(
+    place: Place, tmp_path: Path
+) -> None:
+    said = refused(place, tmp_path, release(ROWS, canary={"approval": "required"}))
+    assert "approval" in said
+
+
+def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(
+    place: Place, tmp_path: Path
+) -> None:
+    traffic = {"prompts": str(tmp_path / "none.jsonl"), "requests_per_second": 1}
+    said = refused(place, tmp_path, release(ROWS, canary={"traffic": traffic}))
+    assert "none.jsonl" in said
+
+
 def test_an_unknown_base_model_is_refused(place: Place, tmp_path: Path) -> None:
     code, said, result = place.release(tmp_path, release(ROWS, base_model="no-such-model"))
     assert (code, result["reason"]) == (1, "model_not_found"), said
