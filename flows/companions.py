@@ -93,7 +93,8 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.PIPE,  # its end tells the server that this script is gone
-                env=dict(environment),
+                # The UI's pages ask the API at this address; its default is another port.
+                env={**environment, "PREFECT_SERVER_UI_API_URL": url},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )

@@ -3,6 +3,8 @@
 Every limit stands beside its value. Ids, counts and numbers only; never a prompt, a completion or a line of a dataset.
 """
 
+import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,16 @@ def write_report(
     file.write_text(text)
     _show(result, release, text, file)
     return file
+
+
+def with_pictures(text: str, folder: Path) -> str:
+    """The Markdown with its pictures inside: the Prefect UI cannot reach files beside it."""
+
+    def inside(link: re.Match[str]) -> str:
+        content = base64.b64encode((folder / link[2]).read_bytes()).decode()
+        return f"![{link[1]}](data:image/png;base64,{content})"
+
+    return re.sub(r"!\[([^\]]*)\]\((\w+\.png)\)", inside, text)
 
 
 def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence[str]) -> str:
@@ -143,7 +155,8 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
 
 def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
     create_table_artifact(summary(result, release), key="release", description=result.outcome)
-    create_markdown_artifact(text, key="release-report", description=str(file))
+    whole = with_pictures(text, file.parent)
+    create_markdown_artifact(whole, key="release-report", description=str(file))
     if result.endpoint_id:
         link = f"{api().settings.url.rstrip('/')}/v1/canary-endpoints/{result.endpoint_id}"
         create_link_artifact(link, link_text="endpoint", key="endpoint")

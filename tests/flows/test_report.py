@@ -12,7 +12,7 @@ from flows.outcome import Change
 from flows.parameters import ReleaseParameters
 from flows.plots import plot_losses, plot_rollout
 from flows.release_result import Accuracy, ReleaseResult
-from flows.report import report, summary
+from flows.report import report, summary, with_pictures
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.series import read_series
 
@@ -119,3 +119,9 @@ def test_without_any_time_there_is_no_rollout_picture(tmp_path: Path) -> None:
     timeless = [Change(at=None, weights={"dep_c": 10}, why="first step")]
     assert not plot_rollout(timeless, None, "dep_c", tmp_path / "rollout.png")
     assert not (tmp_path / "rollout.png").exists()
+
+
+def test_the_pictures_of_the_prefect_page_stand_in_its_text(tmp_path: Path) -> None:
+    (tmp_path / "loss.png").write_bytes(b"\x89PNG")
+    text = with_pictures("# A\n\n![Loss curves](loss.png)\n\n[a link](other.md)\n", tmp_path)
+    assert text == "# A\n\n![Loss curves](data:image/png;base64,iVBORw==)\n\n[a link](other.md)\n"

@@ -232,6 +232,18 @@ def test_a_diverging_loss_cancels_at_the_third_poll_that_brings_steps() -> None:
     assert polls(*worse) == [None, None, None, "T2 divergence"]
 
 
+def test_the_noise_of_a_small_loss_is_no_divergence() -> None:
+    tuned: list[float | None] = [6.0] * 5 + [0.07] * 40
+    noisy = [curve([*tuned, *[0.2] * more]) for more in (8, 10, 12, 14)]
+    assert polls(*noisy) == [None, None, None, None]
+
+
+def test_a_loss_that_comes_back_from_low_is_a_divergence() -> None:
+    tuned: list[float | None] = [6.0] * 5 + [0.07] * 40
+    lost = [curve([*tuned, *[5.0] * more]) for more in (8, 10, 12, 14)]
+    assert polls(*lost)[-1] == "T2 divergence"
+
+
 def test_a_warm_up_that_starts_high_is_no_divergence() -> None:
     losses: list[float | None] = [9.0, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.4, 1.3]
     assert polls(*[curve(losses[:n]) for n in range(3, 10)]) == [None] * 7

@@ -193,7 +193,9 @@ def test_a_full_disk_is_503_and_a_repeat_makes_one_job(service: Service) -> None
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages}")
 
-    service.run(stop(service))  # the pool is exchanged: nobody else may hold a connection of the old one
+    service.run(
+        stop(service)
+    )  # the pool is exchanged: nobody else may hold a connection of the old one
     event.listen(service.database.engine, "connect", limit)
     service.database.engine.dispose()
     answer = service.call("POST", "/v1/fine-tuning/jobs", json=body, headers=headers)

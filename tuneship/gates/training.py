@@ -18,6 +18,8 @@ State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disa
 
 SMOOTHING_STEPS = 10
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
+LEAST_RISE = 0.1
+"""Of the first loss: a smaller rise is noise."""
 LEAK_LOSS = 0.01
 MAX_REPEATS = 5
 SLOWER_PER_TOKEN = 3.0
@@ -315,13 +317,19 @@ def _broken(watch: Watch) -> tuple[Watch, GateResult | None]:
 
 
 def _is_diverging(curve: Curve, warmup_steps: int) -> bool:
-    """The smoothed loss is above twice its minimum so far, or above 1.5 x the first loss after the warm-up."""
+    """The smoothed loss is above twice its minimum so far, or above 1.5 x the first loss after the warm-up.
+
+    Near the end of a good run the minimum is so small that the noise of single batches doubles it (seen: 0.07 to 0.16
+    from a first loss of 6): a rise of less than a tenth of the first loss is no divergence.
+    """
     later = curve.after_step(warmup_steps)
     if not len(later):
         return False
     smoothed = curve.smoothed_training_loss(SMOOTHING_STEPS)
     first = later.values("training_loss")[0]
-    return smoothed[-1] > 2.0 * min(smoothed) or smoothed[-1] > 1.5 * first
+    lowest = min(smoothed)
+    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > LEAST_RISE * first
+    return has_risen or smoothed[-1] > 1.5 * first
 
 
 @dataclass(frozen=True)
