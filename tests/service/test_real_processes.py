@@ -117,7 +117,7 @@ def test_a_killed_replica_costs_errors_that_are_counted_and_comes_back(
     serve: Serve, client: Client
 ) -> None:
     deployment = running_deployment(client, "killed", "tuneship-tiny")
-    long = Generate(prompt="case", max_tokens=256, temperature=1.0)
+    long = Generate(prompt="case", max_tokens=256, temperature=2.0)
     once = client.with_options(tries=1)
 
     def ask(_: int) -> int:
@@ -129,15 +129,19 @@ def test_a_killed_replica_costs_errors_that_are_counted_and_comes_back(
 
     (replica,) = serve.workers("tuneship.serving")
     with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(ask, number) for number in range(24)]
-        time.sleep(0.3)
+        answers = [threads.submit(ask, number) for number in range(120)]
+        answers[0].result()  # the other seven threads are at it now
         os.kill(replica, signal.SIGKILL)
         statuses = [answer.result() for answer in answers]
-    assert set(statuses) <= {200, 500}
-    assert ask(0) == 200
+    assert 500 in statuses
+    while (
+        statuses[-1] != 200 and len(statuses) < 130
+    ):  # one more may meet the dead process before its line breaks
+        statuses.append(ask(0))
+    assert set(statuses) == {200, 500}
     summary = client.deployments.metrics(deployment).summary.error_rate
     assert summary is not None
-    assert (summary.request_count, summary.error_count) == (25, statuses.count(500))
+    assert (summary.request_count, summary.error_count) == (len(statuses), statuses.count(500))
     assert serve.workers("tuneship.serving") != [replica]
 
 
