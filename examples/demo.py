@@ -55,13 +55,6 @@ CANARY: dict[str, Any] = {
 VALIDATION = str(DATA / "validation.jsonl")
 EVALUATION = {"evaluation": {"max_rows": 300, "max_tokens": 32}}
 COMMON: dict[str, Any] = {"model_name": ENDPOINT, "endpoint": {"name": ENDPOINT}}
-PREFECT_BATCHES = {
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
-}
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 
@@ -192,9 +185,7 @@ def run_acts(folder: Path, choices: Choices) -> tuple[dict[str, dict[str, Any]],
     surroundings = embedded_service_environment().items()
     own = {
         **{name: value for name, value in surroundings if not name.startswith("PREFECT_")},
-        **PREFECT_BATCHES,
         "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "TUNESHIP_ALLOW_FAULT_INJECTION": "true",
         "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "6000",
         "TUNESHIP_RECORDS": str(folder / "records"),

@@ -25,6 +25,17 @@ ALREADY_RUNNING = 6
 """Exit code of `tuneship serve` when another one holds the data directory."""
 
 
+PREFECT_SERVER = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+}
+"""Of every Prefect server started here: no telemetry; the batch sizes spare SQLite, which would else answer 503."""
+
+
 class CompanionFailed(Exception):
     """A process that the script needs did not become ready; the message says what it said."""
 
@@ -94,7 +105,7 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 stderr=output,
                 stdin=subprocess.PIPE,  # its end tells the server that this script is gone
                 # The UI's pages ask the API at this address; its default is another port.
-                env={**environment, "PREFECT_SERVER_UI_API_URL": url},
+                env={**environment, **PREFECT_SERVER, "PREFECT_SERVER_UI_API_URL": url},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )

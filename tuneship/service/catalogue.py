@@ -17,8 +17,6 @@ from tokenizers import Tokenizer
 from tuneship.template import PromptTemplate
 
 SHIPPED = Path(__file__).parents[1] / "base_models"
-SMALL_PARAMETERS = 5_000_000
-"""Below this, one compute thread is faster than two."""
 
 
 class CatalogueFault(Exception):
