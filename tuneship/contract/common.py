@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -44,6 +45,12 @@ class Reply(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), hide_input_in_errors=True)
 
 
+class LogCursor(Reply):
+    """`after` continues behind the last entry; nothing new echoes it; null only without any entry."""
+
+    after: str | None
+
+
 def absent(value: object) -> bool:
     """For `Field(exclude_if=absent)`: the key is left out until there is a value."""
     return value is None
@@ -60,11 +67,19 @@ def _of_kind(prefix: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-JobId = Annotated[str, _of_kind("ft")]
-DatasetId = Annotated[str, _of_kind("ds")]
-DeploymentId = Annotated[str, _of_kind("dep")]
-CanaryEndpointId = Annotated[str, _of_kind("cep")]
-AnyEndpointId = Annotated[str, _of_kind("c?ep")]
+def _shown(prefix: str) -> WithJsonSchema:
+    """The shape as the document shows it; `_of_kind` checks it only in the service."""
+    return WithJsonSchema({"type": "string", "pattern": f"^{prefix}_[0-9a-z]{{20,32}}$"})
+
+
+JobId = Annotated[str, _of_kind("ft"), _shown("ft")]
+DatasetId = Annotated[str, _of_kind("ds"), _shown("ds")]
+DeploymentId = Annotated[str, _of_kind("dep"), _shown("dep")]
+EndpointId = Annotated[str, _of_kind("ep"), _shown("ep")]
+CanaryEndpointId = Annotated[str, _of_kind("cep"), _shown("cep")]
+AnyEndpointId = Annotated[str, _of_kind("c?ep"), _shown("c?ep")]
+WebhookId = Annotated[str, _of_kind("wh"), _shown("wh")]
+EventId = Annotated[str, _of_kind("evt"), _shown("evt")]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,127}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -89,8 +104,16 @@ def render_time_ms(moment: datetime) -> str:
     return text.replace("+00:00", "Z")
 
 
-Timestamp = Annotated[datetime, PlainSerializer(render_time, when_used="json")]
-TimestampMs = Annotated[datetime, PlainSerializer(render_time_ms, when_used="json")]
+_WRITTEN = WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization")
+Timestamp = Annotated[datetime, PlainSerializer(render_time, when_used="json"), _WRITTEN]
+TimestampMs = Annotated[datetime, PlainSerializer(render_time_ms, when_used="json"), _WRITTEN]
+
+
+class Deleted(Reply):
+    """The answer to a delete."""
+
+    id: str
+    deleted: Literal[True] = True
 
 
 class Pagination(Reply):

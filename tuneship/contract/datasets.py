@@ -3,12 +3,14 @@
 from enum import StrEnum
 from typing import Annotated, BinaryIO
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tuneship.contract.common import (
     CreateRequest,
     DatasetId,
+    Deleted,
     Limit,
+    ModelId,
     Name,
     Offset,
     Pagination,
@@ -17,12 +19,18 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
+from tuneship.contract.errors import (
+    DatasetError,
+    ModelNotFound,
+    QuotaExceeded,
+    ResourceNotFound,
+)
 from tuneship.contract.examples import DatasetFormat
 from tuneship.contract.operation import operation
 
 
 class DatasetStatus(StrEnum):
-    """Files are processed while they are received; `failed` is for what only shows later."""
+    """A small file is processed while its upload is answered; a big one is first `processing`, then may be `failed`."""
 
     UPLOADED = "uploaded"
     PROCESSING = "processing"
@@ -30,19 +38,41 @@ class DatasetStatus(StrEnum):
     FAILED = "failed"
 
 
-class DatasetValidate(CreateRequest):
-    """The form of validate, beside its `file`."""
+def _not_yet(value: object) -> object:
+    """What is planned and not built is told apart from what is no format. Messages never quote what was sent."""
+    if value == "preference":
+        raise ValueError(
+            "must be instruction or conversation: the format for dpo is not available yet"
+        )
+    return value
 
-    format: DatasetFormat
+
+def _without_nul(text: str) -> str:
+    """A form is no JSON, where U+0000 is refused for every field; one of the databases cannot hold it."""
+    if "\x00" in text:
+        raise ValueError("must not hold the character U+0000")
+    return text
+
+
+UploadFormat = Annotated[DatasetFormat, BeforeValidator(_not_yet)]
+Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
+
+
+class DatasetValidate(CreateRequest):
+    """The form of validate, beside its `file`. `base_model`: whose tokenizer counts (additive)."""
+
+    format: UploadFormat
+    base_model: ModelId | None = None
 
 
 class DatasetUpload(CreateRequest):
-    """The form of upload, beside its `file`; `tags` travels as JSON text."""
+    """The form of upload, beside its `file`; `tags` travels as JSON text. `base_model`: whose tokenizer counts."""
 
     name: Name
-    format: DatasetFormat
-    description: Annotated[str, Field(max_length=4096)] = ""
+    format: UploadFormat
+    description: Description = ""
     tags: Tags = Field(default_factory=dict)
+    base_model: ModelId | None = None
 
 
 class DatasetMerge(CreateRequest):
@@ -50,7 +80,7 @@ class DatasetMerge(CreateRequest):
 
     dataset_ids: Annotated[list[DatasetId], Field(min_length=2, max_length=100)]
     name: Name
-    description: Annotated[str, Field(max_length=4096)] = ""
+    description: Description = ""
     tags: Tags = Field(default_factory=dict)
 
 
@@ -75,16 +105,45 @@ class DatasetSummary(Reply):
     source_datasets: Annotated[list[str] | None, Field(exclude_if=absent)] = None
 
 
+class LineProblem(Reply):
+    """One problem of a file: physical line from 1 (null: the whole file), field, code; never the text."""
+
+    line: int | None
+    field: str | None
+    code: str
+    message: str
+
+
 class DatasetCreated(DatasetSummary):
-    """A dataset as upload and merge answer it."""
+    """A dataset as upload and merge answer it. A big one is `processing`: its counts are 0 until it is `processed`."""
 
     description: str = ""
+    tokenizer: Annotated[
+        str | None,
+        Field(exclude_if=absent, description="Base model whose tokenizer counts (additive)."),
+    ] = None
+    duplicate_examples: Annotated[
+        int | None,
+        Field(
+            exclude_if=absent,
+            description="Examples of a merged dataset that repeat an earlier one; all are kept (additive).",
+        ),
+    ] = None
+
+
+class DatasetFailure(Reply):
+    """Why a dataset failed after its upload was answered."""
+
+    code: str
+    message: str
+    details: list[LineProblem] = Field(default_factory=list[LineProblem])
 
 
 class Dataset(DatasetCreated):
     """A dataset as get answers it."""
 
     token_distribution: TokenDistribution
+    error: Annotated[DatasetFailure | None, Field(exclude_if=absent)] = None
 
 
 class DatasetPage(Reply):
@@ -102,15 +161,6 @@ class FormatDetails(Reply):
     has_responses: bool
 
 
-class LineProblem(Reply):
-    """One problem of a file: physical line from 1 (null: the whole file), field, code; never the text."""
-
-    line: int | None
-    field: str | None
-    code: str
-    message: str
-
-
 class DatasetValidation(Reply):
     """The verdict on a file. A bad file is an answer, not an error."""
 
@@ -124,17 +174,34 @@ class DatasetValidation(Reply):
     warnings: list[LineProblem] = Field(default_factory=list[LineProblem])
     error_count: int = 0
     errors_truncated: bool = False
+    warning_count: int = 0
+    tokenizer: Annotated[str | None, Field(exclude_if=absent)] = None
 
 
-@operation("POST", "/v1/datasets/validate", scope="datasets:read", is_form=True)
+@operation(
+    "POST",
+    "/v1/datasets/validate",
+    scope="datasets:read",
+    refusals=(ModelNotFound,),
+)
 def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Check a JSON Lines file without making a dataset of it (§4.2)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/datasets", scope="datasets:write", status=201, is_form=True)
+@operation(
+    "POST",
+    "/v1/datasets",
+    scope="datasets:write",
+    status=201,
+    refusals=(DatasetError, ModelNotFound, QuotaExceeded),
+)
 def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
-    """Store a JSON Lines file as a dataset (§4.2). A file with a bad line is refused whole."""
+    """Store a JSON Lines file as a dataset (§4.2). A file with a bad line is refused whole.
+
+    A big file (by default over 64 MiB) is answered as `processing` and checked afterwards: poll get until `processed`
+    or `failed`.
+    """
     raise NotImplementedError
 
 
@@ -155,7 +222,29 @@ def list_datasets(
     raise NotImplementedError
 
 
-@operation("POST", "/v1/datasets/merge", scope="datasets:write", status=201)
+@operation(
+    "DELETE",
+    "/v1/datasets/{dataset_id}",
+    scope="datasets:write",
+    refusals=((DatasetError, 409),),
+)
+def delete_dataset(dataset_id: DatasetId) -> Deleted:
+    """Remove a dataset and its file (§4.2); 409 while a job that has not ended uses it."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/datasets/merge",
+    scope="datasets:write",
+    status=201,
+    refusals=(
+        ResourceNotFound,
+        DatasetError,
+        (DatasetError, 409),
+        QuotaExceeded,
+    ),
+)
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
-    """Concatenate datasets into a new one (§4.2)."""
+    """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted."""
     raise NotImplementedError

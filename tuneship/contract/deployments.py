@@ -1,28 +1,58 @@
-"""Deployments on the wire (§2.4, §3, §4.4, §4.9): create, get, update, delete."""
+"""Deployments on the wire (§2.4, §3, §4.4, §4.5, §4.9): create, get, list, update, delete, logs.
 
+The answers here are the superset of both references (profile `auto`); what a strict client sees of them instead is
+said in `tuneship/service/profiles.py`.
+"""
+
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, Field, computed_field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import (
     CreateRequest,
     DeploymentId,
+    Limit,
+    LogLimit,
     ModelId,
     Name,
+    Offset,
+    Pagination,
     Reply,
     Request,
     TagKey,
     Tags,
     TagValue,
     Timestamp,
+    TimestampMs,
     absent,
+)
+from tuneship.contract.errors import (
+    DeploymentError,
+    InstanceTypeUnavailable,
+    ModelNotFound,
+    QuotaExceeded,
 )
 from tuneship.contract.operation import operation
 
 Replicas = Annotated[int, Field(ge=0, le=64)]
 ShortText = Annotated[str, Field(min_length=1, max_length=64)]
+Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+LogFilter = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1000,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        description="Conditions joined by `,` or ` AND `: `level=error`, `level>=warning`, `component!=replica`,"
+        " `request_id=req_...`, `message~text` (contains).",
+    ),
+]
+LogToken = Annotated[
+    str, Field(max_length=256, description="The last page's `pagination.next_token`.")
+]
 
 
 class DeploymentStatus(StrEnum):
@@ -62,6 +92,7 @@ MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
 }
 SERVING = frozenset({DeploymentStatus.RUNNING, DeploymentStatus.UPDATING})
 GONE = frozenset({DeploymentStatus.DELETING, DeploymentStatus.DELETED})
+LIVE = frozenset(MOVES) - GONE
 
 
 class ModelConfiguration(Request):
@@ -92,8 +123,22 @@ class DeploymentSecuritySettings(CreateRequest):
     compliance_mode: Literal["none", "hipaa"] = "none"
 
 
+def _by_either_name(schema: dict[str, Any]) -> None:
+    """The short reference says `model_id`: one of the two names is required."""
+    schema["properties"]["model_id"] = schema["properties"]["model_name"] | {"title": "Model Id"}
+    schema["required"].remove("model_name")
+    schema["if"] = {"required": ["model_id"]}  # said so, generators still see one class
+    schema["else"] = {"required": ["model_name"]}
+
+
 class DeploymentCreate(CreateRequest):
-    """A deployment as a client asks for it; the model is `model_name`, or `model_id` in the short reference (§4.9)."""
+    """A deployment as a client asks for it; the model is `model_name`, or `model_id` in the short reference (§4.9).
+
+    Without `auto_scaling` there are `min_replicas` replicas. With it, their number follows the queue between the two
+    limits; with `min_replicas: 0` an idle deployment sleeps, and the next request wakes it and waits meanwhile.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_by_either_name)
 
     model_name: ModelId
     deployment_name: Name
@@ -123,7 +168,7 @@ class DeploymentCreate(CreateRequest):
         model_id = fields.pop("model_id")
         if fields.setdefault("model_name", model_id) != model_id:
             raise PydanticCustomError(
-                "conflict", "model_id and model_name name different models", {"param": "model_id"}
+                "conflict", "must name the same model as model_name", {"param": "model_id"}
             )
         return fields
 
@@ -209,6 +254,13 @@ class DeploymentCreated(DeploymentListItem):
     region: str = "local"
 
 
+class DeploymentPage(Reply):
+    """One page of deployments, newest first; the short reference has no pagination (§4.9)."""
+
+    deployments: list[DeploymentListItem]
+    pagination: Pagination | None = None
+
+
 class DeploymentFailure(Reply):
     """Why a deployment failed."""
 
@@ -225,6 +277,10 @@ class Deployment(DeploymentCreated):
     )
     security_settings: dict[str, Any] = Field(default_factory=dict[str, Any])
     vpc_config: Annotated[dict[str, Any] | None, Field(exclude_if=absent)] = None
+    health: Annotated[
+        str | None,
+        Field(exclude_if=absent, description="`unknown`, `healthy` or `unhealthy` (additive)."),
+    ] = None
     error: Annotated[DeploymentFailure | None, Field(exclude_if=absent)] = None
 
 
@@ -241,25 +297,101 @@ class DeploymentDeleted(Reply):
         return self.id
 
 
-@operation("POST", "/v1/deployments", scope="deployments:write", status=201)
+class DeploymentLogEntry(Reply):
+    """One line of a deployment's log: never a prompt, a completion, a name or a tag."""
+
+    timestamp: TimestampMs
+    level: str
+    message: str
+    component: str
+    request_id: str | None = None
+
+
+class LogContinuation(Reply):
+    """`next_token` continues behind this page; null on the last one."""
+
+    next_token: str | None
+
+
+class DeploymentLogs(Reply):
+    """One page of a deployment's log, in the order that was asked for."""
+
+    logs: list[DeploymentLogEntry]
+    pagination: LogContinuation
+
+
+@operation(
+    "POST",
+    "/v1/deployments",
+    scope="deployments:write",
+    status=201,
+    refusals=(ModelNotFound, DeploymentError, InstanceTypeUnavailable, QuotaExceeded),
+    headers=("X-API-Profile",),
+)
 def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
     """Serve a model (§4.4). The answer says `creating`; poll get until `running`."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/deployments/{deployment_id}", scope="deployments:read")
+@operation(
+    "GET",
+    "/v1/deployments/{deployment_id}",
+    scope="deployments:read",
+    headers=("X-API-Profile",),
+)
 def get_deployment(deployment_id: DeploymentId) -> Deployment:
     """Fetch one deployment (§4.4)."""
     raise NotImplementedError
 
 
-@operation("PATCH", "/v1/deployments/{deployment_id}", scope="deployments:write")
+@operation("GET", "/v1/deployments", scope="deployments:read", headers=("X-API-Profile",))
+def list_deployments(
+    limit: Limit = 20,
+    offset: Offset = 0,
+    status: DeploymentStatus | None = None,
+    model_name: ModelId | None = None,
+    region: Region | None = None,
+    tags: Tags | None = None,
+) -> DeploymentPage:
+    """List deployments, newest first (§4.4); deleted ones only with `status=deleted`, for 24 hours."""
+    raise NotImplementedError
+
+
+@operation(
+    "PATCH",
+    "/v1/deployments/{deployment_id}",
+    scope="deployments:write",
+    refusals=(DeploymentError, InstanceTypeUnavailable),
+    headers=("If-Match", "X-API-Profile"),
+)
 def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> DeploymentUpdated:
     """Change replicas, tags or generation defaults (§4.4); fields not sent keep their values."""
     raise NotImplementedError
 
 
-@operation("DELETE", "/v1/deployments/{deployment_id}", scope="deployments:write")
+@operation(
+    "DELETE",
+    "/v1/deployments/{deployment_id}",
+    scope="deployments:write",
+    refusals=(DeploymentError,),
+    headers=("X-API-Profile",),
+)
 def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
     """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/deployments/{deployment_id}/logs", scope="logs:read")
+def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and three names of one token
+    deployment_id: DeploymentId,
+    start_time: datetime | None = None,
+    end_time: datetime | None = None,
+    limit: LogLimit = 100,
+    filter: LogFilter | None = None,  # noqa: A002 - the description's own name
+    order: Literal["asc", "desc"] = "desc",
+    next_token: LogToken | None = None,
+    after: LogToken | None = None,
+    cursor: LogToken | None = None,
+) -> DeploymentLogs:
+    """What happened to a deployment (§4.5). `next_token` (or `after`, `cursor`) continues what was asked for."""
     raise NotImplementedError

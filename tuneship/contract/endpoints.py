@@ -1,26 +1,31 @@
-"""Canary endpoints on the wire (§2.5, §4.6): one address, a split of its traffic over deployments.
+"""Endpoints on the wire (§2.5, §4.6): one address that routes to one deployment, or splits its traffic over several.
 
-Additive to the description: get, list by name, `version` with `If-Match`, and the `lease` that reverts the split by
-itself when nobody renews it. Plain endpoints follow with the rest of the API.
+Additive to the description: get, list by name, delete, update of a plain endpoint, `version` with `If-Match`, and the
+`lease` that reverts a canary's split by itself when nobody renews it.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import (
+    AnyEndpointId,
     CanaryEndpointId,
     CreateRequest,
+    Deleted,
     DeploymentId,
+    EndpointId,
     Limit,
     Name,
     Offset,
     Pagination,
     Reply,
+    Request,
     Timestamp,
     absent,
 )
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.contract.operation import operation
 
 
@@ -30,6 +35,46 @@ class EndpointStatus(StrEnum):
     ACTIVE = "active"
     INACTIVE = "inactive"
     DELETED = "deleted"
+
+
+class EndpointCreate(CreateRequest):
+    """A plain endpoint as a client asks for it."""
+
+    name: Name
+    deployment_id: DeploymentId
+
+
+class EndpointUpdate(Request):
+    """What changes; a new `deployment_id` is an atomic cut-over."""
+
+    name: Name | None = None
+    deployment_id: DeploymentId | None = None
+
+
+class Endpoint(Reply):
+    """A plain endpoint. `version` grows with every change of its target or state; it is the `ETag`."""
+
+    id: str
+    name: str
+    deployment_id: str
+    url: str
+    created_at: Timestamp
+    updated_at: Timestamp
+    status: str
+    version: Annotated[int | None, Field(exclude_if=absent)] = None
+
+
+class EndpointPage(Reply):
+    """One page of plain endpoints, newest first."""
+
+    endpoints: list[Endpoint]
+    pagination: Pagination
+
+
+class EndpointDeleted(Deleted):
+    """The same, for both kinds; the deployments stay as they are."""
+
+    status: Literal["deleted"] = "deleted"
 
 
 class Member(CreateRequest):
@@ -114,7 +159,60 @@ class CanaryEndpointPage(Reply):
     pagination: Pagination
 
 
-@operation("POST", "/v1/canary-endpoints", scope="endpoints:write", status=201)
+@operation(
+    "POST",
+    "/v1/endpoints",
+    scope="endpoints:write",
+    refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
+    status=201,
+)
+def create_endpoint(endpoint: EndpointCreate) -> Endpoint:
+    """Make an endpoint that routes to one deployment (§4.6)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/endpoints/{endpoint_id}", scope="endpoints:read")
+def get_endpoint(endpoint_id: AnyEndpointId) -> Endpoint | CanaryEndpoint:
+    """Fetch one endpoint; the id of a canary endpoint is found too (additive)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/endpoints", scope="endpoints:read")
+def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = None) -> EndpointPage:
+    """List plain endpoints, newest first (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "PATCH",
+    "/v1/endpoints/{endpoint_id}",
+    scope="endpoints:write",
+    refusals=(DeploymentError, (InvalidRequestError, 409)),
+    headers=("If-Match",),
+)
+def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint:
+    """Rename an endpoint or cut it over to another deployment at once (additive); obeys `If-Match`."""
+    raise NotImplementedError
+
+
+@operation(
+    "DELETE",
+    "/v1/endpoints/{endpoint_id}",
+    scope="endpoints:write",
+    headers=("If-Match",),
+)
+def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
+    """Remove an endpoint; its deployment stays (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints",
+    scope="endpoints:write",
+    refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
+    status=201,
+)
 def create_canary_endpoint(endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
     """Make an endpoint that splits its traffic (§4.6)."""
     raise NotImplementedError
@@ -134,7 +232,13 @@ def list_canary_endpoints(
     raise NotImplementedError
 
 
-@operation("PATCH", "/v1/canary-endpoints/{endpoint_id}", scope="endpoints:write")
+@operation(
+    "PATCH",
+    "/v1/canary-endpoints/{endpoint_id}",
+    scope="endpoints:write",
+    refusals=(DeploymentError,),
+    headers=("If-Match",),
+)
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
 ) -> CanaryEndpoint:
@@ -142,7 +246,23 @@ def update_canary_endpoint(
     raise NotImplementedError
 
 
-@operation("POST", "/v1/canary-endpoints/{endpoint_id}/lease", scope="endpoints:write")
+@operation(
+    "DELETE",
+    "/v1/canary-endpoints/{endpoint_id}",
+    scope="endpoints:write",
+    headers=("If-Match",),
+)
+def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
+    """Remove a canary endpoint with its lease; its deployments stay (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints/{endpoint_id}/lease",
+    scope="endpoints:write",
+    refusals=((InvalidRequestError, 409),),
+)
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
     """Renew or end the lease (additive); 409 when none is running."""
     raise NotImplementedError

@@ -184,9 +184,23 @@ class InternalError(ApiError):
 class BadResponse(Exception):
     """The server's answer is not of this contract (client only). Names the operation and what is wrong."""
 
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        """`retryable`: the answer was cut short or came from somebody between, so another try may bring a whole one."""
+        super().__init__(message)
+        self.retryable = retryable
+
 
 class ServiceUnreachable(Exception):
     """No answer came: refused, timed out, or the connection broke (client only)."""
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        """Not `retryable`: the address is wrong, or TLS does not come about; another try must fail too."""
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class DeadlineExceeded(ServiceUnreachable):
+    """The caller's own deadline passed first; whether the service did what was asked is not known (client only)."""
 
 
 BY_CODE: dict[str, type[ApiError]] = {

@@ -41,6 +41,11 @@ class ExampleProblem(Exception):
 
 def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
     """Parse one JSON line into messages. Raises `ExampleProblem`."""
+    return parse_example(decode_line(line), dataset_format)
+
+
+def decode_line(line: bytes) -> Mapping[str, Any]:
+    """The JSON object of a line. Raises `ExampleProblem`."""
     try:
         value = strict_json.parse(line)
     except strict_json.JsonRefused as refused:
@@ -48,7 +53,7 @@ def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
         raise ExampleProblem(code, None, refused.message) from None
     if not isinstance(value, dict):
         raise ExampleProblem("not_object", None, "must be a JSON object")
-    return parse_example(cast("dict[str, Any]", value), dataset_format)
+    return cast("dict[str, Any]", value)
 
 
 def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
@@ -56,6 +61,14 @@ def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> lis
     if dataset_format == "instruction":
         return _instruction(line)
     return _conversation(line)
+
+
+def other_names(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[str]:
+    """Names that a good line uses instead of the format's own, e.g. `prompt` for `instruction`."""
+    if dataset_format == "conversation":
+        return ["conversations"] if "conversations" in line else []
+    chosen = (next(name for name in names if name in line) for names in ALIASES.values())
+    return [name for name in chosen if name not in ALIASES]
 
 
 def instruction_messages(instruction: str, *, system: str = "", context: str = "") -> list[Message]:
@@ -79,7 +92,7 @@ def _instruction(line: Mapping[str, Any]) -> list[Message]:
 
 
 def _required(line: Mapping[str, Any], field: str) -> str:
-    name = next((alias for alias in ALIASES[field] if alias in line), None)
+    name = field if field in line else next((one for one in ALIASES[field] if one in line), None)
     if name is None:
         raise ExampleProblem("missing_field", field, "is required")
     return _text(line[name], name)
@@ -97,7 +110,7 @@ def _optional(line: Mapping[str, Any], field: str) -> str:
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise ExampleProblem("wrong_type", field, "must be a string")
-    if not value.strip():
+    if not value or value.isspace():
         raise ExampleProblem("empty_value", field, "must not be empty")
     return value
 
@@ -113,6 +126,8 @@ def _conversation(line: Mapping[str, Any]) -> list[Message]:
         raise ExampleProblem("missing_field", "messages", "is required")
     if not isinstance(turns, list) or not turns:
         raise ExampleProblem("wrong_type", field, "must be a non-empty list")
+    if not isinstance(line.get("tools"), list | None):
+        raise ExampleProblem("wrong_type", "tools", "must be a list")
     messages = [
         _message(turn, f"{field}[{index}]", role_key, text_key)
         for index, turn in enumerate(cast("list[object]", turns))

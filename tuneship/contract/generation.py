@@ -1,17 +1,53 @@
 """Text generation on the wire (§2.6, §4.7), for deployments and for endpoints."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply
+from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
+from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.operation import operation
+
+MOST_TURNS = 1000
+
+
+class Turn(CreateRequest):
+    """One turn of a conversation, as in a `conversation` dataset."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[str, Field(min_length=1)]
+
+
+def _answerable(turns: list[Turn]) -> list[Turn]:
+    """What a model can go on from, in the layout it was trained on."""
+    roles = [turn.role for turn in turns]
+    if "system" in roles[1:]:
+        raise ValueError("must hold a system turn only at the start")
+    if "user" not in roles:
+        raise ValueError("must hold a user turn")
+    if roles[-1] not in ("user", "tool"):
+        raise ValueError("must end with a user or tool turn")
+    return turns
+
+
+def _one_of_both(schema: dict[str, Any]) -> None:
+    schema["if"] = {"required": ["messages"]}  # said so, generators still see one class
+    schema["then"] = {"not": {"required": ["prompt"]}}
+    schema["else"] = {"required": ["prompt"]}
 
 
 class Generate(CreateRequest):
-    """What to generate. Absent settings come from the deployment's `model_config`."""
+    """What to generate: a `prompt`, or `messages` instead. Defaults come from the deployment's `model_config`."""
 
-    prompt: Annotated[str, Field(min_length=1)]
+    model_config = ConfigDict(json_schema_extra=_one_of_both)
+
+    prompt: Annotated[str | None, Field(min_length=1)] = None
+    messages: Annotated[
+        list[Turn] | None,
+        Field(min_length=1, max_length=MOST_TURNS, description="Additive."),
+        AfterValidator(lambda turns: turns and _answerable(turns)),
+    ] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -19,6 +55,31 @@ class Generate(CreateRequest):
         default_factory=list[str], description="Texts that end the completion; they are cut off."
     )
     seed: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    stream: Annotated[
+        bool,
+        Field(
+            description="Additive. Send the text as it is made: server-sent events `token` with a piece of text each, "
+            "at the end `done` with the whole reply, or `error` with the body of a refusal."
+        ),
+    ] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompt_or_messages(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        if fields.get("prompt") is None and fields.get("messages") is None:
+            raise PydanticCustomError("missing", "is required", {"param": "prompt"})
+        return fields
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.prompt is not None and self.messages is not None:
+            raise PydanticCustomError(
+                "conflict", "must not be sent beside a prompt", {"param": "messages"}
+            )
+        return self
 
 
 class Usage(Reply):
@@ -30,23 +91,54 @@ class Usage(Reply):
 
 
 class Generation(Reply):
-    """A completion; `deployment_id` says who served it."""
+    """A completion; `deployment_id` says who served it. `prompt` is as it was sent, absent for `messages`."""
 
     id: str
     deployment_id: str
-    prompt: str
+    prompt: Annotated[str | None, Field(exclude_if=absent)] = None
     completion: str
     finish_reason: str
     usage: Usage
 
 
-@operation("POST", "/v1/deployments/{deployment_id}/generate", scope="generate")
+class GeneratedText(Reply):
+    """The next piece of a completion that is streamed; all pieces together are the completion."""
+
+    text: str
+
+
+class BrokenOff(Reply):
+    """The last event of a stream that cannot be finished: its data has the shape of a refusal's body."""
+
+    error: dict[str, Any]
+
+
+@operation(
+    "POST",
+    "/v1/deployments/{deployment_id}/generate",
+    scope="generate",
+    refusals=(DeploymentError, (DeploymentError, 503)),
+)
 def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
-    """Generate with one deployment (§4.7)."""
+    """Generate with one deployment (§4.7).
+
+    With `stream` the text is sent as it is made: as server-sent events (`token` with a piece of the text, at the end
+    `done` with the whole reply), or as one JSON object a line for `Accept: application/x-ndjson`. What is refused or
+    fails before the first piece has its own status; what fails later is told by a last event `error`.
+    """
     raise NotImplementedError
 
 
-@operation("POST", "/v1/endpoints/{endpoint_id}/generate", scope="generate")
+@operation(
+    "POST",
+    "/v1/endpoints/{endpoint_id}/generate",
+    scope="generate",
+    refusals=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
+    headers=("X-Routing-Key",),
+)
 def generate_by_endpoint(endpoint_id: AnyEndpointId, request: Generate) -> Generation:
-    """Generate through an endpoint; a canary endpoint draws the deployment by its split (§4.6)."""
+    """Generate through an endpoint; a canary endpoint draws the deployment by its split (§4.6).
+
+    With `stream` as for a deployment.
+    """
     raise NotImplementedError

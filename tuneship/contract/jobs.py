@@ -1,4 +1,4 @@
-"""Fine-tuning jobs on the wire (§2.1, §3, §4.1): create, get, cancel, metrics, logs."""
+"""Fine-tuning jobs on the wire (§2.1, §3, §4.1): create, get, list, cancel, metrics, logs and their stream."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -10,14 +10,26 @@ from tuneship.contract.common import (
     DatasetId,
     Int64,
     JobId,
+    Limit,
+    LogCursor,
     LogLimit,
     ModelId,
     ModelName,
+    Offset,
+    Pagination,
     Reply,
     Tags,
     Timestamp,
     TimestampMs,
     absent,
+)
+from tuneship.contract.errors import (
+    DatasetError,
+    InstanceTypeUnavailable,
+    InvalidRequestError,
+    ModelNotFound,
+    QuotaExceeded,
+    ResourceNotFound,
 )
 from tuneship.contract.operation import operation
 
@@ -45,24 +57,44 @@ MOVES: dict[JobStatus, frozenset[JobStatus]] = {
     JobStatus.CANCELLED: frozenset(),
 }
 ENDED = frozenset(state for state, following in MOVES.items() if not following)
+ALIVE = frozenset(MOVES) - ENDED
+
+
+Auto = Literal["auto"]
+"""The service chooses by the data and the model; the record shows what it chose."""
 
 
 class Hyperparameters(CreateRequest):
     """How to train. The record always echoes the resolved values."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-4
-    batch_size: Annotated[int, Field(ge=1, le=1024, description="Examples in one step.")] = 8
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = 3
-    warmup_steps: Annotated[Int64, Field(ge=0)] = 0
-    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = Field(
+        default=2e-4, description="Highest step size, reached after the warm-up."
+    )
+    batch_size: Annotated[int, Field(ge=1, le=1024)] | Auto = Field(
+        default=8, description="Examples in one step."
+    )
+    epochs: Annotated[int, Field(ge=1, le=10_000)] | Auto = Field(
+        default=3, description="Passes over the training examples."
+    )
+    warmup_steps: Annotated[Int64, Field(ge=0)] | Auto = Field(
+        default=0, description="At most the steps of the job."
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=512, description="Size of the trained matrices.")] = 16
     lora_alpha: Annotated[
         int | None, Field(ge=1, le=2048, description="Default: twice the rank.")
     ] = None
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    lora_dropout: Annotated[
+        float, Field(ge=0, lt=1, description="Share of their inputs left out while training.")
+    ] = 0.05
     target_modules: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=128)]], Field(min_length=1)
-    ] = Field(default_factory=lambda: ["all-linear"])
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 42
+    ] = Field(
+        default=["all-linear"],
+        description="Layers that get such matrices; default: `all-linear`, every linear one.",
+    )
+    seed: Annotated[
+        int, Field(ge=0, le=2**31 - 1, description="Of first weights and order of examples.")
+    ] = 42
 
 
 class ComputeConfig(CreateRequest):
@@ -82,24 +114,42 @@ class JobSecuritySettings(CreateRequest):
     compliance_mode: Literal["none", "hipaa"] = "none"
 
 
+FineTuningMethod = Literal["lora"]
+NAMED_METHODS = frozenset({"full", "dpo"})
+"""Methods that clients of such services know and this release does not train."""
+
+
 class JobCreate(CreateRequest):
     """A job as a client asks for it."""
 
     base_model: ModelId
     dataset_id: DatasetId
     validation_dataset_id: DatasetId | None = None
-    fine_tuning_method: Literal["lora"] = "lora"
+    fine_tuning_method: FineTuningMethod = "lora"
     model_name: ModelName
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     validation_frequency: Annotated[
         StrictInt | StrictFloat,
         Field(
-            description="Fraction of an epoch (0, 1], or every N steps for an integer of 2 or more."
+            description="Fraction of an epoch (0, 1], or every N steps for an integer of 2 or more.",
+            json_schema_extra={
+                "anyOf": [
+                    {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                    {"type": "integer", "minimum": 2, "maximum": 2**63 - 1},
+                ]
+            },
         ),
     ] = 0.1
     compute_config: ComputeConfig = Field(default_factory=ComputeConfig)
     security_settings: JobSecuritySettings = Field(default_factory=JobSecuritySettings)
     tags: Tags = Field(default_factory=dict)
+
+    @field_validator("fine_tuning_method", mode="before")
+    @classmethod
+    def _trained_here(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in NAMED_METHODS:
+            raise ValueError("must be lora: this release trains LoRA adapters only")
+        return value
 
     @field_validator("validation_frequency")
     @classmethod
@@ -148,7 +198,38 @@ class Job(JobCreated):
     training_loss: float | None = None
     validation_loss: float | None = None
     security_settings: dict[str, Any] = Field(default_factory=dict)
+    queue_position: Annotated[
+        int | None, Field(description="While queued: 1 is the next to start. A forecast.")
+    ] = None
+    tokens_per_second: Annotated[
+        float | None, Field(description="Learnt lately, without padding; null until measured.")
+    ] = None
+    estimated_completion_at: Annotated[
+        Timestamp | None, Field(description="While running: by the measured time of its steps.")
+    ] = None
     error: Annotated[JobError | None, Field(exclude_if=absent)] = None
+
+
+class JobSummary(Reply):
+    """A job as an item of a list (§2.1); `completed_at` only on a completed one."""
+
+    id: str
+    base_model: str
+    model_name: str
+    fine_tuned_model: str | None = None
+    status: str
+    created_at: Timestamp
+    updated_at: Timestamp
+    completed_at: Annotated[Timestamp | None, Field(exclude_if=absent)] = None
+    fine_tuning_method: str
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class JobPage(Reply):
+    """One page of jobs, newest first."""
+
+    jobs: list[JobSummary]
+    pagination: Pagination
 
 
 class JobCancelled(Reply):
@@ -181,10 +262,15 @@ class JobLogEntry(Reply):
     message: str
 
 
-class LogCursor(Reply):
-    """`after` continues behind the last entry; nothing new echoes it; null only without any entry."""
+class JobStep(Reply):
+    """One step in the stream of a job: the data of an `event: metrics` frame."""
 
-    after: str | None
+    step: int
+    training_loss: float
+    validation_loss: float
+    learning_rate: float
+    epoch: float
+    """Epochs done, as a fraction."""
 
 
 class JobLogs(Reply):
@@ -194,33 +280,76 @@ class JobLogs(Reply):
     pagination: LogCursor
 
 
-@operation("POST", "/v1/fine-tuning/jobs", scope="jobs:write", status=201)
+@operation(
+    "POST",
+    "/v1/fine-tuning/jobs",
+    scope="jobs:write",
+    status=201,
+    refusals=(
+        ModelNotFound,
+        ResourceNotFound,
+        DatasetError,
+        (DatasetError, 409),
+        InstanceTypeUnavailable,
+        QuotaExceeded,
+    ),
+)
 def create_job(job: JobCreate) -> JobCreated:
     """Queue a fine-tuning job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read")
+@operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read", headers=("X-API-Profile",))
 def get_job(job_id: JobId) -> Job:
     """Fetch one job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/fine-tuning/jobs/{job_id}/cancel", scope="jobs:write")
+@operation("GET", "/v1/fine-tuning/jobs", scope="jobs:read")
+def list_jobs(
+    limit: Limit = 20,
+    offset: Offset = 0,
+    status: JobStatus | None = None,
+    base_model: ModelId | None = None,
+    tags: Tags | None = None,
+) -> JobPage:
+    """List jobs, newest first (§4.1)."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/fine-tuning/jobs/{job_id}/cancel",
+    scope="jobs:write",
+    refusals=((InvalidRequestError, 409),),
+)
 def cancel_job(job_id: JobId) -> JobCancelled:
     """Stop a queued or running job (§4.1); again on a job that is being cancelled is the same answer."""
     raise NotImplementedError
 
 
 @operation("GET", "/v1/fine-tuning/jobs/{job_id}/metrics", scope="metrics:read")
-def get_job_metrics(job_id: JobId) -> JobMetrics:
-    """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains."""
+def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
+    """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
+
+    `evaluated_only` keeps the steps at which the model was measured: a repeated value is no new evidence.
+    """
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}/logs", scope="logs:read")
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs/{job_id}/logs",
+    scope="logs:read",
+    headers=("Last-Event-ID",),
+)
 def get_job_logs(
     job_id: JobId, limit: LogLimit = 100, after: str | None = None, stream: bool = False
 ) -> JobLogs:
-    """The job's log, oldest first (§4.1)."""
+    """The job's log, oldest first (§4.1).
+
+    With `stream` it is sent as it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
+    JSON object a line for `Accept: application/x-ndjson`. A stream goes on behind `Last-Event-ID` or `after`; `limit`
+    does not bound it.
+    """
     raise NotImplementedError

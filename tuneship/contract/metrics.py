@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp
+from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp, absent
 from tuneship.contract.operation import operation
 
 Numbers = list[float | None] | None
@@ -68,10 +68,10 @@ class TokenUsageSeries(Series):
 class MetricSeries(Reply):
     """The series that were asked for."""
 
-    latency: LatencySeries | None = None
-    throughput: ThroughputSeries | None = None
-    error_rate: ErrorRateSeries | None = None
-    token_usage: TokenUsageSeries | None = None
+    latency: LatencySeries | None = Field(default=None, exclude_if=absent)
+    throughput: ThroughputSeries | None = Field(default=None, exclude_if=absent)
+    error_rate: ErrorRateSeries | None = Field(default=None, exclude_if=absent)
+    token_usage: TokenUsageSeries | None = Field(default=None, exclude_if=absent)
 
 
 class LatencySummary(Reply):
@@ -108,10 +108,10 @@ class TokenUsageSummary(Reply):
 class MetricSummary(Reply):
     """One summary for each series that was asked for."""
 
-    latency: LatencySummary | None = None
-    throughput: ThroughputSummary | None = None
-    error_rate: ErrorRateSummary | None = None
-    token_usage: TokenUsageSummary | None = None
+    latency: LatencySummary | None = Field(default=None, exclude_if=absent)
+    throughput: ThroughputSummary | None = Field(default=None, exclude_if=absent)
+    error_rate: ErrorRateSummary | None = Field(default=None, exclude_if=absent)
+    token_usage: TokenUsageSummary | None = Field(default=None, exclude_if=absent)
 
 
 class DeploymentMetrics(Reply):
@@ -129,7 +129,7 @@ Interval = Annotated[
     str,
     Field(
         pattern=r"^[1-9][0-9]{0,8}[smhd]$",
-        description="Bucket length: `<n>s`, `<n>m`, `<n>h`, `<n>d`.",
+        description="Bucket length: `<n>s`, `<n>m`, `<n>h`, `<n>d`, 1s to 1d; at most 50,000 buckets in an answer.",
     ),
 ]
 

@@ -1,8 +1,23 @@
-"""Models on the wire (§2.3, §4.3): base models of the catalogue and fine-tuned models in one list."""
+"""Models on the wire (§2.3, §4.3): base models of the catalogue and fine-tuned models in one list.
+
+A model id may hold `/` and `:`, so the routes of one model take the rest of the path, plain or percent-encoded.
+"""
+
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from tuneship.contract.common import Limit, ModelId, Offset, Pagination, Reply, Tags, Timestamp
+from tuneship.contract.common import (
+    Deleted,
+    Limit,
+    ModelId,
+    Offset,
+    Pagination,
+    Reply,
+    Tags,
+    Timestamp,
+)
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.operation import operation
 
 
@@ -30,7 +45,35 @@ class ModelPage(Reply):
     pagination: Pagination | None = None
 
 
-@operation("GET", "/v1/models", scope="models:read")
+class HyperparameterLimits(Reply):
+    """What one hyperparameter may be. A bound of null is none of its own; `auto` says that the word is taken too."""
+
+    type: str
+    min: float | int | None
+    max: float | int | None
+    exclusive_min: bool = False
+    exclusive_max: bool = False
+    default: Any
+    """What is used when the field and those that it depends on are not sent."""
+    auto: bool = False
+    description: str = ""
+
+
+class ModelLimits(Reply):
+    """What may be asked of a model. A fine-tuned model is not tuned again: no methods, no hyperparameters."""
+
+    id: str
+    fine_tuning_methods: list[str]
+    hyperparameters: dict[str, HyperparameterLimits]
+    target_modules: list[str]
+    """Names that `target_modules` may hold beside `all-linear`."""
+    context_length: int
+    max_output_tokens: Annotated[
+        int, Field(description="The largest value a deployment may allow.")
+    ]
+
+
+@operation("GET", "/v1/models", scope="models:read", headers=("X-API-Profile",))
 def list_models(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -39,4 +82,35 @@ def list_models(
     tags: Tags | None = None,
 ) -> ModelPage:
     """List models (§4.3); `base_model` keeps only models tuned from that base."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/models/{model_id:path}",
+    scope="models:read",
+    refusals=(ModelNotFound,),
+    headers=("X-API-Profile",),
+)
+def get_model(model_id: ModelId) -> Model:
+    """Fetch one model, a base model or a fine-tuned one."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET", "/v1/models/{model_id:path}/limits", scope="models:read", refusals=(ModelNotFound,)
+)
+def get_model_limits(model_id: ModelId) -> ModelLimits:
+    """Bounds and defaults of everything that may be asked of a model."""
+    raise NotImplementedError
+
+
+@operation(
+    "DELETE",
+    "/v1/models/{model_id:path}",
+    scope="models:write",
+    refusals=(ModelNotFound, DeploymentError, (InvalidRequestError, 409)),
+)
+def delete_model(model_id: ModelId) -> Deleted:
+    """Delete a fine-tuned model and its files; one that a deployment names is kept."""
     raise NotImplementedError

@@ -6,9 +6,10 @@
         raise NotImplementedError
 
 Its signature carries everything: names in the path template are path parameters, a pydantic model is the JSON body
-(or the form, beside a `file`), the rest is the query. `ParamSpec` hands the same signature to the client's call and
-to the service's handler, so a disagreement is a type error. The body `raise NotImplementedError` is the one form that
-mypy, pyright and ty all accept. Pure: no I/O here. Next: `tuneship/client.py` and `tuneship/service/http.py`.
+(or the form, beside a `file: BinaryIO`), the rest is the query. `ParamSpec` hands the same signature to the client's
+call and to the service's handler, so a disagreement is a type error. The body `raise NotImplementedError` is the one
+form that mypy, pyright and ty all accept. Pure: no I/O here. Next: `contract/openapi.py`, `tuneship/client/`,
+`tuneship/service/http/`.
 """
 
 import inspect
@@ -22,10 +23,18 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
+from tuneship.contract.errors import ApiError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
+RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
+"""Optional request headers that only some operations look at."""
+Refusal = type[ApiError] | tuple[type[ApiError], int]
+"""An error class with its first status, or with the status named."""
 
+CREATED = 201
+"""The status of a create, unless the service is set to answer 200."""
 DECLARED: list["Operation[..., Any]"] = []
 """Every operation, in the order of declaration; the guard tests compare it with what is served."""
 
@@ -50,15 +59,47 @@ class Operation(Generic[P, R]):
     path: str
     scope: str
     status: int
-    is_form: bool
-    is_creating: bool
-    """A create takes an `Idempotency-Key` and answers with `Location`."""
+    refusals: tuple[Refusal, ...]
+    """Refusals that only this operation's rules bring; those that method, path and body bring are not repeated."""
+    headers: tuple[RequestHeader, ...]
     declaration: Callable[P, R]
 
     @property
     def name(self) -> str:
         """The operation's name, e.g. `create_job`."""
         return self.declaration.__name__
+
+    @property
+    def resource(self) -> str:
+        """The file of the contract that declares it, e.g. `jobs`."""
+        return self.declaration.__module__.rpartition(".")[2]
+
+    @property
+    def is_creating(self) -> bool:
+        """A create answers with `Location`."""
+        return self.status == CREATED
+
+    @property
+    def is_form(self) -> bool:
+        """A file travels in a form."""
+        return self.file_parameter is not None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it makes, changes or deletes something; generating and validating a file do not."""
+        changes = self.method != "GET" and self.scope != "generate"
+        return changes and (self.is_creating or not self.is_form)
+
+    @property
+    def takes_idempotency_key(self) -> bool:
+        """Whether a repeated request is answered from memory: on changes, but a second DELETE needs none."""
+        return self.is_change and self.method != "DELETE"
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether the caller may ask for frames instead of one JSON answer."""
+        body = self.body_parameter
+        return "stream" in self.hints or (body is not None and "stream" in body[1].model_fields)
 
     @cached_property
     def hints(self) -> dict[str, Any]:
@@ -152,9 +193,13 @@ def operation(
     *,
     scope: str,
     status: int = 200,
-    is_form: bool = False,
+    refusals: tuple[Refusal, ...] = (),
+    headers: tuple[RequestHeader, ...] = (),
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
-    """Declare the decorated signature as an API operation (see the module's docstring)."""
+    """Declare the decorated signature as an API operation (see the module's docstring).
+
+    `refusals` names what its own rules refuse, e.g. `(ModelNotFound, QuotaExceeded, (DatasetError, 409))`.
+    """
 
     def declare(declaration: Callable[P, R]) -> Operation[P, R]:
         declared = Operation(
@@ -162,8 +207,8 @@ def operation(
             path=path,
             scope=scope,
             status=status,
-            is_form=is_form,
-            is_creating=status == 201,
+            refusals=refusals,
+            headers=headers,
             declaration=declaration,
         )
         DECLARED.append(declared)

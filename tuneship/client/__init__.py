@@ -1,0 +1,18 @@
+"""The typed client: `client.jobs.create(JobCreate(...))`, sync (`Client`) and async (`AsyncClient`) from one core.
+
+What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `conversation.py` is the core.
+"""
+
+from tuneship.client.clients import AsyncClient, Client, Options, base_url
+from tuneship.contract.errors import ApiError, BadResponse, DeadlineExceeded, ServiceUnreachable
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "BadResponse",
+    "Client",
+    "DeadlineExceeded",
+    "Options",
+    "ServiceUnreachable",
+    "base_url",
+]

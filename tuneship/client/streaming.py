@@ -1,0 +1,74 @@
+"""Reading a generation as it is written, without I/O: open it as any call, then give its pieces until its end.
+
+Opening is tried again like any call; a stream that has begun is not, since its text would come a second time. A
+generator like the core in `conversation.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from tuneship.client.conversation import Answer, Pause, backoff, judge
+from tuneship.client.events import EventReader, ServerEvent
+from tuneship.client.following import (
+    Following,
+    Found,
+    Open,
+    Read,
+    content_of,
+    read_event,
+    reader_of,
+)
+from tuneship.contract.errors import ServiceUnreachable, error_from_answer
+from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
+from tuneship.contract.operation import Call, Operation
+
+FRAMES: dict[str, type[BaseModel]] = {
+    "token": GeneratedText,
+    "done": Generation,
+    "error": BrokenOff,
+}
+FAILED_STATUS = 500
+"""Of what broke off: a status of its own can no longer be sent then."""
+
+
+def streaming(call: Call) -> Call:
+    """The same request, answered as a stream."""
+    return replace(call, body={**(call.body or {}), "stream": True})
+
+
+def stream_generation(
+    operation: Operation[..., Any], call: Call, tries: int, draw: Callable[[], float]
+) -> Following:
+    """Pieces of text, at the end the whole reply. Raises as any call, and `ApiError` for a stream that broke off."""
+    name = operation.name
+    for attempt in range(1, tries + 1):
+        answer = yield Open(call)
+        if not isinstance(answer, Answer):
+            raise TypeError("an answer was asked for")
+        failure, pause = judge(operation, answer)
+        if failure is None:
+            yield from _pieces(name, reader_of(name, answer.response))
+            return
+        if pause is None or attempt == tries:
+            raise failure
+        yield Pause(backoff(pause, attempt, draw))
+
+
+def _pieces(name: str, reader: EventReader) -> Following:
+    while (content := content_of((yield Read()))) is not None:
+        for event in reader.feed(content):
+            if event.kind in FRAMES:
+                yield Found(_entry(name, event))
+            if event.kind == "done":
+                return
+    raise ServiceUnreachable(f"{name}: the stream broke off")
+
+
+def _entry(name: str, event: ServerEvent) -> GeneratedText | Generation:
+    entry = read_event(name, FRAMES, event)
+    if isinstance(entry, BrokenOff):
+        raise error_from_answer(FAILED_STATUS, entry.model_dump())
+    return entry

@@ -1,0 +1,39 @@
+"""The audit log on the wire (additive): who did what to which resource of this tenant, with what outcome.
+
+Changes are always in it. With `security_settings.audit_logging` a job's or deployment's reads, generations and refusals
+are too, each committed before its answer is given. Entries hold ids, counts and the service's own words; no text.
+"""
+
+from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
+from tuneship.contract.operation import operation
+
+
+class AuditEntry(Reply):
+    """One answer of the service. `seq` numbers the rows of all tenants; `key_id` is the public part of the API key.
+
+    Token counts are those of a generation. One that streams has two entries: at its start, and with counts at its end.
+    """
+
+    seq: int
+    at: TimestampMs
+    key_id: str
+    action: str
+    resource_id: str | None
+    status: int
+    address: str
+    request_id: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class AuditPage(Reply):
+    """Entries, oldest first."""
+
+    entries: list[AuditEntry]
+    pagination: LogCursor
+
+
+@operation("GET", "/v1/audit", scope="audit:read")
+def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
+    """What was done in this tenant's name, oldest first (additive). Nothing is ever removed."""
+    raise NotImplementedError

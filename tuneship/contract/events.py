@@ -1,0 +1,114 @@
+"""Events on the wire (§6): what happened to a job, dataset, deployment or canary endpoint; pushed and pulled alike.
+
+The same object is the body of a webhook and an entry of `GET /v1/events`. `id` is the `webhook-id` of every try;
+`data.sequence` counts the events of one resource without gaps, and no order of arrival is promised.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
+from tuneship.contract.operation import operation
+
+
+class EventKind(StrEnum):
+    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease has taken back."""
+
+    JOB_QUEUED = "fine_tuning.job.queued"
+    JOB_STARTED = "fine_tuning.job.started"
+    JOB_EPOCH_COMPLETED = "fine_tuning.job.epoch_completed"
+    JOB_SUCCEEDED = "fine_tuning.job.succeeded"
+    JOB_FAILED = "fine_tuning.job.failed"
+    JOB_CANCELLED = "fine_tuning.job.cancelled"
+    DATASET_UPLOADED = "dataset.uploaded"
+    DATASET_PROCESSED = "dataset.processed"
+    DATASET_FAILED = "dataset.failed"
+    DEPLOYMENT_CREATED = "deployment.created"
+    DEPLOYMENT_UPDATED = "deployment.updated"
+    DEPLOYMENT_DELETED = "deployment.deleted"
+    DEPLOYMENT_STATUS_CHANGED = "deployment.status_changed"
+    DEPLOYMENT_HEALTH_CHANGED = "deployment.health_changed"
+    DEPLOYMENT_SCALING_CHANGED = "deployment.scaling_changed"
+    DEPLOYMENT_ERROR = "deployment.error"
+    CANARY_ENDPOINT_REVERTED = "canary_endpoint.reverted"
+
+    @property
+    def family(self) -> str:
+        """What it is about: `fine_tuning.job`, `dataset`, `deployment`, `canary_endpoint`; the payload's `object`."""
+        return self.rpartition(".")[0]
+
+
+KINDS = tuple(str(kind) for kind in EventKind)
+SUBSCRIPTIONS = ("*", *sorted({f"{kind.family}.*" for kind in EventKind}), *KINDS)
+"""What a webhook may ask for: everything, a family, or one kind."""
+
+
+def _known_kind(value: str) -> str:
+    if value not in KINDS:
+        raise ValueError("must be one of the event kinds")
+    return value
+
+
+def _known_subscription(value: str) -> str:
+    if value not in SUBSCRIPTIONS:
+        raise ValueError("must be *, a family like dataset.* or one of the event kinds")
+    return value
+
+
+Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"enum": [*KINDS]})]
+Subscription = Annotated[
+    str, AfterValidator(_known_subscription), Field(json_schema_extra={"enum": [*SUBSCRIPTIONS]})
+]
+
+
+def covers(subscriptions: list[str], kind: str) -> bool:
+    """Whether a webhook with these subscriptions gets events of this kind."""
+    return not {"*", kind, f"{EventKind(kind).family}.*"}.isdisjoint(subscriptions)
+
+
+class Event(Reply):
+    """One change. `timestamp` and `created_at` are the same moment, under the names that receivers look for.
+
+    `data` holds `object`, `id`, `status`, `sequence` and a summary of numbers and words of the service: no name, tag,
+    prompt or completion.
+    """
+
+    id: str
+    type: str
+    timestamp: TimestampMs
+    created_at: TimestampMs
+    data: dict[str, Any]
+
+
+class EventPage(Reply):
+    """Events, oldest first."""
+
+    events: list[Event]
+    pagination: LogCursor
+
+
+def event(row: dict[str, Any]) -> Event:
+    """The wire form of a stored event (`id`, `type`, `resource_id`, `sequence`, `created_at`, `data`)."""
+    moment: datetime = row["created_at"]
+    return Event(
+        id=row["id"],
+        type=row["type"],
+        timestamp=moment,
+        created_at=moment,
+        data={
+            "object": EventKind(row["type"]).family,
+            "id": row["resource_id"],
+            "status": None,
+            "sequence": row["sequence"],
+            **row["data"],
+        },
+    )
+
+
+@operation("GET", "/v1/events", scope="webhooks:read")
+def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
+    """What happened in the last 30 days, oldest first (additive): for those who cannot be called, or missed a call."""
+    raise NotImplementedError

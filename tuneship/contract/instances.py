@@ -1,0 +1,29 @@
+"""Where work can run, on the wire: the instance types of `instance_type`."""
+
+from tuneship.contract.common import Reply
+from tuneship.contract.operation import operation
+
+
+class InstanceType(Reply):
+    """A kind of machine; what is not `available` here is refused with `instance_type_unavailable`."""
+
+    name: str
+    compute_type: str
+    available: bool
+    cpus: int
+    """Cores that the service may use."""
+    memory_gb: float
+    """Main memory that the service may use, in GiB."""
+    gpus: int
+
+
+class InstanceTypes(Reply):
+    """All known types."""
+
+    instance_types: list[InstanceType]
+
+
+@operation("GET", "/v1/instance-types", scope="jobs:read")
+def list_instance_types() -> InstanceTypes:
+    """List the instance types and what this installation has of them."""
+    raise NotImplementedError

@@ -1,0 +1,356 @@
+"""The OpenAPI 3.1 document, made from the declared operations alone: `document()`.
+
+Nothing is guessed by a web framework: parameters, bodies and replies are the signatures in `contract/<resource>.py`,
+examples stand in `openapi_examples.py`, refusals follow from method, path and body plus what an operation names.
+`tuneship openapi` prints it, `/openapi.json` serves it, `docs/openapi.json` is the snapshot. How models become schemas:
+`openapi_schemas.py`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tuneship.contract import (
+    audit,
+    datasets,
+    deployments,
+    endpoints,
+    events,
+    generation,
+    instances,
+    jobs,
+    metrics,
+    models,
+    webhooks,
+)
+from tuneship.contract.errors import BY_CODE, ApiError
+from tuneship.contract.openapi_examples import EXAMPLES, Example, refusal_example
+from tuneship.contract.openapi_schemas import Schemas, without_references
+from tuneship.contract.openapi_story import PATH_VALUES
+from tuneship.contract.operation import CREATED, DECLARED, Operation, Refusal
+
+Json = dict[str, Any]
+
+TAGS = {
+    datasets: "Upload, validate, list, fetch, merge and delete training data.",
+    jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
+    models: "Base models and fine-tuned ones.",
+    deployments: "Models that answer requests.",
+    metrics: "Latency, throughput, errors and tokens of a deployment.",
+    endpoints: "Addresses in front of deployments; canary endpoints split their traffic.",
+    generation: "Text from a deployment or through an endpoint.",
+    webhooks: "Receivers of events, and what became of each event there.",
+    events: "What happened in the last 30 days.",
+    instances: "Where work can run.",
+    audit: "Who did what, sealed row by row.",
+}
+"""Every file of the contract that declares operations, in reading order."""
+
+DESCRIPTION = """\
+Tune language models, serve them, and shift traffic to them safely.
+
+Every request carries `Authorization: Bearer <API key>` and `X-Client-ID`; a key's scopes say what it may do. A refusal
+has one body shape (`Error`) everywhere, unknown routes and methods (405, with `Allow`) included. `X-Should-Retry` says
+whether the same request may succeed later, `Retry-After` after how many seconds. Within `v1` only optional fields,
+operations and event kinds are added: ignore what you do not know.
+"""
+
+ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_denied"} | {
+    414: "invalid_request_error",
+    429: "rate_limit_exceeded",
+    431: "invalid_request_error",
+    500: "internal_error",
+    503: "internal_error",
+}
+"""Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults."""
+WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
+
+HEADER_NOTES = {
+    "X-Request-ID": (
+        "string",
+        "Id of this request; it stands in error bodies and in every log line.",
+    ),
+    "X-RateLimit-Limit": ("integer", "Requests allowed in a window of 60 seconds."),
+    "X-RateLimit-Remaining": ("integer", "Requests left in the current window."),
+    "X-RateLimit-Reset": ("integer", "When the window resets, UTC epoch seconds."),
+    "X-Should-Retry": ("string", "`true` when the same request may succeed later, else `false`."),
+    "Retry-After": ("integer", "Seconds to wait before another try, 1 to 120."),
+    "WWW-Authenticate": ("string", "`Bearer`."),
+    "Location": ("string", "Path of what was created."),
+    "Idempotent-Replayed": ("string", "`true` on the stored answer to a repeated request."),
+    "ETag": ("string", "Version of the record, for `If-Match`."),
+    "X-Deployment-ID": ("string", "The deployment that answered."),
+    "X-API-Profile": ("string", "The profile of the answer."),
+}
+PHRASES = {
+    200: "OK",
+    201: "Created",
+    400: "Bad request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not found",
+    408: "Request timeout",
+    409: "Conflict",
+    412: "Precondition failed",
+    413: "Content too large",
+    414: "Address too long",
+    415: "Unsupported media type",
+    422: "Unprocessable content",
+    429: "Too many requests",
+    431: "Headers too large",
+    500: "Internal server error",
+    503: "Service unavailable",
+}
+"""Written out: the standard library's change with the version of Python."""
+ON_EVERY_ANSWER = (
+    "X-Request-ID",
+    "X-RateLimit-Limit",
+    "X-RateLimit-Remaining",
+    "X-RateLimit-Reset",
+)
+ALWAYS_SENT = {"X-Request-ID", "X-Should-Retry", "WWW-Authenticate", "Location"}
+
+REQUEST_HEADERS: dict[str, tuple[Json, str]] = {
+    "Idempotency-Key": (
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x20-\\x7e]+$"},
+        "The same key and body within 24 hours give the first answer again instead of a second change.",
+    ),
+    "If-Match": ({"type": "string"}, "Refuse with 412 unless this is still the record's `ETag`."),
+    "X-Routing-Key": (
+        {"type": "string", "minLength": 1, "maxLength": 256},
+        "Requests with the same key go to the same member of a canary endpoint.",
+    ),
+    "X-API-Profile": (
+        {"type": "string", "enum": ["full", "simplified", "auto"]},
+        "Which shape of the deployment record to answer; `auto` holds the names of both.",
+    ),
+    "Last-Event-ID": ({"type": "string"}, "Continue a stream behind this event, like `after`."),
+}
+
+
+def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) -> Json:
+    """The whole document; `url` is the service that it names as its server, whose creates answer `created_status`."""
+    operations = [one for one in DECLARED if one.resource in _tags()]
+    schemas = Schemas(operations)
+    responses: dict[str, Json] = {}
+    paths: dict[str, Json] = {}
+    for operation in sorted(
+        operations, key=lambda one: (list(_tags()).index(one.resource), one.path)
+    ):
+        status = created_status if operation.is_creating else operation.status
+        entry = _Entry(operation, schemas, status, has_etag=_has_etag(operation, operations))
+        path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tuneship", "version": "v1", "description": DESCRIPTION},
+        "servers": [{"url": url}],
+        "tags": [{"name": name, "description": text} for name, text in _tags().items()],
+        "security": [{"bearerAuth": [], "clientId": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "responses": dict(sorted(responses.items())),
+            "headers": {name: _header(name) for name in HEADER_NOTES},
+            "parameters": {name: _header_parameter(name) for name in REQUEST_HEADERS},
+            "securitySchemes": {
+                "bearerAuth": {"type": "http", "scheme": "bearer", "description": "The API key."},
+                "clientId": {"type": "apiKey", "in": "header", "name": "X-Client-ID"},
+            },
+        },
+    }
+
+
+def _tags() -> dict[str, str]:
+    return {module.__name__.rpartition(".")[2]: text for module, text in TAGS.items()}
+
+
+def _header(name: str) -> Json:
+    kind, text = HEADER_NOTES[name]
+    required = {"required": True} if name in ALWAYS_SENT else {}
+    return {"description": text, **required, "schema": {"type": kind}}
+
+
+def _header_parameter(name: str) -> Json:
+    schema, text = REQUEST_HEADERS[name]
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+
+
+def _has_etag(operation: Operation[..., Any], all_of_them: Iterable[Operation[..., Any]]) -> bool:
+    return operation.method != "DELETE" and any(
+        "If-Match" in one.headers and one.path == operation.path for one in all_of_them
+    )
+
+
+def possible_refusals(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:
+    """Every status that may refuse the operation, with the codes that may come under it."""
+    found = [*ON_ALL.items()]
+    if operation.path_parameters:
+        found.append((404, "resource_not_found"))
+    if operation.method in ("POST", "PATCH"):
+        found += WITH_BODY.items()
+    if operation.takes_idempotency_key:  # still in progress; used with another body
+        found += [(409, "invalid_request_error"), (422, "validation_error")]
+    if operation.body_parameter or operation.query_model.model_fields:
+        found.append((422, "validation_error"))
+    if "If-Match" in operation.headers:
+        found.append((412, "invalid_request_error"))
+    found += [_status_and_code(one) for one in operation.refusals]
+    return {
+        status: tuple(sorted({code for one, code in found if one == status}))
+        for status in sorted({status for status, _ in found})
+    }
+
+
+def _status_and_code(refusal: Refusal) -> tuple[int, str]:
+    kind, status = refusal if isinstance(refusal, tuple) else (refusal, refusal.statuses[0])
+    if status not in kind.statuses:
+        raise ValueError(f"{kind.code} cannot have the status {status}")
+    return status, kind.code
+
+
+class _Entry:
+    """One operation's entry under its path."""
+
+    def __init__(
+        self, operation: Operation[..., Any], schemas: Schemas, status: int, *, has_etag: bool
+    ) -> None:
+        self._operation = operation
+        self._schemas = schemas
+        self._status = status
+        self._has_etag = has_etag
+        self._example = EXAMPLES.get(operation.name, Example())
+
+    def as_json(self, shared_responses: dict[str, Json]) -> Json:
+        operation = self._operation
+        summary, description = _words(operation)
+        entry: Json = {
+            "operationId": operation.name,
+            "tags": [operation.resource],
+            "summary": summary,
+            "description": f"{description}\n\nScope: `{operation.scope}`.",
+            "security": [{"bearerAuth": [operation.scope], "clientId": []}],
+            "parameters": [*self._path(), *self._query(), *self._headers()],
+        }
+        if operation.body_parameter is not None:
+            entry["requestBody"] = self._body(operation.body_parameter[0])
+        entry["responses"] = {str(self._status): self._reply()} | {
+            str(status): _refusal(status, codes, shared_responses)
+            for status, codes in possible_refusals(operation).items()
+        }
+        return entry
+
+    def _path(self) -> Iterable[Json]:
+        for name in self._operation.path_parameters:
+            schema = self._schemas.path_of(self._operation, name)
+            yield {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": schema,
+                "example": PATH_VALUES[name],
+            }
+
+    def _query(self) -> Iterable[Json]:
+        for name, told in self._schemas.query_of(self._operation).items():
+            schema = {key: value for key, value in told.items() if key != "description"}
+            text = {"description": told["description"]} if "description" in told else {}
+            is_object = schema.get("type") == "object"  # tags[key]=value
+            style = {"style": "deepObject", "explode": True} if is_object else {}
+            yield {
+                "name": name,
+                "in": "query",
+                "required": False,
+                **text,
+                **style,
+                "schema": schema,
+            }
+
+    def _headers(self) -> Iterable[Json]:
+        operation = self._operation
+        names = ["Idempotency-Key"] if operation.takes_idempotency_key else []
+        names += operation.headers
+        return ({"$ref": f"#/components/parameters/{name}"} for name in names)
+
+    def _body(self, parameter: str) -> Json:
+        operation = self._operation
+        schema, required = self._schemas.body_of(operation)
+        content: Json = {"schema": schema}
+        if self._example.requests:
+            content["examples"] = {
+                name: {"value": value} for name, value in self._example.requests.items()
+            }
+        if operation.is_form:
+            content["encoding"] = {"file": {"contentType": "application/jsonl"}}
+            if "tags" in operation.hints[parameter].model_fields:
+                content["encoding"]["tags"] = {"contentType": "application/json"}
+        media = "multipart/form-data" if operation.is_form else "application/json"
+        return {"required": required or operation.method == "PATCH", "content": {media: content}}
+
+    def _reply(self) -> Json:
+        operation = self._operation
+        content: Json = {"schema": self._schemas.reply_of(operation)}
+        if self._example.reply is not None:
+            content["example"] = self._example.reply
+        media: Json = {"application/json": content}
+        if operation.may_stream:
+            for name, schema in self._schemas.frames_of(operation).items():
+                media[name] = {"schema": schema, "example": self._example.streams.get(name)}
+        return {
+            "description": PHRASES[self._status],
+            "headers": _header_references([*ON_EVERY_ANSWER, *self._reply_headers()]),
+            "content": media,
+        }
+
+    def _reply_headers(self) -> Iterable[str]:
+        operation = self._operation
+        sent = {
+            "Location": operation.is_creating,
+            "Idempotent-Replayed": operation.takes_idempotency_key,
+            "ETag": self._has_etag,
+            "X-Deployment-ID": operation.scope == "generate",
+            "X-API-Profile": "X-API-Profile" in operation.headers,
+        }
+        return (name for name, holds in sent.items() if holds)
+
+
+def _words(operation: Operation[..., Any]) -> tuple[str, str]:
+    """The docstring's first sentence, and all of it; references to the API description are for readers of the code."""
+    text = without_references(" ".join((operation.declaration.__doc__ or "").split()))
+    return re.split(r"[.;:] |\.$", text)[0], text
+
+
+def _header_references(names: Iterable[str]) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Json:
+    """A reference to the refusal's entry among the shared responses, made at its first use."""
+    phrase = PHRASES[status].title().replace(" ", "")
+    usual = (ON_ALL | WITH_BODY | {404: "resource_not_found", 422: "validation_error"}).get(status)
+    name = phrase if codes == (usual,) else f"{phrase}_{'_'.join(codes)}"
+    if name not in shared:
+        shared[name] = _refusal_response(status, codes)
+    return {"$ref": f"#/components/responses/{name}"}
+
+
+def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
+    headers = ["X-Request-ID", "X-Should-Retry"]
+    headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
+    headers += ["Retry-After"] if status in (408, 409, 429, 503) else ()
+    headers += ["WWW-Authenticate"] if status == 401 else ()
+    kinds: Mapping[str, type[ApiError]] = {code: BY_CODE[code] for code in codes}
+    notes = [f"`{code}`: {(kind.__doc__ or '').splitlines()[0]}" for code, kind in kinds.items()]
+    return {
+        "description": "\n\n".join([PHRASES[status], *notes]),
+        "headers": _header_references(headers),
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/Error"},
+                "examples": {
+                    code: {"value": refusal_example(kind, status)} for code, kind in kinds.items()
+                },
+            }
+        },
+        "x-error-codes": list(codes),
+    }

@@ -1,0 +1,244 @@
+"""How the contract's models become JSON Schema components: requests as they are read, replies as they are written.
+
+Pydantic makes the schemas; this file corrects them where the wire knows more: a reply always holds its fields, a create
+takes null as not sent, a key that is left out is never null, keys of an object have limits. Next: `openapi.py`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic_core import core_schema
+
+from tuneship.contract.common import CreateRequest
+from tuneship.contract.errors import BY_CODE
+from tuneship.contract.generation import (
+    BrokenOff,
+    GeneratedText,
+    Generation,
+    generate,
+    generate_by_endpoint,
+)
+from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
+from tuneship.contract.operation import Operation
+
+Json = dict[str, Any]
+TEMPLATE = "#/components/schemas/{model}"
+GENERATED = TypeAdapter[Any](GeneratedText | Generation | BrokenOff)
+FRAMES = {
+    get_job_logs.name: TypeAdapter[Any](JobLogEntry | JobStep),
+    generate.name: GENERATED,
+    generate_by_endpoint.name: GENERATED,
+}
+"""What the lines of a stream hold, by operation."""
+
+SHARED_SCHEMAS: Json = {
+    "Fields": {
+        "type": "object",
+        "description": "Fields by their names; more may come.",
+        "additionalProperties": True,
+    },
+    "StreamEvent": {
+        "type": "object",
+        "description": "One server-sent event; its `data` is a JSON object, at the end of a log `[DONE]`.",
+        "required": ["event", "data"],
+        "properties": {
+            "event": {
+                "type": "string",
+                "description": "`log`, `metrics` or `token`, at the end `done` or `error`.",
+            },
+            "data": {"type": "string"},
+            "id": {"type": "string", "description": "For `Last-Event-ID` or `after`."},
+        },
+    },
+    "Texts": {"type": "object", "additionalProperties": {"type": "string"}},
+    "Error": {
+        "type": "object",
+        "description": "The one body of every refusal.",
+        "required": ["error"],
+        "properties": {"error": {"$ref": TEMPLATE.format(model="ErrorBody")}},
+    },
+    "ErrorBody": {
+        "type": "object",
+        "required": ["code", "message", "type", "param", "request_id", "details"],
+        "properties": {
+            "code": {"$ref": TEMPLATE.format(model="ErrorCode")},
+            "message": {
+                "type": "string",
+                "description": "Names fields, limits and counts; never what was sent.",
+            },
+            "type": {"$ref": TEMPLATE.format(model="ErrorCode")},
+            "param": {
+                "type": ["string", "null"],
+                "description": "Dotted path of the first refused field.",
+            },
+            "request_id": {"type": "string", "description": "The answer's `X-Request-ID`."},
+            "details": {"type": "array", "items": {"$ref": TEMPLATE.format(model="ErrorDetail")}},
+        },
+    },
+    "ErrorCode": {"type": "string", "enum": list(BY_CODE)},
+    "ErrorDetail": {
+        "type": "object",
+        "description": "One refused place: a field of the request, or a line of a file.",
+        "required": ["field", "code", "message"],
+        "properties": {
+            "field": {"type": ["string", "null"]},
+            "code": {"type": "string"},
+            "message": {"type": "string"},
+            "line": {"type": "integer", "description": "Line of the file, from 1."},
+        },
+    },
+}
+
+
+class _Wire(GenerateJsonSchema):
+    """Pydantic's generator, corrected to what is on the wire."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic's signature
+        return False  # a title that repeats the name says nothing
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        if (
+            self.mode == "serialization"
+        ):  # a reply holds its fields, unless it leaves them out without a value
+            return "serialization_exclude_if" not in field
+        return super().field_is_required(field, total)
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> Json:
+        made = super().model_schema(schema)
+        properties: dict[str, Json] = made.get("properties", {})
+        required = made.get("required", ())
+        is_create = issubclass(schema["cls"], CreateRequest)
+        for name, one in properties.items():
+            is_left_out = self.mode == "serialization" and name not in required
+            if is_left_out or (is_create and name not in required):
+                properties[name] = not_null(one)
+            if one.get("default", ...) is None or self.mode == "serialization":
+                properties[name].pop("default", None)
+            properties[name].pop("title", None)
+        made.pop("title", None)
+        return made
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> Json:
+        made = super().dict_schema(schema)
+        patterned: dict[str, Json] | None = made.pop("patternProperties", None)
+        if patterned is not None:  # said of the names: what matches no pattern is refused, not free
+            pattern, value = next(iter(patterned.items()))
+            made["propertyNames"] = {**made.get("propertyNames", {}), "pattern": pattern}
+            made["additionalProperties"] = value
+        return made
+
+
+def not_null(schema: Json) -> Json:
+    """The schema without its null branch."""
+    branches: list[Json] | None = schema.get("anyOf")
+    if branches is None or {"type": "null"} not in branches:
+        return schema
+    kept = [one for one in branches if one != {"type": "null"}]
+    rest = {key: value for key, value in schema.items() if key != "anyOf"}
+    return {**kept[0], **rest} if len(kept) == 1 else {"anyOf": kept, **rest}
+
+
+def without_references(text: str) -> str:
+    """Text for readers of the document: without the sections of the API description."""
+    return re.sub(r"\s*\(§[^)]*\)", "", text)
+
+
+class Schemas:
+    """The components of some operations, and each operation's parts of them."""
+
+    def __init__(self, operations: Sequence[Operation[..., Any]]) -> None:
+        """Make all of them at once, so that a model used twice stands there once."""
+        wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
+        for operation in operations:
+            wanted.append((_key(operation, "reply"), "serialization", operation.reply_type))
+            for name in operation.path_parameters:
+                adapter = TypeAdapter[Any](operation.hints[name])
+                wanted.append((_key(operation, name), "validation", adapter))
+            query = TypeAdapter[Any](operation.query_model)
+            wanted.append((_key(operation, "query"), "validation", query))
+            if operation.may_stream:
+                wanted.append((_key(operation, "frame"), "serialization", FRAMES[operation.name]))
+            if operation.body_parameter is not None:
+                body = TypeAdapter[Any](operation.body_parameter[1])
+                wanted.append((_key(operation, "body"), "validation", body))
+        made, shared = TypeAdapter.json_schemas(
+            wanted, ref_template=TEMPLATE, schema_generator=_Wire
+        )
+        self._parts: dict[str, Json] = {key: _plain(part) for (key, _), part in made.items()}
+        self.components: dict[str, Json] = _plain(shared["$defs"])
+        for operation in operations:
+            query = self._parts[_key(operation, "query")]
+            if "$ref" in query:
+                self._parts[_key(operation, "query")] = self.components.pop(_name(query))
+            if operation.is_form:
+                _add_file(self.components[_name(self._parts[_key(operation, "body")])])
+        self.components = dict(sorted((self.components | SHARED_SCHEMAS).items()))
+
+    def path_of(self, operation: Operation[..., Any], parameter: str) -> Json:
+        """The schema of an id in the path."""
+        return self._parts[_key(operation, parameter)]
+
+    def query_of(self, operation: Operation[..., Any]) -> dict[str, Json]:
+        """Query parameters by name; not sending one is how it is left out, so none is null."""
+        parameters = self._parts[_key(operation, "query")].get("properties", {})
+        return {name: not_null(schema) for name, schema in parameters.items()}
+
+    def body_of(self, operation: Operation[..., Any]) -> tuple[Json, bool]:
+        """A reference to the body's schema, and whether a body must be sent."""
+        place = self._parts[_key(operation, "body")]
+        schema = self.components[_name(place)]
+        return place, bool(schema.get("required") or "if" in schema)
+
+    def frames_of(self, operation: Operation[..., Any]) -> dict[str, Json]:
+        """By media type, the schema of one event or of one line: OpenAPI 3.1 has no word for a sequence of them."""
+        return {
+            "text/event-stream": {"$ref": TEMPLATE.format(model="StreamEvent")},
+            "application/x-ndjson": self._parts[_key(operation, "frame")],
+        }
+
+    def reply_of(self, operation: Operation[..., Any]) -> Json:
+        """The reply's schema, usually a reference."""
+        return self._parts[_key(operation, "reply")]
+
+
+def _key(operation: Operation[..., Any], part: str) -> str:
+    return f"{operation.name} {part}"
+
+
+def _name(reference: Json) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
+
+
+def _add_file(schema: Json) -> None:
+    schema["properties"]["file"] = {
+        "type": "string",
+        "format": "binary",
+        "description": "JSON Lines, UTF-8: one example a line.",
+    }
+    schema["required"] = [*schema.get("required", ()), "file"]
+
+
+def _plain(value: Any) -> Any:
+    """Texts for readers of the document, and one name for objects of any fields, at every depth.
+
+    Generators make a class of each object without a name, and call it by where it stands: names that may be taken.
+    """
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        name = next((name for name in ("Fields", "Texts") if members == _unnamed(name)), None)
+        if name is not None:
+            return {"$ref": TEMPLATE.format(model=name)}
+        return {
+            key: without_references(one)
+            if key == "description" and isinstance(one, str)
+            else _plain(one)
+            for key, one in members.items()
+        }
+    return [_plain(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _unnamed(name: str) -> Json:
+    return {key: one for key, one in SHARED_SCHEMAS[name].items() if key != "description"}

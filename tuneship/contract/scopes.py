@@ -1,0 +1,46 @@
+"""What a key may be allowed to do: every scope by name, and the presets for the usual roles. Pure.
+
+`<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
+canary endpoints. Next: `tuneship/service/access.py`, `tuneship/keys_cli.py`.
+"""
+
+RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
+SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read")
+SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
+
+_LOOKING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
+
+
+def _changing(*resources: str) -> frozenset[str]:
+    return frozenset(f"{one}:write" for one in resources)
+
+
+PRESETS = {
+    "viewer": _LOOKING,
+    "trainer": _LOOKING | _changing("datasets", "jobs"),
+    "operator": _LOOKING
+    | _changing("models", "deployments", "endpoints", "webhooks")
+    | {"generate"},
+    "inference": frozenset({"generate"}),
+    "auditor": frozenset({"audit:read"}),
+    "admin": SCOPES,
+}
+"""Each is the least that its role needs: an operator ships models and does not train them."""
+
+
+class UnknownScope(ValueError):
+    """A name that is neither a scope nor a preset; `name` is it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name!r} is neither a scope nor a preset")
+        self.name = name
+
+
+def scopes_of(names: str) -> frozenset[str]:
+    """The scopes behind a comma-separated list of scopes and presets. Raises `UnknownScope`."""
+    found: set[str] = set()
+    for name in (one.strip() for one in names.split(",")):
+        if name not in SCOPES and name not in PRESETS:
+            raise UnknownScope(name)
+        found |= PRESETS.get(name, {name})
+    return frozenset(found)

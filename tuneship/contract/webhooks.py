@@ -1,0 +1,234 @@
+"""Webhooks on the wire (additive to §6): where events are sent, the secret that signs them, and what became of each.
+
+Deliveries follow Standard Webhooks 1.0. `docs/webhooks.md` says how to receive and verify them.
+"""
+
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from tuneship.contract.common import (
+    CreateRequest,
+    Deleted,
+    EventId,
+    Limit,
+    Offset,
+    Pagination,
+    Reply,
+    Request,
+    Timestamp,
+    TimestampMs,
+    WebhookId,
+    absent,
+)
+from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
+from tuneship.contract.events import Kind, Subscription
+from tuneship.contract.operation import operation
+
+Url = Annotated[
+    str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")
+]
+Subscriptions = Annotated[list[Subscription], Field(min_length=1, max_length=32)]
+Description = Annotated[str, Field(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _utc(value: object) -> object:
+    """A moment in a body: its text, with a zone. Anything else stays for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if RFC_3339.fullmatch(value):
+            return datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("must be an RFC 3339 time with a zone")
+
+
+Moment = Annotated[datetime, BeforeValidator(_utc)]
+
+
+class DeliveryStatus(StrEnum):
+    """`pending`: tries are left. `dead`: none are left; it can be sent again by retry or replay."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    DEAD = "dead"
+
+
+class WebhookCreate(CreateRequest):
+    """A receiver as a client registers it."""
+
+    url: Url
+    events: Subscriptions
+    description: Description = ""
+    active: bool = True
+
+
+class WebhookUpdate(Request):
+    """A merge patch: what is not sent stays. `active: true` takes up a webhook again that was switched off."""
+
+    url: Url | None = None
+    events: Subscriptions | None = None
+    description: Description | None = None
+    active: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_null(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for name, one in cast("dict[str, Any]", value).items():
+                if one is None and name in cls.model_fields:
+                    raise PydanticCustomError("null", "cannot be null", {"param": name})
+        return cast("Any", value)
+
+
+class SecretRotation(CreateRequest):
+    """For `overlap_hours` both secrets sign, so that receivers can change over; 0 ends the old one at once."""
+
+    overlap_hours: Annotated[int, Field(ge=0, le=168)] = 24
+
+
+class WebhookTest(CreateRequest):
+    """The kind that the test event carries; its `data` says `test: true` and names the webhook itself."""
+
+    type: Kind = "fine_tuning.job.succeeded"
+
+
+class Replay(CreateRequest):
+    """Send again what happened in a time: what died, what was delivered, what never was addressed here, or all."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+    status: Literal["dead", "delivered", "missing", "all"] = "dead"
+
+
+class Webhook(Reply):
+    """A receiver. The service switches it off (`active: false`) after a 410 or five days of failures, and says why."""
+
+    id: str
+    url: str
+    events: list[str]
+    description: str
+    active: bool
+    disabled_reason: Annotated[str | None, Field(exclude_if=absent)] = None
+    created_at: Timestamp
+    updated_at: Timestamp
+
+
+class WebhookSecret(Webhook):
+    """A receiver with its signing secret, shown only here."""
+
+    secret: str
+
+
+class WebhookPage(Reply):
+    """One page of webhooks, newest first."""
+
+    webhooks: list[Webhook]
+    pagination: Pagination
+
+
+class Delivery(Reply):
+    """What became of one event at one receiver. `failure` is a word of the service, never text of the receiver."""
+
+    event_id: str
+    type: str
+    status: str
+    attempts: int
+    response_status: int | None = None
+    failure: str | None = None
+    next_attempt_at: TimestampMs | None = None
+    created_at: TimestampMs
+    updated_at: TimestampMs
+
+
+class DeliveryPage(Reply):
+    """One page of deliveries, newest first."""
+
+    deliveries: list[Delivery]
+    pagination: Pagination
+
+
+class Replayed(Reply):
+    """How many deliveries were put back into the queue."""
+
+    id: str
+    replayed: int
+
+
+INACTIVE = ((InvalidRequestError, 409),)
+
+
+@operation("POST", "/v1/webhooks", scope="webhooks:write", status=201, refusals=(QuotaExceeded,))
+def create_webhook(webhook: WebhookCreate) -> WebhookSecret:
+    """Register a receiver; the answer holds its secret, once (additive)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/webhooks", scope="webhooks:read")
+def list_webhooks(limit: Limit = 20, offset: Offset = 0) -> WebhookPage:
+    """List receivers, newest first (additive)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/webhooks/{webhook_id}", scope="webhooks:read")
+def get_webhook(webhook_id: WebhookId) -> Webhook:
+    """Fetch one receiver (additive)."""
+    raise NotImplementedError
+
+
+@operation("PATCH", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+def update_webhook(webhook_id: WebhookId, update: WebhookUpdate) -> Webhook:
+    """Change address, events or description, or switch it on and off (additive)."""
+    raise NotImplementedError
+
+
+@operation("DELETE", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+def delete_webhook(webhook_id: WebhookId) -> Deleted:
+    """Forget a receiver (additive)."""
+    raise NotImplementedError
+
+
+@operation("POST", "/v1/webhooks/{webhook_id}/rotate-secret", scope="webhooks:write")
+def rotate_webhook_secret(webhook_id: WebhookId, rotation: SecretRotation) -> WebhookSecret:
+    """Make a new secret; the old one signs too for a while (additive)."""
+    raise NotImplementedError
+
+
+@operation("POST", "/v1/webhooks/{webhook_id}/test", scope="webhooks:write", refusals=INACTIVE)
+def send_test_event(webhook_id: WebhookId, test: WebhookTest) -> Delivery:
+    """Send a test event to this receiver only (additive)."""
+    raise NotImplementedError
+
+
+@operation("GET", "/v1/webhooks/{webhook_id}/deliveries", scope="webhooks:read")
+def list_webhook_deliveries(
+    webhook_id: WebhookId,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    status: DeliveryStatus | None = None,
+) -> DeliveryPage:
+    """What became of the events for this receiver, newest first (additive)."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/deliveries/{event_id}/retry",
+    scope="webhooks:write",
+    refusals=INACTIVE,
+)
+def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery:
+    """Send one event again, with all its tries (additive)."""
+    raise NotImplementedError
+
+
+@operation("POST", "/v1/webhooks/{webhook_id}/replay", scope="webhooks:write", refusals=INACTIVE)
+def replay_webhook(webhook_id: WebhookId, replay: Replay) -> Replayed:
+    """Send again what happened between two moments (additive); by default what died in the last 30 days."""
+    raise NotImplementedError
