@@ -5,6 +5,7 @@ a client's file name is never used.
 """
 
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -16,6 +17,27 @@ from typing import Any, BinaryIO
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 BLOCK = 1 << 16
+
+
+class StagedFile(io.BufferedRandom):
+    """A file that nothing refers to yet. Written from start to end, and hashed meanwhile; then it may be read."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` empty."""
+        super().__init__(io.FileIO(path, "w+b"), BLOCK)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, block: Any, /) -> int:
+        """Append bytes."""
+        self._digest.update(block)
+        self.size += len(block)
+        return super().write(block)
+
+    @property
+    def sha256(self) -> str:
+        """Of everything written."""
+        return self._digest.hexdigest()
 
 
 class Blobs:
@@ -30,12 +52,12 @@ class Blobs:
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
-    def staged(self) -> Generator[BinaryIO]:
+    def staged(self) -> Generator[StagedFile]:
         """A file to write to; removed unless `keep` took it."""
         descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=".staged-")
         try:
             os.close(descriptor)
-            with Path(name).open("w+b") as file:
+            with StagedFile(Path(name)) as file:
                 yield file
         finally:
             Path(name).unlink(missing_ok=True)
@@ -44,17 +66,15 @@ class Blobs:
         """Flush a staged file to disk and move it to its key."""
         file.flush()
         os.fsync(file.fileno())
-        self._move(Path(file.name), key)
+        self._move(Path(str(file.name)), key)
 
     def put(self, path: Path, key: str) -> str:
         """Copy a finished local file to its key; answers its SHA-256."""
         with self.staged() as staged, path.open("rb") as source:
-            digest = hashlib.sha256()
             while block := source.read(BLOCK):
-                digest.update(block)
                 staged.write(block)
             self.keep(staged, key)
-        return digest.hexdigest()
+        return staged.sha256
 
     def _move(self, source: Path, key: str) -> None:
         target = f"{self._root}/{key}"

@@ -1,40 +1,69 @@
 """The database: SQLite by default, Postgres by URL; read and write transactions. Knows tables, not resources.
 
-SQLite runs with WAL and `synchronous=FULL` (what was answered survives power loss), and every write transaction is
-`BEGIN IMMEDIATE`: two writers wait for each other instead of failing half-way.
+Both keep the same promise: one writer at a time, so what a handler has checked still holds when it writes (quotas,
+names, versions, the numbers of events), and events become visible in the order of their positions. SQLite says it
+with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction. Readers wait for nobody.
+SQLite runs with WAL and `synchronous=FULL`: what was answered survives power loss.
 """
 
+import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import SecretStr
 from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
 from tuneship.store import tables
 
-HEAD = "0001"
+HEAD = "0003"
 """The newest migration. A database that already has it starts without loading Alembic."""
+SQLITE_FILE = "tuneship.sqlite"
+LOCK_PATIENCE_MS = 30_000
+"""How long a writer waits for the one before it; then the request is answered with 503."""
+CONNECT_SECONDS = 5
+WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
+"""Names of our advisory locks in a Postgres database."""
+CLAIM_PATIENCE_S = 5.0
+"""Postgres sees within this time that the connections of a killed service have ended."""
+
+
+class DatabaseInUse(Exception):
+    """Another service works on this database."""
+
+
+class UnknownDatabase(Exception):
+    """The URL names no database that the service can use."""
 
 
 class Database:
     """Connections to one database, brought to the newest migration."""
 
     def __init__(self, url: str) -> None:
-        """Open `url` (a SQLAlchemy URL) and migrate it."""
-        self.engine = sa.create_engine(
-            url,
-            pool_pre_ping=not url.startswith("sqlite"),
-            pool_size=8,
-            max_overflow=40,  # more than the service has threads
-            hide_parameters=True,  # an error must not carry values into the log
-        )
+        """Open `url` (a SQLAlchemy URL) and migrate it.
+
+        Raises `UnknownDatabase`, `sqlalchemy.exc.OperationalError` when it does not answer, and `DatabaseInUse` when it
+        would have to be migrated while a service of another version works on it.
+        """
+        self.engine = _engine(url)
+        self._claimed: sa.Connection | None = None
+        self._writer = threading.Lock()
         if self.is_sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
-        if self._revision() != HEAD:
-            _migrate(self.engine)
+        else:
+            event.listen(self.engine, "begin", _begin_postgres)
+        try:
+            if self._revision() != HEAD:
+                self._bring_up()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_sqlite(self) -> bool:
@@ -44,17 +73,65 @@ class Database:
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
         """A consistent view; nothing is written."""
-        with self.engine.connect() as connection:
+        options: dict[str, Any] = {}
+        if not self.is_sqlite:  # its default gives every statement a view of its own
+            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with self.engine.connect().execution_options(**options) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Generator[sa.Connection]:
         """All or nothing; committed when the block ends without an exception."""
         with (
+            self._turn(),
             self.engine.connect().execution_options(tuneship_write=True) as connection,
             connection.begin(),
         ):
             yield connection
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """SQLite's own waiting is a sleep that grows: of 32 writers some would come last again and again."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._writer.acquire(timeout=LOCK_PATIENCE_MS / 1000):
+            raise WaitedTooLong("other writers held the database too long")
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    def claim(self) -> None:
+        """Be the only service on this database until `close`. Raises `DatabaseInUse`.
+
+        For SQLite the lock on the data directory says it. A Postgres that was restarted has forgotten the claim: it
+        guards against a second service by mistake, at its start, and against a change under a running one.
+        """
+        if self.is_sqlite or self._claimed is not None:
+            return
+        connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
+        end = time.monotonic() + CLAIM_PATIENCE_S
+        while not connection.execute(query).scalar_one():
+            if time.monotonic() > end:
+                connection.close()
+                raise DatabaseInUse
+            time.sleep(0.1)
+        self._claimed = connection
+
+    def _bring_up(self) -> None:
+        """Only while no service works on it; one that came first may have done it meanwhile."""
+        try:
+            self.claim()
+        except DatabaseInUse:
+            if self._revision() == HEAD:
+                return
+            raise
+        try:
+            self._migrate()
+        finally:
+            self._release()
 
     def _revision(self) -> str | None:
         with self.engine.connect() as connection:
@@ -62,14 +139,67 @@ class Database:
                 return None
             return connection.execute(sa.text("select version_num from alembic_version")).scalar()
 
+    def _migrate(self) -> None:
+        """In one transaction: killed half-way it has changed nothing, and a second process waits for the first."""
+        from alembic import command  # noqa: PLC0415 - only a new or old database needs it
+        from alembic.config import Config  # noqa: PLC0415
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self.write() as connection:
+            config.attributes["connection"] = connection
+            config.attributes["metadata"] = tables.METADATA
+            command.upgrade(config, "head")
+
+    def _release(self) -> None:
+        """A connection that goes back to the pool would keep the claim."""
+        if self._claimed is not None:
+            self._claimed.invalidate()
+            self._claimed.close()
+            self._claimed = None
+
     def close(self) -> None:
         """Close every connection."""
+        self._release()
         self.engine.dispose()
+
+
+def url_of(chosen: SecretStr | None, data_dir: Path) -> str:
+    """The URL that the settings name; by default an SQLite file in the data directory."""
+    return chosen.get_secret_value() if chosen else sqlite_url(data_dir / SQLITE_FILE)
 
 
 def sqlite_url(file: Path) -> str:
     """The URL of an SQLite file."""
     return f"sqlite:///{file}"
+
+
+def _engine(url: str) -> sa.Engine:
+    try:
+        name = sa.make_url(url).get_backend_name()
+        if name not in ("sqlite", "postgresql"):
+            raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
+        return sa.create_engine(
+            url,
+            pool_pre_ping=name != "sqlite",  # a restarted server is noticed before a request is
+            pool_size=8,
+            max_overflow=40,  # more than the service has threads
+            hide_parameters=True,  # an error must not carry values into the log
+            connect_args={} if name == "sqlite" else _postgres_options(),
+        )
+    except ArgumentError:  # its message holds the URL, and that the password
+        raise UnknownDatabase("the database URL is not one that SQLAlchemy reads") from None
+    except ModuleNotFoundError as error:
+        raise UnknownDatabase(
+            f"this database needs `pip install 'tuneship[postgres]'` (missing: {error.name})"
+        ) from None
+
+
+def _postgres_options() -> dict[str, Any]:
+    return {
+        "connect_timeout": CONNECT_SECONDS,
+        "options": f"-c lock_timeout={LOCK_PATIENCE_MS} -c timezone=UTC",
+    }
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -78,7 +208,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
-        "busy_timeout=30000",
+        f"busy_timeout={LOCK_PATIENCE_MS}",
         "foreign_keys=ON",
     ):
         cursor.execute(f"PRAGMA {pragma}")
@@ -90,13 +220,6 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _migrate(engine: sa.Engine) -> None:
-    from alembic import command  # noqa: PLC0415 - only a new or old database needs it
-    from alembic.config import Config  # noqa: PLC0415
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    with engine.connect().execution_options(tuneship_write=True) as connection:
-        config.attributes["connection"] = connection
-        config.attributes["metadata"] = tables.METADATA
-        command.upgrade(config, "head")
+def _begin_postgres(connection: sa.Connection) -> None:
+    if connection.get_execution_options().get("tuneship_write", False):
+        connection.exec_driver_sql(f"select pg_advisory_xact_lock({WRITER_LOCK})")

@@ -19,8 +19,9 @@ def swap(
     members: Sequence[dict[str, Any]],
     lease: dict[str, Any] | None,
     now: datetime,
+    **more: Any,
 ) -> None:
-    """Set the whole split and the lease (`seconds`, `fallback`; None ends it)."""
+    """Set the whole split and the lease (`seconds`, `fallback`; None ends it), and `more` columns with them."""
     rows.change(
         connection,
         endpoints,
@@ -32,7 +33,13 @@ def swap(
         lease_seconds=lease["seconds"] if lease else None,
         lease_until=now + timedelta(seconds=lease["seconds"]) if lease else None,
         lease_fallback=lease["fallback"] if lease else None,
+        **more,
     )
+
+
+def rename(connection: sa.Connection, row: Row, name: str, now: datetime) -> None:
+    """Where it routes to and whether it is active stay as they are."""
+    rows.change(connection, endpoints, row["id"], now, name=name, version=row["version"] + 1)
 
 
 def revert_lapsed(connection: sa.Connection, now: datetime) -> list[str]:
@@ -93,14 +100,14 @@ def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> l
     ]
 
 
-def deactivate(connection: sa.Connection, row: Row, now: datetime) -> None:
-    """A forced delete took a member away: the endpoint answers 409 until its next valid update."""
+def retire(connection: sa.Connection, row: Row, status: EndpointStatus, now: datetime) -> None:
+    """It routes no more: `deleted`, or `inactive` (a forced delete took a member away) until its next valid update."""
     rows.change(
         connection,
         endpoints,
         row["id"],
         now,
-        status=EndpointStatus.INACTIVE,
+        status=status,
         version=row["version"] + 1,
         lease_seconds=None,
         lease_until=None,

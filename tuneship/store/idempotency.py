@@ -14,7 +14,7 @@ KEPT = timedelta(hours=24)
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """What the first request was answered."""
+    """What the first request was answered; the body is sealed, since it may show a secret that is shown once."""
 
     status: int
     location: str | None
@@ -28,6 +28,11 @@ class Key:
     client_id: str
     key: str
     fingerprint: str
+
+    @property
+    def about(self) -> str:
+        """What the stored answer is sealed for."""
+        return f"{self.client_id}\n{self.key}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | 
     Raises `ValidationRefused` when it was used for another request, `InvalidRequestError` (409, worth a retry) while
     the first request is still being worked on.
     """
-    connection.execute(sa.delete(idempotency).where(idempotency.c.created_at < now - KEPT))
-    found = connection.execute(sa.select(idempotency).where(_row(key))).mappings().first()
+    kept = _row(key) & (idempotency.c.created_at >= now - KEPT)
+    found = connection.execute(sa.select(idempotency).where(kept)).mappings().first()
     if found is not None and found["fingerprint"] != key.fingerprint:
         raise ValidationRefused("Idempotency-Key was used for another request")
     if found is not None and found["body"] is not None:
@@ -102,6 +107,11 @@ def finish(connection: sa.Connection, hold: Hold, answer: StoredAnswer) -> None:
 def abandon(connection: sa.Connection, hold: Hold) -> None:
     """Give the key back after a refusal: refusals are not stored."""
     connection.execute(sa.delete(idempotency).where(_held(hold)))
+
+
+def forget(connection: sa.Connection, now: datetime) -> None:
+    """Drop what is kept no longer; not at every request, for it looks at every row."""
+    connection.execute(sa.delete(idempotency).where(idempotency.c.created_at < now - KEPT))
 
 
 def release_all(connection: sa.Connection) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.store.rows import Row
-from tuneship.store.tables import job_logs, job_metrics
+from tuneship.store.tables import job_logs, job_metrics, jobs
 
 
 def add_log(
     connection: sa.Connection, job_id: str, now: datetime, level: str, message: str
 ) -> None:
-    """Append to the job's log; never text of a dataset."""
+    """Append to the job's log; never text of a dataset. One writer at a time: ids rise in the order of commits."""
     connection.execute(
         sa.insert(job_logs).values(job_id=job_id, timestamp=now, level=level, message=message)
     )
@@ -30,8 +30,21 @@ def logs_of(connection: sa.Connection, job_id: str, *, after: int, limit: int) -
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
+def is_first_told(connection: sa.Connection, job_id: str, epoch: int) -> bool:
+    """Note that the end of an epoch is told; answers whether it was not before."""
+    result = connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.epochs_told < epoch)
+        .values(epochs_told=epoch)
+    )
+    return result.rowcount == 1
+
+
 def put_metrics(connection: sa.Connection, job_id: str, steps: Sequence[dict[str, Any]]) -> None:
-    """Store steps by (job, step): what a resumed worker reports again overwrites, never doubles."""
+    """Store steps by (job, step): what a resumed worker reports again overwrites, never doubles.
+
+    Each also keeps the id of the newest log entry, which is its place in the job's stream.
+    """
     if not steps:
         return
     numbers = [step["step"] for step in steps]
@@ -40,10 +53,37 @@ def put_metrics(connection: sa.Connection, job_id: str, steps: Sequence[dict[str
             job_metrics.c.job_id == job_id, job_metrics.c.step.in_(numbers)
         )
     )
-    connection.execute(sa.insert(job_metrics), [{"job_id": job_id, **step} for step in steps])
+    newest = sa.select(sa.func.coalesce(sa.func.max(job_logs.c.id), 0))
+    place = {
+        "job_id": job_id,
+        "log_id": connection.execute(newest.where(job_logs.c.job_id == job_id)).scalar_one(),
+    }
+    connection.execute(sa.insert(job_metrics), [{**step, **place} for step in steps])
 
 
-def metrics_of(connection: sa.Connection, job_id: str) -> Sequence[Row]:
-    """All steps in rising order."""
+def last_step_of(connection: sa.Connection, job_id: str) -> int:
+    """The furthest step that any attempt has told of; 0 before the first."""
+    query = sa.select(sa.func.coalesce(sa.func.max(job_metrics.c.step), 0))
+    return connection.execute(query.where(job_metrics.c.job_id == job_id)).scalar_one()
+
+
+def metrics_of(connection: sa.Connection, job_id: str, *, evaluated_only: bool) -> Sequence[Row]:
+    """Steps in rising order: all, or those at which the model was measured."""
     query = sa.select(job_metrics).where(job_metrics.c.job_id == job_id)
+    if evaluated_only:
+        query = query.where(job_metrics.c.evaluated)
     return [dict(row) for row in connection.execute(query.order_by(job_metrics.c.step)).mappings()]
+
+
+def steps_behind(
+    connection: sa.Connection, job_id: str, *, step: int | None, log_id: int, limit: int
+) -> Sequence[Row]:
+    """Steps above `step`, or without one those stored when `log_id` or a later entry was the newest."""
+    passed = job_metrics.c.log_id >= log_id if step is None else job_metrics.c.step > step
+    query = (
+        sa.select(job_metrics)
+        .where(job_metrics.c.job_id == job_id, passed)
+        .order_by(job_metrics.c.step)
+        .limit(limit)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
+from tuneship.store import job_queue
 from tuneship.store.rows import Row
 from tuneship.store.tables import jobs
 
@@ -30,18 +31,11 @@ class Claim:
 
 
 def claim(connection: sa.Connection, owner: str, now: datetime) -> Row | None:
-    """Take the oldest queued job, or a running one whose lease has lapsed; None when there is none."""
-    lapsed = (jobs.c.status == JobStatus.RUNNING) & (jobs.c.lease_until < now)
-    query = (
-        sa.select(jobs)
-        .where((jobs.c.status == JobStatus.QUEUED) | lapsed)
-        .order_by(jobs.c.created_at, jobs.c.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    found = connection.execute(query).mappings().first()
-    if found is None:
+    """Take the job that is next in line (`job_queue.py`); None when none waits."""
+    line = job_queue.in_line(connection, now)
+    if not line:
         return None
+    found = connection.execute(sa.select(jobs).where(jobs.c.id == line[0])).mappings().one()
     taken = {
         "owner": owner,
         "attempt": found["attempt"] + 1,

@@ -1,4 +1,4 @@
-"""What every resource's queries share: insert, fetch by tenant, page, change. Knows no resource."""
+"""What every resource's queries share: insert, fetch by tenant, page, change. What is counted: `listings.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+
+from tuneship.store import listings
+from tuneship.store.listings import Listing
 
 Row = Mapping[str, Any]
 
@@ -39,6 +42,7 @@ def insert(connection: sa.Connection, table: sa.Table, values: Row) -> Row:
     found = fetch(connection, table, values["id"], client_id=values.get("client_id"))
     if found is None:
         raise RuntimeError(f"a row of {table.name} vanished inside its own transaction")
+    listings.moved(connection, table, None, found)
     return found
 
 
@@ -57,9 +61,37 @@ def change(
     connection: sa.Connection, table: sa.Table, identifier: str, now: datetime, **values: Any
 ) -> None:
     """Change columns of one row and its `updated_at`."""
+    if listings.may_move(table, values):
+        before = fetch(connection, table, identifier, client_id=None)
+        if before is not None:
+            listings.moved(connection, table, before, {**before, **values})
     connection.execute(
         sa.update(table).where(table.c.id == identifier).values(updated_at=now, **values)
     )
+
+
+def remove(connection: sa.Connection, table: sa.Table, identifier: str) -> None:
+    """Take one row away."""
+    before = fetch(connection, table, identifier, client_id=None)
+    if before is not None:
+        connection.execute(sa.delete(table).where(table.c.id == identifier))
+        listings.moved(connection, table, before, None)
+
+
+def listed(
+    connection: sa.Connection,
+    listing: Listing,
+    client_id: str,
+    filters: Sequence[sa.ColumnElement[bool]],
+    *,
+    limit: int,
+    offset: int,
+) -> Page:
+    """A page of a tenant's list. Without filters nothing in it takes longer the more rows there are."""
+    is_counted = not filters and listing in listings.COUNTED
+    known = None if not is_counted else listings.number(connection, listing, client_id)
+    where = [*listing.of(client_id), *filters]
+    return page(connection, listing.table, where, limit=limit, offset=offset, total=known)
 
 
 def page(
@@ -69,22 +101,28 @@ def page(
     *,
     limit: int,
     offset: int,
+    total: int | None = None,
 ) -> Page:
-    """Newest first, ties by id."""
-    count = sa.select(sa.func.count()).select_from(table).where(*where)
-    query = (
-        sa.select(table)
-        .where(*where)
-        .order_by(table.c.created_at.desc(), table.c.id.desc())
-        .limit(limit)
-        .offset(offset)
+    """Newest first, ties by id; counts what matches unless the `total` is known.
+
+    The ids are found first, where an index holds all that this takes, and from the end that is nearer: a far page is
+    skipped to without reading rows.
+    """
+    total = count(connection, table, *where) if total is None else total
+    held = max(0, min(limit, total - offset))
+    if held == 0:
+        return Page([], total, limit, offset)
+    behind = total - offset - held
+    newest, oldest = (
+        (table.c.created_at.desc(), table.c.id.desc()),
+        (table.c.created_at, table.c.id),
     )
-    return Page(
-        rows=[dict(row) for row in connection.execute(query).mappings()],
-        total=connection.execute(count).scalar_one(),
-        limit=limit,
-        offset=offset,
-    )
+    order, skipped = (oldest, behind) if behind < offset else (newest, offset)
+    ids = sa.select(table.c.id).where(*where).order_by(*order).limit(held).offset(skipped)
+    chosen = ids.subquery("chosen")
+    query = sa.select(table).join(chosen, table.c.id == chosen.c.id).order_by(*newest)
+    found = [dict(row) for row in connection.execute(query).mappings()]
+    return Page(found, total, limit, offset)
 
 
 def count(connection: sa.Connection, table: sa.Table, *where: sa.ColumnElement[bool]) -> int:

@@ -31,9 +31,11 @@ class UtcDateTime(TypeDecorator[datetime]):
         moment = value.astimezone(UTC)
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
-    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:  # noqa: ARG002
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
         """Read UTC."""
-        return None if value is None else value.replace(tzinfo=UTC)
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
 
 
 def _text(name: str, **options: Any) -> "sa.Column[str]":
@@ -44,8 +46,12 @@ def _moment(name: str, *, optional: bool = False) -> "sa.Column[datetime]":
     return sa.Column(name, UtcDateTime, nullable=optional)
 
 
-def _whole(name: str, default: int = 0) -> "sa.Column[int]":
-    return sa.Column(name, sa.BigInteger, nullable=False, default=default)
+def _whole(name: str, default: int = 0, **options: Any) -> "sa.Column[int]":
+    return sa.Column(name, sa.BigInteger, nullable=False, default=default, **options)
+
+
+def _number(name: str) -> "sa.Column[float]":
+    return sa.Column(name, sa.Float, nullable=False)
 
 
 def _json(name: str, *, optional: bool = False) -> "sa.Column[Any]":
@@ -78,6 +84,7 @@ api_keys = sa.Table(
     _moment("created_at"),
     _moment("expires_at", optional=True),
     _moment("revoked_at", optional=True),
+    _moment("last_used_at", optional=True),
 )
 
 datasets = _resource(
@@ -94,6 +101,9 @@ datasets = _resource(
     _text("blob"),
     _text("sha256"),
     _whole("bytes"),
+    sa.Column("duplicate_examples", sa.BigInteger),  # counted by merge; null otherwise
+    _json("error", optional=True),
+    sa.Index("ix_datasets_status", "status"),
 )
 
 jobs = _resource(
@@ -117,12 +127,17 @@ jobs = _resource(
     _whole("total_steps"),
     sa.Column("training_loss", sa.Float),
     sa.Column("validation_loss", sa.Float),
+    sa.Column("tokens_per_second", sa.Float),
+    sa.Column("seconds_per_step", sa.Float),
     _json("error", optional=True),
     sa.Column("owner", sa.Text),
     _whole("attempt"),
     _moment("lease_until", optional=True),
     _whole("attempts_without_progress"),
+    _whole("epochs_told", server_default="0"),  # of how many an event was sent
     sa.Index("ix_jobs_status", "status"),
+    sa.Index("ix_jobs_client_id_status_created_at_id", "client_id", "status", "created_at", "id"),
+    sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),
 )
 
 job_metrics = sa.Table(
@@ -130,12 +145,15 @@ job_metrics = sa.Table(
     METADATA,
     _text("job_id", primary_key=True),
     sa.Column("step", sa.BigInteger, primary_key=True),
-    sa.Column("training_loss", sa.Float, nullable=False),
-    sa.Column("validation_loss", sa.Float, nullable=False),
-    sa.Column("learning_rate", sa.Float, nullable=False),
-    sa.Column("epoch", sa.Float, nullable=False),
-    sa.Column("accuracy", sa.Float, nullable=False),
-    sa.Column("perplexity", sa.Float, nullable=False),
+    _number("training_loss"),
+    _number("validation_loss"),
+    _number("learning_rate"),
+    _number("epoch"),
+    _number("accuracy"),
+    _number("perplexity"),
+    # False: the values of an earlier measurement are repeated.
+    sa.Column("evaluated", sa.Boolean, nullable=False, server_default=sa.false()),
+    _whole("log_id", server_default="0"),  # the newest entry of the log when the step was stored
 )
 
 job_logs = sa.Table(
@@ -175,7 +193,22 @@ deployments = _resource(
     _json("generation"),
     _json("security_settings"),
     _json("error", optional=True),
+    _text("health", default="unknown", server_default="unknown"),
     sa.Index("ix_deployments_status", "status"),
+    sa.Index("ix_deployments_client_id_status", "client_id", "status"),
+)
+
+deployment_logs = sa.Table(
+    "deployment_logs",
+    METADATA,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    _text("deployment_id"),
+    _moment("timestamp"),
+    _text("level"),
+    _text("component"),
+    sa.Column("request_id", sa.Text),
+    _text("message"),
+    sa.Index("ix_deployment_logs_deployment_id_timestamp_id", "deployment_id", "timestamp", "id"),
 )
 
 endpoints = _resource(
@@ -202,6 +235,38 @@ events = sa.Table(
     _moment("created_at"),
     _json("data"),
     sa.UniqueConstraint("resource_id", "sequence"),
+    sa.Index("ix_events_client_id_position", "client_id", "position"),
+)
+
+webhooks = _resource(
+    "webhooks",
+    _text("url"),
+    _text("description"),
+    _json("events"),
+    sa.Column("active", sa.Boolean, nullable=False),
+    sa.Column("secret", sa.LargeBinary, nullable=False),  # encrypted: it is needed to sign
+    sa.Column("previous_secret", sa.LargeBinary),  # signs too until `previous_until`
+    _moment("previous_until", optional=True),
+    _moment("failing_since", optional=True),
+    sa.Column("disabled_reason", sa.Text),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    METADATA,
+    _text("webhook_id", primary_key=True),
+    _text("event_id", primary_key=True),
+    _text("status"),
+    _whole("attempts"),
+    _moment("created_at"),
+    _moment("updated_at"),
+    _moment("next_attempt_at", optional=True),  # null: nothing is left to try
+    sa.Column("response_status", sa.Integer),
+    sa.Column("failure", sa.Text),  # a word of ours, never text of the receiver
+    sa.Index("ix_deliveries_webhook_id_next_attempt_at", "webhook_id", "next_attempt_at"),
+    sa.Index(
+        "ix_deliveries_webhook_id_created_at_event_id", "webhook_id", "created_at", "event_id"
+    ),
 )
 
 idempotency = sa.Table(
@@ -222,6 +287,37 @@ metric_windows = sa.Table(
     METADATA,
     _text("deployment_id", primary_key=True),
     _text("endpoint_id", primary_key=True),
+    sa.Column("width", sa.BigInteger, primary_key=True),  # seconds
     sa.Column("start", sa.BigInteger, primary_key=True),
-    _json("window"),
+    sa.Column("window", sa.LargeBinary, nullable=False),  # `metrics/columns.py` says how
+    sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without their sketches
+    sa.Index("ix_metric_windows_width_start", "width", "start"),
+    sqlite_with_rowid=False,  # rows lie in the order in which they are read
+)
+
+resource_counts = sa.Table(
+    "resource_counts",
+    METADATA,
+    _text("client_id", primary_key=True),
+    _text("resource", primary_key=True),
+    _whole("number"),
+)
+"""How many rows a tenant's list has, so that a page needs no count over the table."""
+
+audit = sa.Table(
+    "audit",
+    METADATA,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    _moment("at"),
+    _text("client_id"),
+    _text("key_id"),
+    _text("action"),
+    sa.Column("resource_id", sa.Text),
+    sa.Column("status", sa.Integer, nullable=False),
+    _text("address"),
+    _text("request_id"),
+    sa.Column("prompt_tokens", sa.BigInteger),
+    sa.Column("completion_tokens", sa.BigInteger),
+    sa.Column("mac", sa.LargeBinary, nullable=False),  # over the row and the one before: `audit.py`
+    sa.Index("ix_audit_client_id_seq", "client_id", "seq"),
 )

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that `tuneship/store/database.py` hands over."""
+"""Alembic's entry: runs the migrations in the transaction that `tuneship/store/database.py` hands over."""
 
 from alembic import context
 
@@ -6,7 +6,6 @@ config = context.config
 context.configure(
     connection=config.attributes["connection"],
     target_metadata=config.attributes.get("metadata"),
-    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -1,0 +1,100 @@
+"""Signed heads of the audit chain: number and seal of its last row, written down outside the database.
+
+Rows that were taken from the end of the chain leave no gap in it; a head that was kept elsewhere names a row that is
+no longer there. Signed with Ed25519, so that whoever keeps the file can check it with the public key alone.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+HEADS_FILE = "audit-heads.jsonl"
+
+
+def heads_file(chosen: Path | None, data_dir: Path) -> Path:
+    """The file that the settings name; by default one in the data directory."""
+    return chosen or data_dir / HEADS_FILE
+
+
+class HeadsDamaged(Exception):
+    """A line of the file is no head that this service has signed; the message names the line."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The chain up to one row."""
+
+    seq: int
+    mac: bytes
+
+
+class Heads:
+    """The file of heads: one JSON object a line, only ever appended to."""
+
+    def __init__(self, file: Path, key: bytes) -> None:
+        """`key`: 32 secret bytes that lie outside the database."""
+        self._file = file
+        self._key = Ed25519PrivateKey.from_private_bytes(key)
+        self._last = 0
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """What a keeper of the file checks signatures with."""
+        return self._key.public_key()
+
+    def append(self, head: Head, now: datetime) -> None:
+        """Sign and add a head, unless the last one said the same. Raises `OSError`."""
+        if head.seq == self._last:
+            return
+        text = _signed_text(head.seq, head.mac.hex(), now.isoformat())
+        line = {
+            "seq": head.seq,
+            "mac": head.mac.hex(),
+            "at": now.isoformat(),
+            "signature": self._key.sign(text).hex(),
+        }
+        if not self._last:
+            self._drop_cut_line()
+        with self._file.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._last = head.seq
+
+    def _drop_cut_line(self) -> None:
+        """What a crash left half-written at the end: it was never a head."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch(mode=0o600)
+        content = self._file.read_bytes()
+        os.truncate(self._file, content.rfind(b"\n") + 1)
+
+    def read(self) -> Iterator[Head]:
+        """Every head, oldest first; none without the file. Raises `HeadsDamaged`.
+
+        A last line without its newline was cut by a crash while it was written.
+        """
+        if not self._file.is_file():
+            return
+        *lines, _cut = self._file.read_text(errors="replace").split("\n")
+        for number, line in enumerate(lines, 1):
+            yield self._read_line(line, number)
+
+    def _read_line(self, line: str, number: int) -> Head:
+        try:
+            found = json.loads(line)
+            seq, mac, at = int(found["seq"]), str(found["mac"]), str(found["at"])
+            signature = bytes.fromhex(found["signature"])
+            self.public_key.verify(signature, _signed_text(seq, mac, at))
+            return Head(seq, bytes.fromhex(mac))
+        except (ValueError, TypeError, KeyError, InvalidSignature):
+            raise HeadsDamaged(f"line {number} was not signed by this service") from None
+
+
+def _signed_text(seq: int, mac: str, at: str) -> bytes:
+    return f"{seq}\n{mac}\n{at}".encode()

@@ -1,0 +1,96 @@
+"""What happened to a deployment, line by line: state changes, replicas, generations that failed. Never text or tags.
+
+Lines are told apart by (timestamp, id); a page starts behind such a place. Kept for a while and up to a number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+
+import sqlalchemy as sa
+
+from tuneship.store.rows import Row
+from tuneship.store.tables import deployment_logs
+
+LEVELS = ("debug", "info", "warning", "error")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ID_BITS = 64
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One line. `component`: who says it (`supervisor`, `replica`, `generate`)."""
+
+    deployment_id: str
+    timestamp: datetime
+    level: str
+    component: str
+    message: str
+    request_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a line stands in its log."""
+
+    timestamp: datetime
+    id: int
+
+    def as_number(self) -> int:
+        """For a cursor: microseconds since the epoch, then the id."""
+        return ((self.timestamp - EPOCH) // timedelta(microseconds=1) << ID_BITS) + self.id
+
+
+def place_of(number: int) -> Place:
+    """The place that `as_number` made a number of."""
+    moment = EPOCH + timedelta(microseconds=number >> ID_BITS)
+    return Place(moment, number & ((1 << ID_BITS) - 1))
+
+
+def add(connection: sa.Connection, *entries: LogEntry) -> None:
+    """Append lines."""
+    if entries:
+        connection.execute(sa.insert(deployment_logs), [asdict(one) for one in entries])
+
+
+def lines(
+    connection: sa.Connection,
+    where: Sequence[sa.ColumnElement[bool]],
+    *,
+    descending: bool,
+    after: Place | None,
+    limit: int,
+) -> list[Row]:
+    """At most `limit` lines behind `after`, in order of time."""
+    moment, number = deployment_logs.c.timestamp, deployment_logs.c.id
+    order = (moment.desc(), number.desc()) if descending else (moment, number)
+    query = sa.select(deployment_logs).where(*where).order_by(*order).limit(limit)
+    if after is not None:
+        same = moment == after.timestamp
+        query = query.where(
+            (moment < after.timestamp) | (same & (number < after.id))
+            if descending
+            else (moment > after.timestamp) | (same & (number > after.id))
+        )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def forget(connection: sa.Connection, before: datetime, most: int) -> None:
+    """Drop lines older than `before`, and of every deployment all but the newest `most`."""
+    table = deployment_logs
+    connection.execute(sa.delete(table).where(table.c.timestamp < before))
+    crowded = (
+        sa.select(table.c.deployment_id)
+        .group_by(table.c.deployment_id)
+        .having(sa.func.count() > most)
+    )
+    for deployment_id in list(connection.scalars(crowded)):
+        of_it = table.c.deployment_id == deployment_id
+        newest = (
+            sa.select(table.c.id)
+            .where(of_it)
+            .order_by(table.c.timestamp.desc(), table.c.id.desc())
+            .limit(most)
+        )
+        kept = sa.select(newest.subquery().c.id)
+        connection.execute(sa.delete(table).where(of_it, table.c.id.not_in(kept)))
