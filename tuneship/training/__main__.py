@@ -1,33 +1,69 @@
-"""The training process: `python -m tuneship.training WORK_DIR`.
+"""The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` to be told the directory later.
 
 Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl; its last line says how it ended. Exit
 code 0 for completed and cancelled, 1 for failed, 2 for a call it does not understand. torch is loaded
 only after the watch for a stop has begun. Next: `run.py`.
 """
 
+import errno
+import os
 import sys
 import traceback
 from pathlib import Path
 
 from tuneship.training.progress import (
+    NEEDS_LESS_MEMORY,
     Progress,
     Reason,
     StopRequest,
     TrainingCancelled,
     TrainingFailed,
 )
-from tuneship.training.spec import CANCEL_FILE, PROGRESS_FILE, SPEC_FILE, TrainingSpec
+from tuneship.training.spec import (
+    CANCEL_FILE,
+    LOG_FILE,
+    PROGRESS_FILE,
+    SPEC_FILE,
+    TrainingSpec,
+)
 
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 """How torch says on CPU, in a plain RuntimeError, that memory is over."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job of one work directory."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m tuneship.training WORK_DIR\n")
-        return 2
-    work_dir = Path(arguments[0])
+    """Run the job of one work directory, which is named at once or, after `--wait`, on a pipe."""
+    match arguments:
+        case ["--wait", descriptor]:
+            work_dir = wait_for_job(int(descriptor))
+            return 0 if work_dir is None else run_job(work_dir)
+        case [work_dir]:
+            return run_job(Path(work_dir))
+        case _:
+            sys.stderr.write("usage: python -m tuneship.training WORK_DIR | --wait DESCRIPTOR\n")
+            return 2
+
+
+def wait_for_job(descriptor: int) -> Path | None:
+    """Load what every job needs, then wait for a line that names a work directory; None when the line is closed.
+
+    From then on the output goes to that directory's log, as if the process had been started for it.
+    """
+    import tuneship.training.run  # noqa: F401, PLC0415 (loads torch: seconds)
+
+    with os.fdopen(descriptor, encoding="utf-8") as line:
+        name = line.readline()
+    if not name.endswith("\n"):
+        return None
+    work_dir = Path(name.removesuffix("\n"))
+    with (work_dir / LOG_FILE).open("ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    return work_dir
+
+
+def run_job(work_dir: Path) -> int:
+    """From the orders to the last line of progress; returns the exit code."""
     progress = Progress(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
     stop.watch(progress)
@@ -62,7 +98,13 @@ def failure_of(error: Exception) -> TrainingFailed:
     if is_out_of_memory(error):
         return TrainingFailed(
             Reason.OUT_OF_MEMORY,
-            "the machine's memory was not enough; a smaller batch_size or lora_rank needs less",
+            f"the machine's memory was not enough; {NEEDS_LESS_MEMORY}",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TrainingFailed(
+            Reason.INTERNAL,
+            "the service's disk is full: a checkpoint or the model could not be written; the "
+            "operator of the service must free some space",
         )
     frames = traceback.extract_tb(error.__traceback__)
     sys.stderr.write("".join(traceback.format_list(frames)) + type(error).__name__ + "\n")

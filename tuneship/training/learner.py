@@ -5,18 +5,17 @@ dialogue that is a quarter of the tokens, and with a large vocabulary logits are
 Knows no files of a job and no order of rows. Loads torch; next: `tuneship/training/run.py`.
 """
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.hub import cached_file
+from transformers import PreTrainedModel
 
 from tuneship.training.batches import Batch
 from tuneship.training.lora import FusedLinear, Noise
@@ -25,8 +24,6 @@ from tuneship.training.progress import Reason, TrainingFailed
 from tuneship.training.spec import Hyperparameters
 
 ALL_LINEAR = "all-linear"
-SMALL_MODEL = 5_000_000
-"""Below so many parameters a second thread costs more than it brings."""
 GRADIENT_NORM = 1.0
 """Gradients are scaled down to this norm, as transformers' Trainer does it."""
 
@@ -49,46 +46,6 @@ class TokenLoss:
         )
 
 
-def load_base(base_model: str) -> PreTrainedModel:
-    """The base model from a directory or the local hub cache: safetensors only, no code of the model's own.
-
-    Raises TrainingFailed(internal) naming what is wrong with it.
-    """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base_model,
-            dtype=torch.float32 if device().type == "cpu" else torch.bfloat16,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        message = f"the base model cannot be loaded: {error}"
-        raise TrainingFailed(Reason.INTERNAL, message) from error
-    return cast("PreTrainedModel", cast("nn.Module", model).to(device()))
-
-
-def model_directory(base_model: str) -> Path:
-    """Where the files of the base model lie."""
-    if Path(base_model).is_dir():
-        return Path(base_model)
-    return Path(str(cached_file(base_model, "config.json", local_files_only=True))).parent
-
-
-def device() -> torch.device:
-    """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def choose_threads(asked: int, model: nn.Module) -> int:
-    """`asked`, or by the size of the model: one core is left to serving."""
-    if asked:
-        return asked
-    size = sum(parameter.numel() for parameter in model.parameters())
-    return 1 if size < SMALL_MODEL else max(1, len(os.sched_getaffinity(0)) - 1)
-
-
 class Learner:
     """One adapter in training. Every random choice follows from (seed, step)."""
 
@@ -96,7 +53,8 @@ class Learner:
         """Raises TrainingFailed(internal) when a target module does not exist."""
         self._seed = settings.seed
         self._noise = Noise(settings.seed)
-        self._packing = PackedAttention(base) if PackedAttention.fits(base) else None
+        self._packing = PackedAttention.of(base)
+        self.packs = self._packing is not None
         torch.manual_seed(settings.seed)  # the start values of the adapter
         self.model = _with_adapter(base, settings, self._noise)
         self._adapter = {
@@ -121,7 +79,7 @@ class Learner:
         self._noise.begin_step(step)
         loss = torch.zeros((), device=self.model.device)
         for batch in batches:
-            part = self._token_losses(batch).sum() / tokens
+            part = self.loss(batch) / tokens
             part.backward()
             loss += part.detach()
         nn.utils.clip_grad_norm_(self._adapter.values(), GRADIENT_NORM)
@@ -131,6 +89,11 @@ class Learner:
         self._optimizer.zero_grad()
         return loss.item()
 
+    def loss(self, batch: Batch) -> Tensor:
+        """Sum over the learnt tokens, with the way back."""
+        logits, targets = self._logits(batch)
+        return functional.cross_entropy(logits, targets, reduction="none").sum()
+
     @torch.inference_mode()
     def measure(self, batch: Batch) -> TokenLoss:
         """Loss and hits without learning."""
@@ -139,6 +102,15 @@ class Learner:
         loss = functional.cross_entropy(logits, targets, reduction="sum").item()
         right = int((logits.argmax(-1) == targets).sum())
         return TokenLoss(loss, right, len(targets))
+
+    @torch.inference_mode()
+    def next_logits(self, prompt: Sequence[int]) -> Tensor:
+        """What follows `prompt`, shape (vocabulary)."""
+        self.model.eval()
+        tokens = np.array(prompt, dtype=np.int64)
+        place = np.array([len(prompt) - 1])
+        batch = Batch(tokens[None], place, tokens[:1], np.arange(len(prompt)))
+        return self._logits(batch)[0][0]
 
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the adapter's weights, by the names of the model's parameters."""
@@ -151,6 +123,12 @@ class Learner:
             for key, value in self._optimizer.state[parameter].items():
                 tensors[f"optimizer/{key}/{name}"] = value
         return tensors
+
+    @torch.no_grad()
+    def put(self, adapter: Mapping[str, Tensor]) -> None:
+        """Take these weights, as `adapter` gave them."""
+        for name, parameter in self._adapter.items():
+            parameter.copy_(adapter[name])
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -170,10 +148,6 @@ class Learner:
             str(directory), state_dict=dict(adapter), save_embedding_layers=False
         )
         (directory / "README.md").unlink(missing_ok=True)
-
-    def _token_losses(self, batch: Batch) -> Tensor:
-        logits, targets = self._logits(batch)
-        return functional.cross_entropy(logits, targets, reduction="none")
 
     def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""
@@ -208,26 +182,35 @@ def _with_adapter(base: PreTrainedModel, settings: Hyperparameters, noise: Noise
     )
     if base.device.type == "cpu":
         config._register_custom_module({nn.Linear: FusedLinear})  # noqa: SLF001 (peft's documented way)
-    model = get_peft_model(base, config)
+    try:
+        model = get_peft_model(base, config)
+    except ValueError as error:  # peft names modules that some architecture cannot have tuned
+        raise TrainingFailed(
+            Reason.INTERNAL, f"the base model takes no adapter there: {error}"
+        ) from error
     for module in model.modules():
         if isinstance(module, FusedLinear):
             module.noise = noise
     return model
 
 
-def _target_modules(base: nn.Module, asked: tuple[str, ...]) -> str | list[str]:
-    if ALL_LINEAR in asked:
-        return ALL_LINEAR
+def _target_modules(base: PreTrainedModel, asked: tuple[str, ...]) -> str | list[str]:
+    """Peft's way to say it. The head is no target: serving computes it without adapters."""
+    head = base.get_output_embeddings()
     known = {
         name.rpartition(".")[2]
         for name, module in base.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and module is not head
     }
-    unknown = sorted(set(asked) - known)
+    if not known:
+        raise TrainingFailed(
+            Reason.INTERNAL, f"{base.config.model_type} models have no linear layers to adapt"
+        )
+    unknown = sorted(set(asked) - known - {ALL_LINEAR})
     if unknown:
         raise TrainingFailed(
             Reason.INTERNAL,
             f"the base model has no target module {', '.join(unknown)}; it has "
             f"{', '.join(sorted(known))}",
         )
-    return sorted(asked)
+    return ALL_LINEAR if ALL_LINEAR in asked else sorted(asked)

@@ -47,18 +47,25 @@ class FusedLinear(Linear):
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         """Shape (..., in) to (..., out)."""
         name = self.active_adapters[0]
-        a = cast("Tensor", self.lora_A[name].weight)
-        b = cast("Tensor", self.lora_B[name].weight)
+        # The adapter is float32 whatever the base model is: small steps would be lost in bfloat16.
+        a = cast("Tensor", self.lora_A[name].weight).to(x.dtype)
+        b = cast("Tensor", self.lora_B[name].weight).to(x.dtype)
         scaling = self.scaling[name]
         layer = cast("nn.Linear", self.get_base_layer())
         if not self.training:
-            # For many tokens, adding the adapter to the weight first is the shorter way.
-            weight = torch.addmm(layer.weight, b, a, alpha=scaling)
-            return functional.linear(x, weight, layer.bias)
+            return _added(x, layer, a, b * scaling)
         dropout = getattr(self.lora_dropout[name], "p", 0.0)
         kept = self.noise.kept(x, dropout) if dropout else None
         y = _AddLora.apply(x, layer.weight, a, b, kept, scaling / (1 - dropout))
         return y if layer.bias is None else y + layer.bias
+
+
+def _added(x: Tensor, layer: nn.Linear, a: Tensor, b: Tensor) -> Tensor:
+    if x.dtype is torch.float32:
+        # For many tokens, adding the adapter to the weight first is the shorter way.
+        return functional.linear(x, torch.addmm(layer.weight, b, a), layer.bias)
+    # In bfloat16 a weight would swallow a small adapter: the two ways stay apart, as they do in serving.
+    return functional.linear(x, layer.weight, layer.bias) + x @ a.T @ b.T
 
 
 class _AddLora(torch.autograd.Function):
@@ -78,11 +85,11 @@ class _AddLora(torch.autograd.Function):
         kept = None if kept is None else kept.view(rows.shape)
         thinned = rows if kept is None else rows * kept
         low = thinned @ a.T
-        y = rows @ weight.T
-        y.addmm_(low, b.T, alpha=scaling)
+        y = functional.linear(x, weight)
+        y.view(len(rows), -1).addmm_(low, b.T, alpha=scaling)
         ctx.save_for_backward(thinned, kept, low, weight, a, b)
         ctx.scaling = scaling
-        return y.view(*x.shape[:-1], -1)
+        return y  # no view of another tensor: Falcon adds to it in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

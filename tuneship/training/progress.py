@@ -18,6 +18,12 @@ GRACE_SECONDS = 2.0
 """How long a stop waits for the end of the current step before the process leaves by itself."""
 
 
+NEEDS_LESS_MEMORY = (
+    "a smaller lora_rank or batch_size, shorter examples or a smaller base model need less"
+)
+"""What the owner of a job can do against `out_of_memory`."""
+
+
 class Reason(StrEnum):
     """Why a job failed; the same words as in the job's record."""
 
@@ -66,6 +72,10 @@ class Progress:
         with self._lock:
             self._write(kind, fields)
             self._over = True
+
+    def close(self) -> None:
+        """Each line was flushed when it was written."""
+        self._file.close()
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._over:

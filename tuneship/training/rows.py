@@ -73,6 +73,8 @@ class Encoder:
     context_length: int
     end_tokens: frozenset[int]
     """Tokens that end an answer; what the template writes after one is not learnt."""
+    vocabulary: int
+    """Tokens that the model knows: ids from 0 below it."""
 
     def encode(
         self, examples: Sequence[Sequence[Segment]]
@@ -130,10 +132,14 @@ def read_rows(path: Path, dataset_format: DatasetFormat, encoder: Encoder) -> Re
             f"the {path.stem} file holds no example with anything to learn within the context "
             f"length of {encoder.context_length} tokens",
         )
-    starts = np.cumsum(lengths, dtype=np.int64)
-    return ReadRows(
-        Rows(np.concatenate(tokens), np.concatenate(learnt), starts), truncated, dropped
-    )
+    rows = Rows(np.concatenate(tokens), np.concatenate(learnt), np.cumsum(lengths, dtype=np.int64))
+    if rows.tokens.max() >= encoder.vocabulary:
+        raise TrainingFailed(
+            Reason.INTERNAL,
+            f"the base model cannot be used: its tokenizer makes tokens beyond the {encoder.vocabulary} "
+            "that the model knows",
+        )
+    return ReadRows(rows, truncated, dropped)
 
 
 def segments(messages: Sequence[Message], template: PromptTemplate) -> list[Segment]:

@@ -9,32 +9,27 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from transformers import GenerationConfig, PreTrainedModel
 
-from tuneship.template import PromptTemplate
+from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import Indices, collate, epoch_batches, limited_batches
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
-from tuneship.training.learner import (
-    Learner,
-    TokenLoss,
-    choose_threads,
-    load_base,
-    model_directory,
-)
+from tuneship.training.learner import Learner, TokenLoss
+from tuneship.training.machine import choose_threads, free_memory, kept_number_format
+from tuneship.training.memory import MOST_TOKENS, bytes_per_token, tokens_at_once
+from tuneship.training.pace import Pace
+from tuneship.training.parity import save_parity
 from tuneship.training.progress import Progress, Reason, StopRequest, TrainingFailed
 from tuneship.training.rows import Encoder, ReadRows, Rows, carve_out, read_rows
 from tuneship.training.schedule import evaluation_steps, learning_rate
 from tuneship.training.spec import TrainingSpec
 
-MOST_TOKENS_LEARNING = 16_384
-"""Padded tokens that go through the model at once; a larger batch is learnt in parts."""
 MOST_TOKENS_MEASURING = 2_048
 CHECKPOINT_SECONDS = 600.0
 HIGHEST_EXPONENT = 700.0
@@ -74,6 +69,8 @@ class Standing:
     best_loss: float = math.inf
     epoch_loss: float = 0.0
     """Sum of the losses of this epoch's steps."""
+    tokens_at_once: int = 0
+    """Padded tokens that go through the model at once; kept, since other parts would round otherwise."""
 
 
 class TrainingRun:
@@ -107,29 +104,37 @@ class TrainingRun:
         self._best = learner.adapter()
         self._loss = self._rate = 0.0
 
-    def execute(self, deadline: float) -> Standing:
-        """Learn to the end, or to the `deadline` (of the monotonic clock)."""
+    def execute(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> Standing:
+        """Learn to the end, or to the `deadline` of the clock (seconds)."""
         self._resume()
         self._announce()
+        self._fit_memory()
         if self._standing.step == 0:
             self._measure()
-        saved_at = time.monotonic()
+        saved_at = clock()
+        pace = Pace(clock)
         for batch in self._remaining_batches():
+            pace.begin_step()
             self._learn(batch)
+            pace.end_step(int(self._data.training.lengths[batch].sum()))
             evaluated = self._standing.step in self._evaluation_steps
             if evaluated:
                 self._measure()
                 self._keep_best()
             self._report(evaluated=evaluated)
-            if evaluated or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+            if evaluated or clock() - saved_at > CHECKPOINT_SECONDS:
                 self._save()
-                saved_at = time.monotonic()
+                saved_at = clock()
+            if news := pace.news():
+                self._progress.write("pace", **news)
             self._stop.raise_if_requested()
-            self._check_deadline(deadline)
+            if clock() >= deadline and self._standing.step < self._total_steps:
+                self._end_early()
         return self._standing
 
     def save_best(self, directory: Path) -> None:
-        """Write the adapter with the lowest validation loss."""
+        """Write the adapter with the lowest validation loss, which the learner then holds."""
+        self._learner.put(self._best)
         self._learner.save_adapter(directory, self._best)
 
     def _remaining_batches(self) -> Iterator[Indices]:
@@ -141,12 +146,26 @@ class TrainingRun:
             )
             yield from batches[max(0, done - epoch * self._steps_per_epoch) :]
 
+    def _fit_memory(self) -> None:
+        """Choose once in a job how much of a batch goes through the model at once."""
+        if self._standing.tokens_at_once:
+            return
+        each, free = bytes_per_token(self._learner, self._data.training), free_memory()
+        most, longest = tokens_at_once(each, free), int(self._data.training.lengths.max())
+        self._standing = replace(self._standing, tokens_at_once=most)
+        if most < MOST_TOKENS:
+            self._progress.log(
+                "warning" if most < longest else "info",
+                f"up to {most} tokens are learnt from at once: each takes {each / 1024:.0f} KB, and {free >> 20} MB "
+                f"are free; the longest example has {longest}",
+            )
+
     def _learn(self, indices: Indices) -> None:
         step = self._standing.step + 1
         rows = self._data.training
         parts = [
             collate(rows, part)
-            for part in limited_batches(indices, rows.lengths, MOST_TOKENS_LEARNING)
+            for part in limited_batches(indices, rows.lengths, self._standing.tokens_at_once)
         ]
         self._rate = learning_rate(
             step,
@@ -169,9 +188,8 @@ class TrainingRun:
     def _measure(self) -> None:
         rows = self._data.validation
         total = TokenLoss(0.0, 0, 0)
-        for part in limited_batches(
-            self._data.validation_indices, rows.lengths, MOST_TOKENS_MEASURING
-        ):
+        most = min(MOST_TOKENS_MEASURING, self._standing.tokens_at_once)
+        for part in limited_batches(self._data.validation_indices, rows.lengths, most):
             self._stop.raise_if_requested()
             total += self._learner.measure(collate(rows, part))
         loss = total.loss / total.tokens
@@ -211,9 +229,7 @@ class TrainingRun:
         }
         self._standing = Standing(**checkpoint.state)
 
-    def _check_deadline(self, deadline: float) -> None:
-        if time.monotonic() < deadline or self._standing.step == self._total_steps:
-            return
+    def _end_early(self) -> None:
         self._save()
         raise TrainingFailed(
             Reason.MAX_RUNTIME_EXCEEDED,
@@ -264,18 +280,20 @@ def train(spec: TrainingSpec, progress: Progress, stop: StopRequest) -> None:
     Raises TrainingFailed or TrainingCancelled when it ends otherwise.
     """
     deadline = time.monotonic() + spec.max_runtime_seconds
-    base = load_base(spec.base_model)
-    torch.set_num_threads(choose_threads(spec.threads, base))
+    base = load_base(spec.base_model, partial(kept_number_format, spec.checkpoint_dir))
+    torch.set_num_threads(choose_threads(spec.threads, base.num_parameters()))
     stop.raise_if_requested()
     encoder = load_encoder(spec.base_model, base)
     data = read_data(spec, encoder, progress)
     stop.raise_if_requested()
-    run = TrainingRun(spec, data, Learner(base, spec.hyperparameters), progress, stop)
+    learner = Learner(base, spec.hyperparameters)
+    run = TrainingRun(spec, data, learner, progress, stop)
     standing = run.execute(deadline)
 
     def fill(directory: Path) -> None:
         run.save_best(directory)
         encoder.template.save(directory)
+        save_parity(directory, learner, encoder)
 
     remove_leftovers(spec.output_dir)
     adapter = spec.output_dir / "adapter"
@@ -285,20 +303,6 @@ def train(spec: TrainingSpec, progress: Progress, stop: StopRequest) -> None:
         adapter_dir=str(adapter),
         best_step=standing.best_step,
         validation_loss=standing.best_loss,
-    )
-
-
-def load_encoder(base_model: str, base: PreTrainedModel) -> Encoder:
-    """The base model's tokenizer, template and limits."""
-    directory = model_directory(base_model)
-    ends = GenerationConfig.from_model_config(base.config).eos_token_id
-    if base.generation_config is not None and base.generation_config.eos_token_id is not None:
-        ends = base.generation_config.eos_token_id
-    return Encoder(
-        template=PromptTemplate.load(directory),
-        tokenizer=Tokenizer.from_file(str(directory / "tokenizer.json")),
-        context_length=base.config.max_position_embeddings,
-        end_tokens=frozenset(np.atleast_1d([] if ends is None else ends).tolist()),
     )
 
 

@@ -13,6 +13,8 @@ from tuneship.contract.examples import DatasetFormat
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
+LOG_FILE = "worker.log"
+"""What the process writes to its standard output and error."""
 
 
 @dataclass(frozen=True)

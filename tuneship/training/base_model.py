@@ -1,0 +1,116 @@
+"""Loads the base model of a job: weights, tokenizer, template. What cannot be used is refused before a step is taken.
+
+Any causal language model of transformers that reads text alone. No code of a checkpoint is run, and nothing is
+downloaded. Next: `learner.py` (the model), `rows.py` (tokenizer and template).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils.hub import cached_file
+
+from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.training.machine import device, number_format
+from tuneship.training.progress import Reason, TrainingFailed
+from tuneship.training.rows import Encoder
+
+FALLBACK_CONTEXT = 2048
+"""Tokens, for a configuration that names no length (the same as the service's catalogue takes)."""
+
+
+def load_base(
+    base_model: str, choose_format: Callable[[int], torch.dtype] = number_format
+) -> PreTrainedModel:
+    """The model from a directory or the local hub cache, in the format that is chosen for its number of parameters.
+
+    Raises TrainingFailed(internal) saying what is wrong with it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            base_model, local_files_only=True, trust_remote_code=False
+        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            base_model,
+            config=config,
+            dtype=choose_format(_parameters(config)),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise _unusable("its weights are damaged") from error
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        # The message would show paths of this machine and pages of names: its kind is told.
+        raise _unusable(f"transformers says {type(error).__name__}") from error
+    model: PreTrainedModel
+    model, report = loaded
+    _check(model, report)
+    return cast("PreTrainedModel", cast("nn.Module", model).to(device()))
+
+
+def load_encoder(base_model: str, base: PreTrainedModel) -> Encoder:
+    """The base model's tokenizer, template and limits. Raises TrainingFailed(internal)."""
+    directory = model_directory(base_model)
+    config = base.config.get_text_config()
+    ends = GenerationConfig.from_model_config(base.config).eos_token_id
+    if base.generation_config is not None and base.generation_config.eos_token_id is not None:
+        ends = base.generation_config.eos_token_id
+    try:
+        template = PromptTemplate.load(directory)
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except TemplateFailed as error:
+        raise _unusable(str(error)) from error
+    except Exception as error:  # tokenizers raises bare exceptions, whatever is wrong with its file
+        raise _unusable("its tokenizer.json cannot be read") from error
+    return Encoder(
+        template=template,
+        tokenizer=tokenizer,
+        context_length=getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT,
+        end_tokens=frozenset(np.atleast_1d([] if ends is None else ends).tolist()),
+        vocabulary=config.vocab_size,
+    )
+
+
+def model_directory(base_model: str) -> Path:
+    """Where the files of the base model lie."""
+    if Path(base_model).is_dir():
+        return Path(base_model)
+    return Path(str(cached_file(base_model, "config.json", local_files_only=True))).parent
+
+
+def _parameters(config: PreTrainedConfig) -> int:
+    """How many numbers the model has, without making them."""
+    if config.get_text_config() is not config:
+        raise _unusable(f"models like {config.model_type} read more than text")
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check(model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Transformers fills in random numbers for what a checkpoint lacks, and takes any number that it finds."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise _unusable(f"{len(missing)} of its tensors are missing, {missing[0]} first")
+    for name, weights in model.named_parameters():
+        low, high = torch.aminmax(weights.detach())
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise _unusable(f"tensor {name} holds values that are not finite")
+
+
+def _unusable(problem: str) -> TrainingFailed:
+    return TrainingFailed(Reason.INTERNAL, f"the base model cannot be used: {problem}")

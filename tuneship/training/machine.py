@@ -1,0 +1,95 @@
+"""What a training uses of its machine: device, number format, threads, memory. The one place that chooses.
+
+What is chosen by measuring is kept for a job's later attempts, which must compute the same. Loads torch; next:
+`base_model.py` (what is loaded in this format), `learner.py`.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+SMALL_MODEL = 5_000_000
+"""Parameters below which a second thread and a shorter number format cost more than they bring."""
+WORTH_BFLOAT16 = 1.3
+"""Its products must be so many times as fast as float32's: half as many bits cost something in accuracy."""
+FORMAT_FILE = "number_format"
+MEMORY_FILE = Path("/proc/meminfo")
+CONTAINER_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+"""Limit and use of the container's memory, by either version of control groups."""
+
+
+def device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def number_format(parameters: int) -> torch.dtype:
+    """Of the base model's weights and of what passes through them; the adapter is always float32.
+
+    On CPU it is measured: a processor may list bfloat16 instructions and be slower with them (0.5 times as fast as
+    float32 on one that we had, twice as fast on another).
+    """
+    if device().type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if parameters < SMALL_MODEL:
+        return torch.float32
+    gain = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
+    return torch.bfloat16 if gain > WORTH_BFLOAT16 else torch.float32
+
+
+def kept_number_format(
+    directory: Path, parameters: int, choose: Callable[[int], torch.dtype] = number_format
+) -> torch.dtype:
+    """What `choose` said for a job when it first began; `directory` survives its attempts."""
+    file = directory / FORMAT_FILE
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if file.is_file() and (kept := known.get(file.read_text(encoding="utf-8"))) is not None:
+        return kept
+    chosen = choose(parameters)
+    directory.mkdir(parents=True, exist_ok=True)
+    file.write_text(str(chosen).removeprefix("torch."), encoding="utf-8")
+    return chosen
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Processor time of 256 tokens through a layer of width 1024, the best of a few."""
+    tokens, weights = torch.ones(256, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+    seconds: list[float] = []
+    for _ in range(6):
+        began = time.process_time()
+        torch.mm(tokens, weights)
+        seconds.append(time.process_time() - began)
+    return max(min(seconds), 1e-6)
+
+
+def choose_threads(asked: int, parameters: int) -> int:
+    """`asked`, or by the size of the model: one core is left to serving."""
+    if asked:
+        return asked
+    return 1 if parameters < SMALL_MODEL else max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def free_memory() -> int:
+    """Bytes that can still be taken, on the GPU where there is one: the machine's or the container's, the smaller."""
+    if device().type == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    found = [_available(MEMORY_FILE)]
+    for limit, use in CONTAINER_FILES:
+        if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+            found.append(max(0, int(text) - int(use.read_text())))
+    return min(found)
+
+
+def _available(file: Path) -> int:
+    """Linux' own estimate: free pages and those of caches that it would give up."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return next(1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:")
