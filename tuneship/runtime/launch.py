@@ -1,8 +1,9 @@
-"""The first thing a worker process runs: make it die with its parent, leave no core file, then become the module.
+"""The first thing a worker process runs: make it safe to have, then become the module.
 
-`python -m tuneship.runtime.launch PARENT_PID MODULE ARGUMENTS...`. Linux delivers the parent-death signal when the
-parent *thread* ends, so workers are started from the service's main thread. Elsewhere the worker notices by itself
-that its socket or parent is gone.
+`python -m tuneship.runtime.launch PARENT_PID isolated|open MODULE ARGUMENTS...`. A worker dies with its parent, leaves
+no core file and, unless it says that it needs it, gives up the network (`isolation.py`). Linux delivers the
+parent-death signal when the parent *thread* ends, so workers are started from the service's main thread. Elsewhere
+the worker notices by itself that its socket or parent is gone.
 """
 
 import ctypes
@@ -12,7 +13,11 @@ import runpy
 import signal
 import sys
 
+from tuneship.runtime.isolation import isolate
+
 PR_SET_PDEATHSIG = 1
+ISOLATED, OPEN = "isolated", "open"
+"""What a worker may know of the network."""
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -25,10 +30,12 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
 
 def main() -> None:
     """Become the named module."""
-    parent, module, *arguments = sys.argv[1:]
+    parent, network, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o077)
+    if network == ISOLATED:
+        isolate()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
+from tuneship.runtime.launch import ISOLATED, OPEN
 from tuneship.runtime.workers import Worker, WorkerSpec
 from tuneship.settings import worker_environment
 
@@ -54,17 +55,22 @@ class Process:
 class Processes:
     """The default runtime. Call `start` from a thread that lives as long as the service (see `launch.py`)."""
 
+    def __init__(self, *, isolated: bool) -> None:
+        """`isolated`: workers give up the network, but those that say they need it. See `isolation.py`."""
+        self._isolated = isolated
+
     def start(self, spec: WorkerSpec) -> Worker:
         """Start the module in a new process group."""
         threads = {"OMP_NUM_THREADS": str(spec.threads)} if spec.threads else {}
-        command = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
+        network = ISOLATED if self._isolated and not spec.needs_network else OPEN
+        command = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid()), network]
         with spec.log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module and paths
                 [*command, spec.module, *spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=worker_environment(OFFLINE | threads),
+                env=worker_environment({**OFFLINE, **threads, **spec.environment}),
                 pass_fds=spec.inherited,
                 start_new_session=True,
             )

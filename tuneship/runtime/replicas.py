@@ -1,157 +1,380 @@
-"""Serving processes: one group per base model, each holding the weights once and any number of adapters.
+"""The replicas of each base model: started, watched, spread over models, drained and replaced.
 
-Starts a process when a base model is first needed, loads an adapter when it is first asked for, restarts what died.
-Knows no deployment and no HTTP. The process itself: `tuneship/serving/replica.py`.
+A group knows how many replicas there shall be and on how many of them each model is asked; why, it does not know. It
+obeys `ReplicaGroup` of `groups.py`. Knows no deployment and no HTTP. The process: `tuneship/serving/replica.py`.
 """
 
 import asyncio
 import logging
 import socket
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
-from tuneship.serving.line import GenerateRequest, Generation, ReplicaLine
+from tuneship.runtime.groups import (
+    Adapter,
+    Happening,
+    NoReplica,
+    OpenedReplica,
+    OpenReplica,
+)
+from tuneship.runtime.replica import Replica
+from tuneship.runtime.workers import Runtime, WorkerSpec
+from tuneship.serving.line import (
+    GenerateRequest,
+    Generation,
+    ReplicaLine,
+    ReplicaLost,
+    ServingError,
+)
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Adapter:
-    """A tuned model's files; the name is the model id."""
-
-    name: str
-    path: Path
-
-
-@dataclass
-class Replica:
-    """One live process."""
-
-    worker: Worker
-    line: ReplicaLine
-    adapters: set[str] = field(default_factory=set[str])
-    is_lost: bool = False
-    """Its line broke: a killed process hangs up a moment before the system reports its end."""
-
-    async def watch(self) -> None:
-        """Notice the end of the line."""
-        await self.line.wait_lost()
-        self.is_lost = True
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it can be asked."""
-        return not self.is_lost and self.worker.exit_code() is None
-
-    async def load(self, adapter: Adapter | None) -> None:
-        """Load the adapter unless it is there."""
-        if adapter is not None and adapter.name not in self.adapters:
-            await self.line.load(adapter.name, adapter.path)
-            self.adapters.add(adapter.name)
+DRAIN_S = 150.0
+"""A replica that is too many takes no new request; those under way may last so long, and none may last longer."""
+LOOK_EVERY_S = 0.05
+HUNG_PROBES = 6
+"""A process that lives and does not answer so many probes in turn is ended, to be replaced."""
+START_PATIENCE_S = 900.0
+"""A big model takes minutes to read; a process that hangs before it is ready must not be waited for without end."""
+LONGEST_PAUSE_S = 30.0
+"""Between failed starts."""
+LOSSES_BORNE = 3
+"""Replicas that may be lost while an adapter is loaded on them, before that is given up."""
 
 
-class BaseReplicas:
-    """The processes of one base model."""
+def no_limit(_base: Path) -> int:
+    """Of the memory for keys and values: rows of full length may need what they need."""
+    return 0
 
-    def __init__(self, runtime: Runtime, base: Path, log: Path) -> None:
-        """Nothing is started yet."""
-        self._runtime = runtime
-        self._base = base
-        self._log = log
-        self._replicas: list[Replica] = []
-        self._watching: set[asyncio.Task[None]] = set()
-        self._changing = asyncio.Lock()
-        self._turn = 0
-        self.wanted = 1
 
-    @property
-    def live(self) -> list[Replica]:
-        """Processes that answer."""
-        return [one for one in self._replicas if one.is_live]
+def replica_process(runtime: Runtime, cache_bytes: Callable[[Path], int] = no_limit) -> OpenReplica:
+    """A replica with our own engine, as a process on this machine; `cache_bytes` is asked at its start."""
 
-    async def ready(self, adapter: Adapter | None) -> list[Replica]:
-        """As many processes as wanted, each with the adapter loaded."""
-        live = self.live
-        if len(live) < self.wanted or not all(_has(one, adapter) for one in live):
-            async with self._changing:
-                for replica in self._replicas:
-                    if not replica.is_live:
-                        replica.worker.kill()
-                self._replicas = self.live
-                while len(self._replicas) < self.wanted:
-                    self._replicas.append(await self._start())
-                for replica in self._replicas:
-                    await replica.load(adapter)
-                live = self._replicas
-        return live
-
-    async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> Generation:
-        """Start a generation on the next process in turn."""
-        replicas = await self.ready(adapter)
-        self._turn += 1
-        return replicas[self._turn % len(replicas)].line.generate(request)
-
-    async def forget(self, adapter: str) -> None:
-        """Unload an adapter that no deployment needs any more."""
-        async with self._changing:
-            for replica in self.live:
-                if adapter in replica.adapters:
-                    await replica.line.unload(adapter)
-                    replica.adapters.discard(adapter)
-
-    async def _start(self) -> Replica:
+    async def open_replica(base: Path, log: Path) -> OpenedReplica:
+        room = ("--cache-bytes", str(cache_bytes(base)))
         ours, theirs = socket.socketpair()
         with theirs:
             spec = WorkerSpec(
                 module="tuneship.serving",
-                arguments=("--base", str(self._base), "--fd", str(theirs.fileno())),
-                log=self._log,
+                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *room),
+                log=log,
                 inherited=(theirs.fileno(),),
             )
-            # On the event loop's own thread: the parent-death signal follows the thread that starts the process.
-            worker = self._runtime.start(spec)
+            try:
+                # On the event loop's own thread: the parent-death signal follows the thread that starts the process.
+                worker = runtime.start(spec)
+            except BaseException:
+                ours.close()
+                raise
         try:
-            line = await ReplicaLine.open(ours)
+            return OpenedReplica(worker, await ReplicaLine.open(ours))
         except BaseException:  # refused, lost, or given up: no process without a line to it
             worker.kill()
             raise
-        logger.info("replica started: process %d", worker.pid)
-        replica = Replica(worker, line)
-        watching = asyncio.create_task(replica.watch())
-        self._watching.add(watching)
-        watching.add_done_callback(self._watching.discard)
-        return replica
+
+    return open_replica
+
+
+class BaseReplicas:
+    """The replicas of one base model."""
+
+    def __init__(self, open_replica: OpenReplica, base: Path, log: Path) -> None:
+        """Nothing is started yet."""
+        self._open = open_replica
+        self._base = base
+        self._log = log
+        self._numbers = count()
+        self._replicas: list[Replica] = []
+        self._leaving: list[Replica] = []
+        self._starts: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._happenings: deque[Happening] = deque(maxlen=100)
+        self._adapters: dict[str, Adapter] = {}
+        self._wanted = 1
+        self._widths: Mapping[str | None, int] = {}
+        self._failures = 0
+        self._fault = ""
+        self._no_start_before = 0.0
+        self._turn = 0
+
+    # What there is.
+
+    @property
+    def live(self) -> list[Replica]:
+        """Replicas that can be asked, the oldest first."""
+        return [one for one in self._replicas if one.is_live]
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes."""
+        return [one.worker.pid for one in self.live]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the replicas had queued at the last probe."""
+        return sum(one.waiting for one in self.live)
+
+    @property
+    def rows(self) -> int:
+        """Requests that one of them runs at once."""
+        return min((one.rows for one in self.live), default=1)
+
+    def answering(self, model: str | None) -> int:
+        """Replicas that have the model, are asked for it and answered the last probe."""
+        return sum(one.has(model) and one.is_answering for one in self._asked_for(model))
+
+    def _asked_for(self, model: str | None) -> list[Replica]:
+        return self._chosen(model, self.live)
+
+    def _chosen(self, model: str | None, among: list[Replica]) -> list[Replica]:
+        width = max(1, self._widths.get(model, len(among)))
+        if width >= len(among):
+            return among
+        return sorted(among, key=lambda one: one.rank_for(model))[:width]
+
+    def happenings(self) -> list[Happening]:
+        """What happened since the last call."""
+        told = list(self._happenings)
+        self._happenings.clear()
+        return told
+
+    def _tell(self, level: str, message: str) -> None:
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", message)
+        self._happenings.append(Happening(level, message))
+
+    # How many there are.
+
+    def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
+        """Set how many there shall be, and on how many each model is asked (all, unless it is named)."""
+        self._wanted = wanted
+        self._widths = dict(widths)
+        staying = sorted(self.live, key=lambda one: (one.unanswered > 0, one.number))
+        for replica in staying[wanted:]:
+            self._replicas.remove(replica)
+            self._leaving.append(replica)
+            self._keep(self._let_finish(replica))
+        self._bury()
+        if not self._is_pausing:
+            self._grow(wanted)
+
+    async def _let_finish(self, replica: Replica) -> None:
+        try:
+            await replica.finish(DRAIN_S, LOOK_EVERY_S)
+        finally:
+            self._leaving.remove(replica)
+        self._tell("info", f"replica ended: process {replica.worker.pid}")
+
+    def _bury(self) -> None:
+        """Tell and forget those that died, and leave no zombie."""
+        for replica in [one for one in self._replicas if not one.is_live]:
+            self._tell("error", f"replica lost: process {replica.worker.pid}")
+            self._replicas.remove(replica)
+            self._keep(replica.end())
+
+    @property
+    def _is_pausing(self) -> bool:
+        return asyncio.get_running_loop().time() < self._no_start_before
+
+    def _grow(self, wanted: int) -> None:
+        for _ in range(wanted - len(self.live) - len(self._starts)):
+            task = asyncio.create_task(self._start())
+            self._starts.add(task)
+            task.add_done_callback(self._started)
+
+    async def _start(self) -> None:
+        """One more replica, with the adapters that it will be asked for, shown to work before it is asked."""
+        try:
+            async with asyncio.timeout(START_PATIENCE_S):
+                opened = await self._open(self._base, self._log)
+        except TimeoutError:
+            raise ReplicaLost("the replica did not become ready in time") from None
+        except OSError as error:
+            raise ReplicaLost(
+                f"the replica could not be started: {type(error).__name__}"
+            ) from error
+        replica = Replica(opened, next(self._numbers))
+        try:
+            await replica.check(None)
+            for adapter in list(self._adapters.values()):
+                if replica in self._chosen(adapter.name, [*self.live, replica]):
+                    await self._prepare(replica, adapter)
+        except BaseException:
+            await replica.end()
+            raise
+        self._replicas.append(replica)
+        self._tell("info", f"replica started: process {replica.worker.pid}")
+        self._keep(self._watch(replica))
+
+    async def _prepare(self, replica: Replica, adapter: Adapter) -> None:
+        """Raises `ReplicaLost`; an adapter that cannot be loaded is told by `ready`, and does not stop the others."""
+        try:
+            await replica.load(adapter)
+        except ReplicaLost:
+            raise
+        except ServingError as error:
+            logger.warning("an adapter could not be loaded: %s", error)
+
+    def _started(self, task: "asyncio.Task[None]") -> None:
+        self._starts.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._failures = 0
+            return
+        self._failures += 1
+        self._fault = str(error)
+        pause = min(LONGEST_PAUSE_S, 2.0 ** (self._failures - 1))
+        self._no_start_before = asyncio.get_running_loop().time() + pause
+        self._tell("error", f"replica not started: {error}")
+
+    async def _watch(self, replica: Replica) -> None:
+        await replica.link.wait_lost()
+        self._bury()
+
+    async def probe(self, patience_s: float) -> None:
+        """Ask every live replica something (see `Replica.is_answering`); end those that hang."""
+        live = self.live
+        await asyncio.gather(*(replica.probe(patience_s) for replica in live))
+        for replica in live:
+            if replica.is_live and replica.unanswered >= HUNG_PROBES:
+                self._tell("error", f"replica does not answer: process {replica.worker.pid}")
+                replica.worker.kill()
+
+    # What they do.
+
+    async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
+        """Start what is missing, load and check the adapter. Raises `ServingError` when then none can answer."""
+        model = None if adapter is None else adapter.name
+        if model in self._widths:  # at once, not at the next `resize`
+            self._widths = {**self._widths, model: max(width, self._widths[model])}
+        await self._loaded(adapter, width, is_checked=True)
+
+    async def _loaded(self, adapter: Adapter | None, width: int, *, is_checked: bool) -> None:
+        for _ in range(LOSSES_BORNE):
+            await self._at_least(width)
+            try:
+                for replica in self._asked_for(None if adapter is None else adapter.name):
+                    await self._load(replica, adapter, is_checked=is_checked)
+            except ReplicaLost:
+                self._bury()
+                continue
+            return
+        raise ReplicaLost("the replica's process ended while the model was loaded")
+
+    async def _load(self, replica: Replica, adapter: Adapter | None, *, is_checked: bool) -> None:
+        if adapter is None or replica.has(adapter.name):
+            return
+        await replica.load(adapter)
+        self._adapters[adapter.name] = adapter
+        if is_checked:
+            try:
+                await replica.check(adapter.name)
+            except BaseException:
+                await replica.unload(adapter.name)
+                raise
+
+    async def _at_least(self, width: int) -> None:
+        """Raises `NoReplica` when starts fail and leave none; with some, the missing ones are left to `resize`."""
+        self._wanted = max(self._wanted, width)
+        while len(self.live) < max(1, min(width, self._wanted)):  # `resize` may lower it meanwhile
+            self._bury()
+            self._grow(max(1, self._wanted))
+            done, _ = await asyncio.wait(self._starts, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.cancelled() for task in done):
+                raise NoReplica("the replicas are being ended")
+            error = next((error for task in done if (error := task.exception())), None)
+            if error is not None and self.live:
+                return
+            if error is not None:
+                raise NoReplica(str(error)) from error
+
+    async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> Generation:
+        """Ask the least busy replica that has the adapter; waits for a start only when there is none."""
+        model = None if adapter is None else adapter.name
+        able = self._able(model)
+        if not able:
+            if not self.live and self._is_pausing:
+                raise NoReplica(f"no replica can be started now: {self._fault}")
+            try:
+                await self._loaded(adapter, 1, is_checked=False)
+            except ReplicaLost as lost:
+                raise NoReplica(str(lost)) from lost
+            able = self._able(model)
+        if not able:
+            raise NoReplica("the replica's process ended")
+        self._turn += 1
+        turns = able[self._turn % len(able) :] + able[: self._turn % len(able)]
+        chosen = min(turns, key=lambda one: (one.unanswered > 0, one.link.under_way))
+        return chosen.link.generate(request)
+
+    def _able(self, model: str | None) -> list[Replica]:
+        asked = [one for one in self._asked_for(model) if one.has(model)]
+        return asked or [one for one in self.live if one.has(model)]
+
+    async def forget(self, adapter: str) -> None:
+        """Unload an adapter that nobody needs now; one in use stays."""
+        self._adapters.pop(adapter, None)
+        for replica in self.live:
+            try:
+                await replica.unload(adapter)
+            except ReplicaLost:
+                continue  # its adapters went with it
+
+    # The end.
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End the processes."""
-        for replica in self._replicas:
-            await replica.line.aclose()
-            replica.worker.kill()
-        self._replicas = []
-
-
-def _has(replica: Replica, adapter: Adapter | None) -> bool:
-    return adapter is None or adapter.name in replica.adapters
+        """End the processes, those that start or leave too; nothing is left to run."""
+        self._wanted = 0
+        ending, self._replicas = [*self._replicas, *self._leaving], []
+        tasks = [*self._starts, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in ending:
+            await replica.end()
 
 
 class ReplicaPool:
-    """The processes of all base models."""
+    """The replicas of all base models."""
 
-    def __init__(self, runtime: Runtime, logs: Path) -> None:
-        """`logs`: a folder for what the processes print."""
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: Runtime,
+        logs: Path,
+        others: Mapping[Path, OpenReplica] | None = None,
+        cache_bytes: Callable[[Path], int] = no_limit,
+    ) -> None:
+        """`logs`: a folder for what the processes print. `others`: bases that another engine than ours serves.
+
+        `cache_bytes`: memory for keys and values of one replica of a base model.
+        """
+        self._open = replica_process(runtime, cache_bytes)
+        self._others = others or {}
         self._logs = logs
         self._groups: dict[Path, BaseReplicas] = {}
 
+    @property
+    def groups(self) -> Mapping[Path, BaseReplicas]:
+        """Those that were asked for, by base model directory."""
+        return self._groups
+
     def of(self, base: Path) -> BaseReplicas:
-        """The processes of one base model directory."""
+        """The replicas of one base model directory."""
         if base not in self._groups:
             log = self._logs / f"replica-{base.name}.log"
-            self._groups[base] = BaseReplicas(self._runtime, base, log)
+            self._groups[base] = BaseReplicas(self._others.get(base, self._open), base, log)
         return self._groups[base]
 
     async def close(self) -> None:
-        """End every process."""
+        """End every replica."""
         for group in self._groups.values():
             await group.close()

@@ -1,5 +1,6 @@
 """What the service asks of a place where workers run. `processes.py` is the default; other places obey the same."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,10 @@ class WorkerSpec:
     """Compute threads; 0 leaves the choice to the worker."""
     inherited: tuple[int, ...] = field(default=())
     """File descriptors that stay open in the worker."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables beside the few that every worker has, e.g. a secret, which arguments would show to everybody."""
+    needs_network: bool = False
+    """A program of others that speaks over sockets of its own; ours need none, and have none."""
 
 
 class Worker(Protocol):

@@ -27,7 +27,8 @@ def main() -> int:
         return 1
     torch.set_num_threads(options.threads or _threads(model.facts.parameters))
     prompt_tokens = options.prompt_tokens or _prompt_tokens(model.facts.parameters)
-    engine = Engine(model, EngineLimits(rows=options.rows, prompt_tokens=prompt_tokens))
+    limits = EngineLimits(options.rows, prompt_tokens, options.cache_bytes or None)
+    engine = Engine(model, limits)
     frames.send({"ready": _introduction(model.facts)})
     Replica(engine, frames).run()
     return 0
@@ -47,6 +48,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--prompt-tokens", type=int, default=0, help="new prompt tokens per step; 0 chooses by size"
     )
+    parser.add_argument(
+        "--cache-bytes", type=int, default=0, help="memory for keys and values; 0 sets no limit"
+    )
     return parser.parse_args()
 
 
@@ -56,8 +60,8 @@ def _threads(parameters: int) -> int:
 
 
 def _prompt_tokens(parameters: int) -> int:
-    """Joiners hold up the running requests by about 4 GFLOP a step, some 40 ms of one core; one prompt always fits."""
-    return max(1, 2_000_000_000 // parameters)
+    """Joiners hold up the running requests by about 4 GFLOP a step, some 40 ms of one core; few tokens waste more."""
+    return max(32, 2_000_000_000 // parameters)
 
 
 def _introduction(facts: ModelFacts) -> dict[str, object]:

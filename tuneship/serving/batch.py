@@ -1,16 +1,29 @@
 """One step as the models see it: the tokens of all sequences in one flat row, without padding.
 
-First one token of every decoding sequence (row 0, 1, ...), then the whole prompts of the joiners.
-`engine` builds it, `cache` attends over it, `lora` routes it.
+First one token of every generating sequence (row 0, 1, ...), then the joiners' prompts, or as much of them as enters
+in this step. `engine` builds it, `cache` attends over it, `lora` routes it.
 """
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tuneship.serving.sequence import Sequence
+
+
+class Prompt(NamedTuple):
+    """Tokens of one joiner in this step."""
+
+    start: int
+    stop: int
+    """[start, stop) in T."""
+    row: int
+    """Cache row."""
+    cached: int
+    """Tokens of its prompt that are in the cache already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,33 +37,38 @@ class Batch:
     rows: Tensor
     """[T] cache row of each token."""
     last: Tensor
-    """[R] where in T each sequence's newest token is: only there are logits needed."""
+    """Where in T the newest token of each sequence is that wants another: only there are logits needed.
+
+    That are all sequences but the last one when its prompt does not end in this step.
+    """
     decoding: int
-    prompts: tuple[tuple[int, int], ...]
-    """(start, stop) in T of each joiner's prompt."""
+    prompts: tuple[Prompt, ...]
+    """What each joiner brings."""
     length: int
     """Cached tokens of the longest sequence after this step."""
 
     @classmethod
-    def of(cls, running: Items[Sequence], joined: int) -> "Batch":
-        """The next step of `running`, whose last `joined` sequences are new."""
-        decoding = len(running) - joined
+    def of(cls, running: Items[Sequence], parts: Items[int]) -> "Batch":
+        """The next step of `running`, whose last sequences bring so many tokens of their prompts each."""
+        decoding = len(running) - len(parts)
         tokens = [sequence.generated[-1] for sequence in running[:decoding]]
         positions = [sequence.length - 1 for sequence in running[:decoding]]
         rows = list(range(decoding))
-        prompts: list[tuple[int, int]] = []
-        for row in range(decoding, len(running)):
-            prompt = running[row].request.tokens
-            prompts.append((len(tokens), len(tokens) + len(prompt)))
-            tokens.extend(prompt)
-            positions.extend(range(len(prompt)))
-            rows.extend([row] * len(prompt))
-        last = list(range(decoding)) + [stop - 1 for _, stop in prompts]
+        last = list(range(decoding))
+        prompts: list[Prompt] = []
+        for row, part in enumerate(parts, decoding):
+            whole, cached = running[row].request.tokens, running[row].cached
+            prompts.append(Prompt(len(tokens), len(tokens) + part, row, cached))
+            tokens.extend(whole[cached : cached + part])
+            positions.extend(range(cached, cached + part))
+            rows.extend([row] * part)
+            if cached + part == len(whole):
+                last.append(len(tokens) - 1)
         return cls(
             tokens=torch.tensor(tokens),
             positions=torch.tensor(positions),
             rows=torch.tensor(rows),
-            last=torch.tensor(last),
+            last=torch.tensor(last, dtype=torch.long),
             decoding=decoding,
             prompts=tuple(prompts),
             length=max(positions) + 1,

@@ -16,12 +16,17 @@ from tuneship.serving.batch import Batch
 from tuneship.serving.cache import SlotCache
 from tuneship.serving.lora import Lora, Routes
 from tuneship.serving.model import Model
+from tuneship.serving.parity import prove
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
 
 class RequestRefused(Exception):
     """The request cannot be answered; the others are not concerned."""
+
+
+class RequestTooLarge(RequestRefused):
+    """It needs more memory than all requests together may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,9 @@ class EngineLimits:
     rows: int = 32
     """Sequences in the batch; more wait their turn."""
     prompt_tokens: int = 2000
-    """New prompt tokens per step: bounds how long joiners hold up the others."""
+    """New prompt tokens per step: bounds how long joiners hold up the others; longer prompts enter in parts."""
+    cache_bytes: int | None = None
+    """Memory for keys and values; None: as much as rows of full length may need."""
 
 
 @dataclass(slots=True)
@@ -51,8 +58,11 @@ class Engine:
         self._model = model
         self._limits = limits
         self._lora = Lora(model.sites, model.facts.cache.dtype)
-        self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length)
-        self._scheduler = Scheduler(limits.rows, limits.prompt_tokens)
+        tokens = limits.rows * model.facts.context_length
+        if limits.cache_bytes is not None:
+            tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
+        self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length, tokens)
+        self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._generated = 0
 
@@ -60,6 +70,11 @@ class Engine:
     def idle(self) -> bool:
         """No request is under way."""
         return self._scheduler.idle
+
+    @property
+    def moves(self) -> int:
+        """Grows whenever adapters move in memory."""
+        return self._lora.moves
 
     @property
     def requests(self) -> list[str]:
@@ -71,6 +86,11 @@ class Engine:
         """Make an adapter directory available under a name. Raises `AdapterRefused`."""
         self._refuse_while_used(adapter)
         self._lora.load(adapter, read_adapter(path))
+        try:
+            prove(self._model, self._lora, adapter, path)
+        except AdapterRefused:
+            self._lora.unload(adapter)
+            raise
 
     def unload(self, adapter: str) -> None:
         """Raises `AdapterRefused` while requests use it or when it is not loaded."""
@@ -95,6 +115,10 @@ class Engine:
         if min(request.tokens) < 0 or max(request.tokens) >= facts.vocabulary:
             raise RequestRefused("a prompt token is not in the vocabulary")
         sequence = Sequence(identifier, request, min(request.max_tokens, room))
+        if not self._scheduler.fits(sequence):
+            raise RequestTooLarge(
+                f"{sequence.longest} tokens of prompt and answer, the memory for them holds {self._cache.token_limit}"
+            )
         self._sequences[identifier] = sequence
         self._scheduler.add(sequence)
 
@@ -105,52 +129,58 @@ class Engine:
         if sequence is None:
             return
         if sequence.row < 0:
-            self._scheduler.waiting.remove(sequence)
+            self._scheduler.remove(sequence)
             del self._sequences[identifier]
         else:
+            if sequence.is_entering:  # nobody has looked yet whether its numbers are finite
+                self._cache.clear(sequence.row)
             self._end(sequence)
 
     @torch.inference_mode()
     def step(self) -> StepResult:
         """One more token for every running sequence, after the waiting ones that fit have joined."""
-        joined = self._schedule()
-        logits = self._run(joined)
-        return self._postprocess(logits)
+        parts = self._schedule()
+        return self._postprocess(self._run(parts))
 
     def stats(self) -> dict[str, int]:
         """Counts for people and for the autoscaler."""
         return {
             "running": len(self._scheduler.running),
-            "waiting": len(self._scheduler.waiting),
+            "waiting": self._scheduler.waiting,
             "rows": self._limits.rows,
             "adapters": len(self._lora),
             "steps": self._steps,
             "generated_tokens": self._generated,
             "cache_bytes": self._cache.bytes_allocated,
+            "cache_limit_bytes": self._cache.token_limit * self._cache.shape.token_bytes,
         }
 
-    def _schedule(self) -> int:
-        joined = self._scheduler.schedule()
-        running = self._scheduler.running
-        for sequence in running[len(running) - joined :]:
+    def _schedule(self) -> list[int]:
+        before = len(self._scheduler.running)
+        parts = self._scheduler.schedule()
+        for sequence in self._scheduler.running[before:]:
             if sequence.request.adapter is not None:
                 self._lora.hold(sequence.request.adapter)
-        return joined
+        return parts
 
-    def _run(self, joined: int) -> Tensor:
-        batch = Batch.of(self._scheduler.running, joined)
-        return self._model.forward(batch, self._cache, self._lora, self._route(batch))
+    def _run(self, parts: list[int]) -> Tensor:
+        running = self._scheduler.running
+        batch = Batch.of(running, parts)
+        logits = self._model.forward(batch, self._cache, self._lora, self._route(batch))
+        for sequence, part in zip(running[batch.decoding :], parts, strict=True):
+            sequence.cached += part
+        return logits
 
     def _route(self, batch: Batch) -> Routes:
         adapters = [sequence.request.adapter for sequence in self._scheduler.running]
         prompts = zip(adapters[batch.decoding :], batch.prompts, strict=True)
         return self._lora.route(
             adapters[: batch.decoding],
-            [(adapter, start, stop) for adapter, (start, stop) in prompts],
+            [(adapter, prompt.start, prompt.stop) for adapter, prompt in prompts],
         )
 
     def _postprocess(self, logits: Tensor) -> StepResult:
-        running = list(self._scheduler.running)
+        running = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in running]
         highest, tokens = sampler.choose(
             logits,
@@ -184,9 +214,10 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
-        move = self._scheduler.release(sequence)
-        if move is not None:
+        for move in self._scheduler.release(sequence):
             self._cache.move(move)
+        if not self._scheduler.running:
+            self._cache.rest()
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 

@@ -23,15 +23,15 @@ from transformers import (
 )
 
 from tuneship.serving.batch import Batch
-from tuneship.serving.cache import CacheShape, SlotCache
+from tuneship.serving.cache import CacheShape, Look, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
 _PROBE = tuple(range(1, 9))
-"""Token ids of the trial run: the first half comes as a prompt, the others one by one."""
-_EACH_TOKEN = [4, 1, 1, 1, 1]
+"""Token ids of the trial run: the first half comes as a prompt in two parts, the others one by one."""
+_EACH_TOKEN = [2, 2, 1, 1, 1, 1]
 """Tokens per call of a layer that sees every token of the trial once: there an adapter can follow."""
 
 
@@ -51,6 +51,8 @@ class GenericModel:
     def __init__(self, directory: Path, dtype: str = "auto") -> None:
         """Loads local files only and never runs code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
+        self._windows: dict[int, int | None] = {}
+        """By layer, how many tokens its attention looks back; None: all. Seen in the trial."""
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True)
             self._model = _load(directory, config, dtype)
@@ -88,17 +90,18 @@ class GenericModel:
         **options: Any,
     ) -> tuple[Tensor, None]:
         """The attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out. The cache knows who sees whom."""
-        if self._step is None or any(
-            options.get(name) is not None for name in ("softcap", "s_aux")
-        ):
+        if self._step is None or options.get("s_aux") is not None:
             raise RuntimeError("only plain causal attention inside of a step is computed here")
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        self._windows[layer] = options.get("sliding_window")
+        look = Look(
+            scale=options.get("scaling") or query.shape[-1] ** -0.5,
+            window=self._windows[layer],
+            softcap=options.get("softcap"),
+        )
         keys_values = torch.cat([key, value], dim=1)[0].transpose(0, 1)
         attended = self._step.cache.attend(
-            int(module.layer_idx),  # type: ignore[arg-type]
-            query[0].transpose(0, 1),
-            keys_values,
-            self._step.batch,
-            options.get("scaling") or query.shape[-1] ** -0.5,
+            layer, query[0].transpose(0, 1), keys_values, self._step.batch, look
         )
         return attended[None], None
 
@@ -128,6 +131,10 @@ class GenericModel:
         tolerance = (0.1 if self._model.dtype is torch.bfloat16 else 1e-3) * float(expected.std())
         if not torch.allclose(actual.float(), expected, rtol=0, atol=tolerance):
             raise ModelRefused(f"the attention of {kind} models is not plain causal attention")
+        if self._windows != _windows_of(self._model.config.get_text_config()):
+            raise ModelRefused(
+                f"where {kind} models look back less than the whole text is not clear"
+            )
         self.sites = tuple(
             _site(self._model, name) for name, rows in calls.items() if rows == _EACH_TOKEN
         )
@@ -138,11 +145,19 @@ class GenericModel:
         half = len(_PROBE) // 2
         sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half)
         nothing = Lora((), self.facts.cache.dtype)
-        logits = self.forward(Batch.of([sequence], joined=1), cache, nothing, Routes((), None))
-        for token in _PROBE[half:]:
+
+        def forward(*parts: int) -> Tensor:
+            return self.forward(Batch.of([sequence], parts), cache, nothing, Routes((), None))
+
+        for part in _EACH_TOKEN[:2]:
+            forward(part)
+            sequence.cached += part
+        *tokens, last = _PROBE[half:]
+        for token in tokens:
             sequence.append(token)
-            logits = self.forward(Batch.of([sequence], joined=0), cache, nothing, Routes((), None))
-        return logits[0]
+            forward()
+        sequence.append(last)
+        return forward()[0]
 
 
 def _load(directory: Path, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
@@ -164,7 +179,7 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
     return ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary=config.vocab_size,
-        context_length=_context_length(config),
+        context_length=int(config.max_position_embeddings),
         cache=CacheShape(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
@@ -174,10 +189,16 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
     )
 
 
-def _context_length(config: PreTrainedConfig) -> int:
-    """Within a sliding window attention is plain: a model that has one is served up to its window."""
+def _windows_of(config: PreTrainedConfig) -> dict[int, int | None]:
+    """By layer, how many tokens its attention looks back, as transformers' masks have it."""
     window = getattr(config, "sliding_window", None)
-    return min(config.max_position_embeddings, window or config.max_position_embeddings)
+    usual = "full_attention" if window is None else "sliding_attention"
+    kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
+    if not {"full_attention", "sliding_attention"}.issuperset(kinds):
+        raise ModelRefused(f"layers of {config.model_type} models are not all attention")
+    return {
+        layer: window if kind == "sliding_attention" else None for layer, kind in enumerate(kinds)
+    }
 
 
 @contextmanager

@@ -2,15 +2,17 @@
 
 ServingError
 ├── ReplicaRefused   the replica lives and said no (unknown adapter, prompt too long, bad files, output not finite)
+│   └── RequestTooLarge   the request alone needs more memory than all requests may use
 └── ReplicaLost      the process is gone: whatever was under way has to be done again elsewhere
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +28,7 @@ __all__ = [
     "ReplicaLine",
     "ReplicaLost",
     "ReplicaRefused",
+    "RequestTooLarge",
     "ServingError",
 ]
 
@@ -39,6 +42,10 @@ class ServingError(Exception):
 
 class ReplicaRefused(ServingError):
     """The replica lives and refused; the message never holds prompt text."""
+
+
+class RequestTooLarge(ReplicaRefused):
+    """It never fits; the message holds the two counts of tokens and may be shown to the caller."""
 
 
 class ReplicaLost(ServingError):
@@ -59,10 +66,9 @@ class ReplicaFacts:
 class Generation(AsyncIterator[list[int]]):
     """Chunks of token ids. Closing it early (`aclose`, or leaving `async with`) cancels the request."""
 
-    def __init__(self, line: "ReplicaLine", identifier: str) -> None:
-        """Made by `ReplicaLine.generate`."""
-        self._line = line
-        self._id = identifier
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        """Made by a link's `generate`, which also tells it what arrives; `cancel` frees what works on it."""
+        self._cancel = cancel
         self._tokens: list[int] = []
         self._changed = asyncio.Event()
         self._error: ServingError | None = None
@@ -99,18 +105,21 @@ class Generation(AsyncIterator[list[int]]):
         """Cancel unless it has ended."""
         if not self._over:
             self._over = True
-            self._line._cancel(self._id)  # noqa: SLF001 (two halves of one protocol)
+            self._cancel()
 
-    def _take(self, token: int) -> None:
+    def take(self, token: int) -> None:
+        """A token has arrived."""
         self._tokens.append(token)
         self._changed.set()
 
-    def _finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> None:
+        """It has ended by itself."""
         self.finish_reason = reason
         self._over = True
         self._changed.set()
 
-    def _fail(self, error: ServingError) -> None:
+    def fail(self, error: ServingError) -> None:
+        """It cannot go on; the iteration raises the error after the tokens that came before it."""
         self._error = error
         self._over = True
         self._changed.set()
@@ -142,6 +151,16 @@ class ReplicaLine:
             writer.close()
             raise
 
+    @property
+    def under_way(self) -> int:
+        """Generations that have not ended."""
+        return len(self._generations)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the replica is gone."""
+        return self._lost is not None
+
     async def load(self, adapter: str, path: Path) -> None:
         """Make the adapter directory available under a name."""
         await self._ask("load", adapter=adapter, path=str(path))
@@ -157,9 +176,9 @@ class ReplicaLine:
     def generate(self, request: GenerateRequest) -> Generation:
         """Start at once; iterate over the result. A refusal is raised by the iteration."""
         identifier = str(next(self._ids))
-        generation = Generation(self, identifier)
+        generation = Generation(partial(self._cancel, identifier))
         if self._lost is not None:
-            generation._fail(ReplicaLost(str(self._lost)))  # noqa: SLF001
+            generation.fail(ReplicaLost(str(self._lost)))
             return generation
         self._generations[identifier] = generation
         self._send({"op": "generate", "id": identifier, **asdict(request)})
@@ -215,16 +234,17 @@ class ReplicaLine:
         """Ids that are no longer known were cancelled meanwhile."""
         for identifier, token in frame["tokens"]:
             if (generation := self._generations.get(identifier)) is not None:
-                generation._take(token)  # noqa: SLF001
+                generation.take(token)
         for identifier, reason in frame["finished"]:
             if (generation := self._generations.pop(identifier, None)) is not None:
-                generation._finish(FinishReason(reason))  # noqa: SLF001
+                generation.finish(FinishReason(reason))
 
     def _hear_answer(self, frame: dict[str, Any]) -> None:
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
-            kind = ReplicaLost if frame.get("lost") else ReplicaRefused
-            generation._fail(kind(refusal))  # noqa: SLF001
+            refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused
+            kind = ReplicaLost if frame.get("lost") else refused
+            generation.fail(kind(refusal))
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():
             if refusal is None:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
@@ -234,7 +254,7 @@ class ReplicaLine:
     def _lose(self, lost: ReplicaLost) -> None:
         self._lost = lost
         for generation in self._generations.values():
-            generation._fail(ReplicaLost(str(lost)))  # noqa: SLF001 (each raises its own)
+            generation.fail(ReplicaLost(str(lost)))  # each raises its own
         self._generations.clear()
         for answer in self._answers.values():
             if not answer.done():

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tuneship.serving.batch import Batch
-from tuneship.serving.cache import CacheShape, SlotCache
+from tuneship.serving.cache import CacheShape, Look, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 
@@ -77,6 +77,7 @@ class LlamaModel:
         tied = config.get("tie_word_embeddings", False)
         self._head = self._embedding if tied else weights.take("lm_head.weight", number_format)
         self._rotation = _rotation(config, self._dim)
+        self._look = Look(self._dim**-0.5)
         self.sites = tuple(self._sites(layers))
 
     def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
@@ -107,7 +108,7 @@ class LlamaModel:
         heads = qkv.view(len(qkv), -1, self._dim)
         _rotate(heads[:, : self._heads + self._kv_heads], rotation)
         attended = cache.attend(
-            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._dim**-0.5
+            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._look
         )
         return attended.reshape(len(qkv), -1)
 

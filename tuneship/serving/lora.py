@@ -1,8 +1,8 @@
 """Many adapters over one base: every row of a batch gets the delta of its own adapter.
 
-Loaded adapters rest in a registry at the size of their files. Those that run are copied into slots of stacked
-tensors (one stack per site of the model), so that rows of different adapters share matrix products.
-Reads no files (`adapters`) and knows no attention (`llama`, `generic`).
+The matrices of an adapter are in one place only: at rest in a registry, at the size of its file, or, since it last
+ran, in a slot of stacked tensors (one stack per site of the model), so that rows of different adapters share matrix
+products. Reads no files (`adapters`) and knows no attention (`llama`, `generic`).
 """
 
 from collections import Counter
@@ -33,13 +33,17 @@ class Groups:
     """Rows gathered by slot and padded to equal groups, so that one batched product serves them all."""
 
     slots: int
-    gather: Tensor
-    """[slots * group size] the token for each place; padding repeats token 0."""
+    gather: Tensor | None
+    """[slots * group size] the token for each place; padding repeats token 0. None: the tokens are in this order."""
     places: Tensor
     """[n] where the tokens of `rows` are in the gathered order."""
     rows: Tensor
     """[n] tokens that have an adapter."""
     all_rows: bool
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """The tokens group by group; prompts' tokens, which come behind, are not among them."""
+        return x[: len(self.rows)] if self.gather is None else x.index_select(0, self.gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,12 @@ class Routes:
     spans: tuple[tuple[int, int, int], ...]
     """(slot, start, stop): neighbouring tokens of one adapter."""
     groups: Groups | None
+
+
+Fitted = dict[int, dict[int, Matrices]]
+"""One adapter's matrices by site and member of the site."""
+SPARE_SLOTS = 32
+"""Adapters keep the slots they ran in up to this number; more slots are made only for more that run at once."""
 
 
 class Lora:
@@ -63,43 +73,52 @@ class Lora:
             for number, site in enumerate(self._sites)
             for member, module in enumerate(site.modules)
         }
-        self._registry: dict[str, dict[int, dict[int, Matrices]]] = {}
+        self._at_rest: dict[str, Fitted] = {}
         self._stacks = [_Stack(site, dtype) for site in self._sites]
         self._residents: list[str | None] = []
         self._rank = 0
         self._users: Counter[str] = Counter()
         self._used_at: dict[str, int] = {}
-        self._clock = 0
+        self._clock = self._moves = 0
         self._grouped_for: tuple[int | None, ...] = ()
         self._groups: Groups | None = None
 
     def __contains__(self, adapter: str) -> bool:
         """Whether it is loaded."""
-        return adapter in self._registry
+        return adapter in self._at_rest or adapter in self._residents
 
     def __len__(self) -> int:
         """Loaded adapters."""
-        return len(self._registry)
+        return len(self._at_rest) + sum(name is not None for name in self._residents)
+
+    @property
+    def moves(self) -> int:
+        """Grows whenever matrices come, move or go, and memory may have been freed."""
+        return self._moves
 
     def load(self, adapter: str, matrices: Mapping[str, Matrices]) -> None:
         """Register; an adapter of the same name is replaced unless it runs. Raises `AdapterRefused`."""
         if self._users[adapter]:
             raise AdapterRefused("an adapter of this name is answering requests")
-        fitted: dict[int, dict[int, Matrices]] = {}
+        fitted: Fitted = {}
         for module, pair in matrices.items():
             number, member = self._fit(module, pair)
             fitted.setdefault(number, {})[member] = self._own(pair, number, member)
         self.unload(adapter)
-        self._registry[adapter] = fitted
+        self._at_rest[adapter] = fitted
+        self._moves += 1
 
     def unload(self, adapter: str) -> bool:
         """Forget; False when it was not loaded. Raises `AdapterRefused` while it runs."""
         if self._users[adapter]:
             raise AdapterRefused("the adapter is answering requests")
+        was_loaded = adapter in self
+        self._moves += 1
         self._residents = [None if name == adapter else name for name in self._residents]
+        self._at_rest.pop(adapter, None)
         self._used_at.pop(adapter, None)
         del self._users[adapter]
-        return self._registry.pop(adapter, None) is not None
+        return was_loaded
 
     def hold(self, adapter: str) -> None:
         """One more running row uses it: it gets a slot."""
@@ -115,7 +134,8 @@ class Lora:
 
     def route(self, rows: Items[str | None], prompts: Items[tuple[str | None, int, int]]) -> Routes:
         """`rows`: the adapter of each decoding row; `prompts`: adapter, start and stop of each joiner's tokens."""
-        self._compact()
+        if len(set(rows)) > 1:
+            self._compact()
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
         spans = [(slot_of[name], start, stop) for name, start, stop in prompts if name]
         slots = tuple(slot_of[name] if name else None for name in rows)
@@ -133,9 +153,9 @@ class Lora:
         if not stack.touched:
             return
         for slot, start, stop in routes.spans:
-            out[start:stop].addmm_(x[start:stop] @ stack.a[slot].t(), stack.b[slot])
+            stack.add_one(slot, x[start:stop], out[start:stop])
         if routes.groups is not None:
-            _add_grouped(stack, x, out, routes.groups)
+            stack.add_grouped(x, out, routes.groups)
 
     def _fit(self, module: str, pair: Matrices) -> tuple[int, int]:
         if module not in self._place:
@@ -155,7 +175,8 @@ class Lora:
         )
 
     def _settle(self, adapter: str, slot: int) -> None:
-        sites = self._registry[adapter]
+        sites = self._at_rest.pop(adapter)
+        self._moves += 1
         rank = max(pair.a.shape[0] for members in sites.values() for pair in members.values())
         if rank > self._rank:
             self._rank = rank
@@ -165,14 +186,23 @@ class Lora:
         self._residents[slot] = adapter
 
     def _free_slot(self) -> int:
-        """An empty one, else the least recently used that no running row needs, else twice as many."""
-        free = [
-            slot for slot, name in enumerate(self._residents) if not (name and self._users[name])
-        ]
-        if not free:
-            free = [len(self._residents)]
-            self._resize(max(1, 2 * len(self._residents)))
-        return min(free, key=lambda slot: self._used_at.get(self._residents[slot] or "", 0))
+        """An empty one, else a new one, else the least recently used that no running row needs."""
+        if None in self._residents:
+            return self._residents.index(None)
+        count = len(self._residents)
+        idle = [slot for slot, name in enumerate(self._residents) if name and not self._users[name]]
+        if count < SPARE_SLOTS or not idle:
+            self._resize(max(1, 2 * count))
+            return count
+        slot = min(idle, key=lambda slot: self._used_at[self._residents[slot] or ""])
+        self._vacate(slot)
+        return slot
+
+    def _vacate(self, slot: int) -> None:
+        """Back into the registry."""
+        found = {number: stack.read(slot) for number, stack in enumerate(self._stacks)}
+        self._at_rest[self._residents[slot] or ""] = {n: one for n, one in found.items() if one}
+        self._residents[slot] = None
 
     def _resize(self, slots: int) -> None:
         self._residents.extend([None] * (slots - len(self._residents)))
@@ -185,58 +215,115 @@ class Lora:
         if not active or active[-1] < 2 * len(active):
             return
         holes = (slot for slot in range(len(active)) if slot not in active)
+        names = self._residents
         for slot in reversed(active):
             if slot < len(active):
                 break
-            target = next(holes)
+            hole = next(holes)
             for stack in self._stacks:
-                stack.copy(slot, target)
-            self._residents[target], self._residents[slot] = self._residents[slot], None
+                stack.swap(slot, hole)
+            names[slot], names[hole] = names[hole], names[slot]
 
 
 class _Stack:
-    """The slots of one site: a [slot, members * rank, in], b [slot, members * rank, out] (block diagonal)."""
+    """The slots of one site: a [slot, members * rank, in] and, per member, b [slot, rank, out]."""
 
     def __init__(self, site: Site, dtype: torch.dtype) -> None:
         self._site = site
-        self._rank = 0
+        self._dtype = dtype
+        self._slots = self._rank = 0
+        self._ranks: dict[tuple[int, int], int] = {}
+        """Of what was filled, by slot and member: the rest of the stack's rank is zero."""
         self.touched = False
-        self.a = torch.zeros(0, 0, site.inputs, dtype=dtype)
-        self.b = torch.zeros(0, 0, sum(site.outputs), dtype=dtype)
+        self._a = torch.empty(0)
+        self._b: list[Tensor] = []
+        stops = [sum(site.outputs[: member + 1]) for member in range(len(site.outputs))]
+        self._columns = [
+            slice(stop - width, stop) for stop, width in zip(stops, site.outputs, strict=True)
+        ]
 
     def resize(self, slots: int, rank: int) -> None:
-        """More slots or a larger rank; what was filled stays."""
-        self.a = self._resized(self.a, slots, rank)
-        self.b = self._resized(self.b, slots, rank)
-        self._rank = rank
+        """More slots or a larger rank; what was filled stays. A site that no adapter changes takes no memory."""
+        filled = [(slot, self.read(slot)) for slot in range(self._slots)] if self.touched else []
+        self._slots, self._rank = slots, rank
+        if self.touched:
+            self._allocate()
+        for slot, members in filled:
+            self.fill(slot, members)
+
+    def _allocate(self) -> None:
+        self.touched = True
+        site, rank = self._site, self._rank
+        height = len(site.outputs) * rank
+        self._a = torch.zeros(self._slots, height, site.inputs, dtype=self._dtype)
+        self._b = [
+            torch.zeros(self._slots, rank, width, dtype=self._dtype) for width in site.outputs
+        ]
 
     def fill(self, slot: int, members: Mapping[int, Matrices]) -> None:
-        """Write one adapter's matrices; members it does not have stay zero."""
-        if not members and not self.touched:
+        """Write one adapter's matrices; members it does not have become zero."""
+        if not self.touched:
+            if not members:
+                return
+            self._allocate()
+        for member, b in enumerate(self._b):
+            pair = members.get(member)
+            a = self._a[slot, member * self._rank : (member + 1) * self._rank]
+            rank = 0 if pair is None else pair.a.shape[0]
+            self._ranks[slot, member] = rank
+            a[rank:].zero_()
+            b[slot, rank:].zero_()
+            if pair is not None:
+                a[:rank] = pair.a
+                b[slot, :rank] = pair.b
+
+    def read(self, slot: int) -> dict[int, Matrices]:
+        """Copies of what was filled."""
+        found: dict[int, Matrices] = {}
+        for member, b in enumerate(self._b):
+            rank, start = self._ranks.get((slot, member), 0), member * self._rank
+            if rank:
+                a = self._a[slot, start : start + rank]
+                found[member] = Matrices(a=a.clone(), b=b[slot, :rank].clone())
+        return found
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchange two slots."""
+        for stacked in (self._a, *self._b) if self.touched else ():
+            stacked[[one, other]] = stacked[[other, one]]
+        for member in range(len(self._b)):
+            ours, theirs = (one, member), (other, member)
+            ranks = self._ranks.get(theirs, 0), self._ranks.get(ours, 0)
+            self._ranks[ours], self._ranks[theirs] = ranks
+
+    def add_one(self, slot: int, x: Tensor, out: Tensor) -> None:
+        """Every row gets the delta of one slot."""
+        low = x @ self._a[slot].t()
+        for b, columns, narrow in zip(self._b, self._columns, self._split(low), strict=True):
+            out[:, columns].addmm_(narrow, b[slot])
+
+    def add_grouped(self, x: Tensor, out: Tensor, groups: Groups) -> None:
+        """Every row gets the delta of the slot whose group it is in."""
+        ordered = groups.ordered(x)
+        grouped = ordered.view(groups.slots, -1, x.shape[1])
+        low = torch.bmm(grouped, self._a[: groups.slots].transpose(1, 2))
+        deltas = [
+            torch.bmm(narrow, b[: groups.slots]).view(len(ordered), -1)
+            for b, narrow in zip(self._b, self._split(low), strict=True)
+        ]
+        if groups.gather is None:
+            for delta, columns in zip(deltas, self._columns, strict=True):
+                out[: len(delta), columns] += delta
             return
-        self.touched = True
-        self.a[slot].zero_()
-        self.b[slot].zero_()
-        for member, pair in members.items():
-            start = member * self._rank
-            left = sum(self._site.outputs[:member])
-            rows = slice(start, start + pair.a.shape[0])
-            self.a[slot, rows] = pair.a
-            self.b[slot, rows, left : left + pair.b.shape[1]] = pair.b
+        delta = deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=1)
+        delta = delta.index_select(0, groups.places)
+        if groups.all_rows:
+            out[: len(delta)] += delta
+        else:
+            out.index_add_(0, groups.rows, delta)
 
-    def copy(self, source: int, target: int) -> None:
-        """Fill a slot from another."""
-        if self.touched:
-            self.a[target] = self.a[source]
-            self.b[target] = self.b[source]
-
-    def _resized(self, old: Tensor, slots: int, rank: int) -> Tensor:
-        members = len(self._site.modules)
-        new = old.new_zeros(slots, members, rank, old.shape[2])
-        if self.touched:
-            filled = old.view(old.shape[0], members, self._rank, old.shape[2])
-            new[: old.shape[0], :, : self._rank] = filled
-        return new.view(slots, members * rank, old.shape[2])
+    def _split(self, low: Tensor) -> tuple[Tensor, ...]:
+        return low.split(self._rank, dim=-1)
 
 
 def _group(slots: tuple[int | None, ...]) -> Groups:
@@ -254,21 +341,11 @@ def _group(slots: tuple[int | None, ...]) -> Groups:
     rows = sorted(place_of)
     return Groups(
         slots=count,
-        gather=torch.tensor(gather),
+        gather=None if gather == list(range(len(slots))) else torch.tensor(gather),
         places=torch.tensor([place_of[row] for row in rows]),
         rows=torch.tensor(rows),
         all_rows=len(rows) == len(slots),
     )
-
-
-def _add_grouped(stack: _Stack, x: Tensor, out: Tensor, groups: Groups) -> None:
-    gathered = x.index_select(0, groups.gather).view(groups.slots, -1, x.shape[1])
-    low = torch.bmm(gathered, stack.a[: groups.slots].transpose(1, 2))
-    delta = torch.bmm(low, stack.b[: groups.slots]).view(-1, out.shape[1])
-    if groups.all_rows:
-        out[: len(groups.rows)] += delta.index_select(0, groups.places)
-    else:
-        out.index_add_(0, groups.rows, delta.index_select(0, groups.places))
 
 
 def _joined(spans: Items[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:

@@ -15,12 +15,15 @@ from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.engine import Engine, RequestRefused, StepResult
+from tuneship.serving.engine import Engine, RequestRefused, RequestTooLarge, StepResult
+from tuneship.serving.memory import give_back
 from tuneship.serving.model import Model, read_config
 from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
 _CHUNK = 1 << 18
+MOVES_BORNE = 8
+"""Of adapters in memory, before what they freed is given back: that takes some 20 ms."""
 
 
 class Frames:
@@ -56,6 +59,7 @@ class Replica:
         """`run` does the work."""
         self._engine = engine
         self._frames = frames
+        self._tidied_at = -MOVES_BORNE  # what loading the model left behind, too
         self._operations: dict[str, Callable[[Frame], Frame | None]] = {
             "load": self._load,
             "unload": self._unload,
@@ -72,16 +76,25 @@ class Replica:
                     self._answer(frame)
                 if not self._engine.idle:
                     self._report(self._engine.step())
+                self._tidy()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
             for identifier in self._engine.requests:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
 
+    def _tidy(self) -> None:
+        """Nothing waits for it; an adapter more then costs its own size and not its holes."""
+        if self._engine.idle and self._engine.moves - self._tidied_at >= MOVES_BORNE:
+            self._tidied_at = self._engine.moves
+            give_back()
+
     def _answer(self, frame: Frame) -> None:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
+        except RequestTooLarge as refusal:
+            self._frames.send({"id": identifier, "error": str(refusal), "too_large": True})
         except (AdapterRefused, RequestRefused) as refusal:
             self._frames.send({"id": identifier, "error": str(refusal)})
         except (KeyError, TypeError, ValueError) as error:
@@ -115,6 +128,7 @@ class Replica:
             top_p=float(frame["top_p"]),
             seed=frame["seed"],
             stop_tokens=tuple(map(index, frame["stop_tokens"])),
+            queue=str(frame["queue"]),
         )
         self._engine.submit(str(frame["id"]), request)
 

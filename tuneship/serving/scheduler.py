@@ -1,13 +1,18 @@
-"""Which sequences run in the next step: a first-come queue in front of a fixed number of rows.
+"""Which sequences run in the next step, and how much of whose prompt enters.
 
-Running sequences always fill rows 0..n-1, so that the cache and the batch are plain slices.
-Knows nothing of tensors; `engine` acts on what it says.
+Waiting sequences take turns by queue, so that a hundred requests of one deployment do not hold up one of another.
+Running sequences fill rows 0..n-1, those that generate before one whose prompt is entering in parts, so that the cache
+and the batch are plain slices. Knows nothing of tensors; `engine` acts on what it says.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from tuneship.serving.sequence import Sequence
+
+TOKENS_PER_ROW = 2
+"""New prompt tokens per generating row that a step may take beyond its fixed share: it takes about three times as long
+then as without any, however many rows there are."""
 
 
 class Move(NamedTuple):
@@ -21,47 +26,110 @@ class Move(NamedTuple):
 class Scheduler:
     """Continuous batching: joiners enter at any step, the ended leave at once."""
 
-    def __init__(self, rows: int, prompt_tokens: int) -> None:
-        """`rows` run at once; `prompt_tokens` new ones enter per step, so that joiners do not stall the rest."""
+    def __init__(self, rows: int, prompt_tokens: int, cache_tokens: int | None = None) -> None:
+        """`rows` run at once; `prompt_tokens` new ones enter per step, so that joiners do not stall the rest.
+
+        `cache_tokens`: what rows times the longest of them may come to at most.
+        """
         self.rows = rows
         self.prompt_tokens = prompt_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.cache_tokens = cache_tokens
         self.running: list[Sequence] = []
+        self._queues: OrderedDict[str, deque[Sequence]] = OrderedDict()
 
     @property
     def idle(self) -> bool:
         """Nothing to run."""
-        return not (self.waiting or self.running)
+        return not (self._queues or self.running)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._queues.values()))
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether it could run alone."""
+        return self.cache_tokens is None or sequence.longest <= self.cache_tokens
 
     def add(self, sequence: Sequence) -> None:
-        """Queue behind everyone who came before."""
-        self.waiting.append(sequence)
+        """Wait behind those of the same queue."""
+        self._queues.setdefault(_queue(sequence), deque()).append(sequence)
 
-    def schedule(self) -> int:
-        """Let waiting sequences join behind the running ones; returns how many did.
+    def remove(self, sequence: Sequence) -> None:
+        """Forget one that waits."""
+        queue = self._queues[_queue(sequence)]
+        queue.remove(sequence)
+        if not queue:
+            del self._queues[_queue(sequence)]
 
-        A prompt above the budget joins alone. Joiners of one adapter stand side by side, which makes fewer, larger
-        matrix products of their prompts.
+    def schedule(self) -> list[int]:
+        """Let waiting sequences join; returns how many prompt tokens each of the last rows brings into this step.
+
+        Only the last one may come to no end in this step: it goes on before others join. Joiners of one adapter stand
+        side by side, which makes fewer, larger matrix products of their prompts.
         """
+        entering = [sequence for sequence in self.running if sequence.is_entering]
+        generating = len(self.running) - len(entering)
+        budget = max(self.prompt_tokens, TOKENS_PER_ROW * generating)
+        parts = {one: min(budget, _missing(one)) for one in entering}
+        budget -= sum(parts.values())
         joiners: list[Sequence] = []
-        budget = self.prompt_tokens
-        while self.waiting and len(self.running) + len(joiners) < self.rows:
-            budget -= self.waiting[0].length
-            if budget < 0 and joiners:
-                break
-            joiners.append(self.waiting.popleft())
-        joiners.sort(key=lambda sequence: sequence.request.adapter or "")
+        while budget > 0 and (joiner := self._next(joiners)) is not None:
+            joiners.append(joiner)
+            parts[joiner] = min(budget, _missing(joiner))
+            budget -= parts[joiner]
+        joiners.sort(key=lambda one: (parts[one] < _missing(one), one.request.adapter or ""))
         for sequence in joiners:
             sequence.row = len(self.running)
             self.running.append(sequence)
-        return len(joiners)
+        return [parts[sequence] for sequence in self.running[generating:]]
 
-    def release(self, sequence: Sequence) -> Move | None:
-        """Free the row of a running sequence; the last row moves into the gap."""
-        last = self.running.pop()
-        if last is sequence:
+    def release(self, sequence: Sequence) -> list[Move]:
+        """Free the row of a running sequence; what moves into the gap, in this order.
+
+        That is the last generating row, and behind it one whose prompt is entering.
+        """
+        gap, last = sequence.row, len(self.running) - 1
+        generating = last - 1 if self.running[last].is_entering else last
+        moves = [self._move(generating, gap)] if gap < generating else []
+        hole = generating if moves else gap
+        if hole < last:
+            moves.append(self._move(last, hole))
+        self.running.pop()
+        return moves
+
+    def _next(self, joiners: list[Sequence]) -> Sequence | None:
+        """The first of the queue whose turn it is, if there is a row and room for it.
+
+        One that has to wait for room is waited for: smaller ones would take what it needs again and again.
+        """
+        if not self._queues or len(self.running) + len(joiners) >= self.rows:
             return None
-        move = Move(last.row, sequence.row, last.length)
-        self.running[sequence.row] = last
-        last.row = sequence.row
-        return move
+        name, queue = next(iter(self._queues.items()))
+        if not self._has_room([*self.running, *joiners, queue[0]]):
+            return None
+        sequence = queue.popleft()
+        if queue:
+            self._queues.move_to_end(name)
+        else:
+            del self._queues[name]
+        return sequence
+
+    def _has_room(self, sequences: list[Sequence]) -> bool:
+        if self.cache_tokens is None:
+            return True
+        return len(sequences) * max(one.longest for one in sequences) <= self.cache_tokens
+
+    def _move(self, source: int, target: int) -> Move:
+        moved = self.running[source]
+        self.running[target] = moved
+        moved.row = target
+        return Move(source, target, moved.cached + len(moved.generated))
+
+
+def _queue(sequence: Sequence) -> str:
+    return sequence.request.queue or sequence.request.adapter or ""
+
+
+def _missing(sequence: Sequence) -> int:
+    return len(sequence.request.tokens) - sequence.cached

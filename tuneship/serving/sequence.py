@@ -30,6 +30,8 @@ class GenerateRequest:
     """None draws from the operating system's randomness."""
     stop_tokens: tuple[int, ...] = ()
     """Any of these ends the generation and is not part of it."""
+    queue: str = ""
+    """Who asks, e.g. a deployment: while requests wait, queues take turns. Empty: one queue per adapter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,8 @@ class Sequence:
     """New tokens at most: what was asked for, or what the context still holds."""
     generated: list[int] = field(default_factory=list)
     row: int = -1
+    cached: int = 0
+    """Prompt tokens whose keys and values are in the cache: long prompts enter in parts."""
     draws: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +56,16 @@ class Sequence:
     def length(self) -> int:
         """Tokens known so far: prompt and generated."""
         return len(self.request.tokens) + len(self.generated)
+
+    @property
+    def longest(self) -> int:
+        """Cached tokens that it may come to need."""
+        return len(self.request.tokens) + self.token_limit
+
+    @property
+    def is_entering(self) -> bool:
+        """A part of its prompt is not in the cache yet."""
+        return self.cached < len(self.request.tokens)
 
     def append(self, token: int) -> FinishReason | None:
         """Take the next token; a stop token ends the sequence and is not kept."""

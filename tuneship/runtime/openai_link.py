@@ -1,0 +1,226 @@
+"""The way to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
+
+It obeys `ReplicaLink` of `groups.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds to that API:
+`return_token_ids`, `stop_token_ids`, `ignore_eos`, and adapters that are loaded while it runs. Who starts the server:
+`vllm.py`.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from tuneship.runtime.workers import Worker
+from tuneship.serving.line import (
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    ReplicaLost,
+    ReplicaRefused,
+    ServingError,
+)
+
+logger = logging.getLogger(__name__)
+
+BASE = "base"
+"""The name under which the server serves the base model; an adapter's name is a model id, which has colons."""
+ANSWER_S = 120.0
+"""For anything but a generation: reading a big adapter from a slow disk takes longest."""
+LINE_BYTES = 8 << 20
+"""Of one event; the first one may repeat a prompt of a million tokens."""
+TOKENS = 1 << 31
+"""No vocabulary is larger; a tokenizer cannot even be asked for what is."""
+LOOK_EVERY_S = 0.1
+WAITING = "vllm:num_requests_waiting"
+RUNNING = "vllm:num_requests_running"
+
+
+class OpenAiLink:
+    """Many concurrent conversations with one server."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, worker: Worker, on_close: Callable[[], None]
+    ) -> None:
+        """`client`: knows the server's address and key. `on_close`: what is left to clear away at the end."""
+        self._client = client
+        self._worker = worker
+        self._on_close = on_close
+        self._under_way: dict[asyncio.Task[None], Generation] = {}
+        self._is_closed = False
+
+    @property
+    def under_way(self) -> int:
+        """Generations that have not ended."""
+        return len(self._under_way)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is closed, or the server's process gone."""
+        return self._is_closed or self._worker.exit_code() is not None
+
+    async def load(self, adapter: str, path: Path) -> None:
+        """Raises `ReplicaRefused` when the server cannot use the files; then its log says why."""
+        # In place: the server may still have one of this name that it could not be asked to unload.
+        body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}  # noqa: ASYNC240 - no I/O
+        answer = await self._ask("POST", "/v1/load_lora_adapter", body)
+        if not answer.is_success:
+            raise ReplicaRefused(f"the server refused the adapter ({answer.status_code})")
+
+    async def unload(self, adapter: str) -> None:
+        """An adapter that the server has dropped by itself, to make room, is none to refuse."""
+        answer = await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": adapter})
+        if not answer.is_success:
+            logger.warning("the server had no such adapter to unload (%s)", answer.status_code)
+
+    async def stats(self) -> dict[str, int]:
+        """The server's own counts where it has them. Raises `ReplicaLost` when it is not healthy."""
+        health = await self._ask("GET", "/health")
+        if not health.is_success:
+            raise ReplicaLost(f"the server says that it is not healthy ({health.status_code})")
+        metrics = await self._ask("GET", "/metrics")
+        counts = _counts(metrics.text) if metrics.is_success else {}
+        running = int(counts.get(RUNNING, self.under_way))
+        return {"running": running, "waiting": int(counts.get(WAITING, 0))}
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Start at once; what goes wrong is raised by the iteration. Closing it hangs up, which ends it over there."""
+        generation = Generation(lambda: task.cancel())  # noqa: PLW0108 - the task is made below
+        task = asyncio.create_task(self._follow(request, generation))
+        self._under_way[task] = generation
+        task.add_done_callback(self._ended)
+        return generation
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        self._is_closed = True
+        tasks = list(self._under_way)
+        for task, generation in self._under_way.items():
+            generation.fail(ReplicaLost("the line was closed"))
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+        self._on_close()
+
+    async def wait_lost(self) -> ReplicaLost:
+        """Returns when the server's process is gone."""
+        while not self.is_lost:  # noqa: ASYNC110 - a process has no event
+            await asyncio.sleep(LOOK_EVERY_S)
+        return ReplicaLost("the server's process ended")
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        if self.is_lost:
+            raise ReplicaLost("the server's process ended")
+        try:
+            return await self._client.request(method, path, json=body, timeout=ANSWER_S)
+        except httpx.HTTPError as error:
+            raise ReplicaLost(f"the server did not answer: {type(error).__name__}") from error
+
+    async def _follow(self, request: GenerateRequest, generation: Generation) -> None:
+        """Tell the generation what the server streams; `_ended` tells it what is raised here."""
+        if self.is_lost:
+            raise ReplicaLost("the server's process ended")
+        asked = self._client.stream("POST", "/v1/completions", json=_body(request), timeout=None)
+        async with asked as answer:
+            if answer.is_server_error:
+                raise ReplicaLost(f"the server failed ({answer.status_code})")
+            if not answer.is_success:
+                raise ReplicaRefused(f"the server refused the request ({answer.status_code})")
+            generation.finish(await _read(answer, request, generation))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        generation = self._under_way.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ServingError):
+            generation.fail(error)
+        elif isinstance(error, httpx.HTTPError):
+            text = f"the connection to the server broke: {type(error).__name__}"
+            generation.fail(ReplicaLost(text))
+        elif error is not None:  # it is no completion that was streamed
+            text = f"the server broke the protocol: {type(error).__name__}"
+            generation.fail(ReplicaLost(text))
+
+
+def _body(request: GenerateRequest) -> dict[str, Any]:
+    return {
+        "model": BASE if request.adapter is None else request.adapter,
+        "prompt": list(request.tokens),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed,
+        "stop_token_ids": list(request.stop_tokens),
+        "ignore_eos": True,  # the stop tokens above are the whole truth
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
+async def _read(
+    answer: httpx.Response, request: GenerateRequest, generation: Generation
+) -> FinishReason:
+    """Pass tokens on until the stream's own end. Raises `ValueError` and the like for what is no completion."""
+    reason: FinishReason | None = None
+    is_done = False
+    room = request.max_tokens + 1  # a stop token comes along and is not counted
+    async for event in _events(answer):
+        if event == b"[DONE]":
+            is_done = True
+            continue
+        (choice,) = _chunk(event)["choices"]
+        tokens = _tokens(choice["token_ids"])
+        room -= len(tokens)
+        if is_done or room < 0:
+            raise ValueError("more than was asked for")
+        for token in tokens:
+            if token not in request.stop_tokens:
+                generation.take(token)
+        if choice.get("finish_reason") is not None:
+            reason = FinishReason(choice["finish_reason"])
+    if reason is None or not is_done:
+        raise ValueError("the stream was cut")
+    return reason
+
+
+def _chunk(event: bytes) -> dict[str, Any]:
+    """Even a request that the server refuses may get a 200 and then an error in the stream."""
+    chunk = json.loads(event)
+    if "error" in chunk:
+        code = int(chunk["error"]["code"])
+        kind = ReplicaRefused if code < httpx.codes.INTERNAL_SERVER_ERROR else ReplicaLost
+        raise kind(f"the server ended the stream with an error ({code})")
+    return chunk
+
+
+def _tokens(listed: Any) -> list[int]:
+    tokens = cast("list[object]", listed if isinstance(listed, list) else [None])
+    if not all(type(token) is int and 0 <= token < TOKENS for token in tokens):
+        raise TypeError("no token ids")
+    return cast("list[int]", tokens)
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The `data` of each server-sent event."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > LINE_BYTES:
+            raise ValueError("an endless line")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").strip()
+
+
+def _counts(exposition: str) -> dict[str, float]:
+    """The sum of each metric over its labels (Prometheus' text format)."""
+    found: dict[str, float] = {}
+    for line in exposition.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in (WAITING, RUNNING):
+            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return found

@@ -1,0 +1,128 @@
+"""Replicas that are vLLM servers, for hosts with a GPU: one process group per replica, any number of adapters in it.
+
+Not run on a GPU by this project; `tests/runtime/test_vllm.py` says what it was tried with. The server listens on a
+socket in a private folder and nowhere else, wants a random key even there, and is told to log no request: vLLM's own
+key guards `/v1` only, and loading adapters at run time is meant for trusted callers. See `openai_link.py`.
+"""
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from tuneship.runtime.groups import OpenedReplica, OpenReplica
+from tuneship.runtime.openai_link import BASE, OpenAiLink
+from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
+from tuneship.serving.line import ReplicaLost, ReplicaRefused
+
+LOOK_EVERY_S = 0.25
+KEPT_S = 2.0
+"""Idle connections; shorter than the server keeps them, so that no request meets a closed one."""
+SOCKET = "socket"
+ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
+"""Different adapters in one step; adapters in main memory; the largest rank. An option of the base comes later."""
+ALWAYS = (
+    "--generation-config=vllm",  # no sampling defaults of the checkpoint: the request says all
+    f"--served-model-name={BASE}",
+    "--no-enable-log-requests",
+    "--disable-uvicorn-access-log",
+)
+ENVIRONMENT = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True)
+class VllmServer:
+    """How the server of one base model is started."""
+
+    command: tuple[str, ...]
+    """E.g. `vllm serve`; the base model's directory and the options follow."""
+    options: tuple[str, ...] = ()
+    """More of them for this base model, e.g. `--tensor-parallel-size 2`."""
+    patience_s: float = 600.0
+    """Until it is healthy."""
+
+
+def vllm_replica(
+    runtime: Runtime,
+    server: VllmServer,
+    new_key: Callable[[], str] = secrets.token_urlsafe,
+) -> OpenReplica:
+    """A replica with vLLM's engine, as processes on this machine."""
+
+    async def open_replica(base: Path, log: Path) -> OpenedReplica:
+        key = new_key()
+        # For its owner only. Not in the data directory: the path of a socket has at most 107 bytes.
+        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir="/tmp"))
+        spec = WorkerSpec(
+            module="tuneship.runtime.program",
+            arguments=(str(folder), *_command(server, base, folder / SOCKET)),
+            log=log,
+            environment={**ENVIRONMENT, "VLLM_API_KEY": key},
+            needs_network=True,
+        )
+        clear = partial(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            worker = runtime.start(spec)
+        except BaseException:
+            clear()
+            raise
+        link = OpenAiLink(_client(folder / SOCKET, key), worker, clear)
+        try:
+            async with asyncio.timeout(server.patience_s):
+                await _until_healthy(link, worker)
+        except BaseException as error:
+            worker.kill()
+            await link.aclose()
+            if isinstance(error, TimeoutError):
+                text = f"the server was not ready within {server.patience_s:g} s"
+                raise ReplicaLost(text) from None
+            raise
+        return OpenedReplica(worker, link)
+
+    return open_replica
+
+
+def _command(server: VllmServer, base: Path, socket: Path) -> tuple[str, ...]:
+    """What must not be overridden stands last; the program runs in a folder of its own."""
+    return (
+        *server.command,
+        str(base.absolute()),
+        *ADAPTERS,
+        *server.options,
+        *ALWAYS,
+        f"--uds={socket}",
+    )
+
+
+def _client(socket: Path, key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEPT_S)
+    return httpx.AsyncClient(
+        base_url="http://localhost",  # the socket is the address
+        headers={"Authorization": f"Bearer {key}"},
+        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
+        follow_redirects=True,
+        trust_env=False,
+    )
+
+
+async def _until_healthy(link: OpenAiLink, worker: Worker) -> None:
+    """Raises `ReplicaRefused` when its process ends before."""
+    while worker.exit_code() is None:
+        try:
+            await link.stats()
+        except ReplicaLost:
+            await asyncio.sleep(LOOK_EVERY_S)
+        else:
+            return
+    raise ReplicaRefused("the server ended while it started; its log says why")
