@@ -1,14 +1,16 @@
 """The command `tuneship`: the composition root that people start."""
 
+import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from tuneship.settings import ServiceSettings
+from tuneship import audit_cli, keys_cli
+from tuneship.command_line import fail, service_settings
+from tuneship.contract.openapi import document
 
 DIRECTORY_IN_USE = 6
 
@@ -18,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tune a language model on your data and ship it safely.",
 )
+app.add_typer(keys_cli.app, name="keys")
+app.add_typer(audit_cli.app, name="audit")
 
 
 @app.callback()
@@ -26,25 +30,28 @@ def tuneship() -> None:
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913 - the options of a command
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file; with it, and --tls-key, only TLS is spoken.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
     allow_fault_injection: Annotated[
         bool, typer.Option(help="Let fault.* tags break deployments, for drills.")
     ] = False,
     die_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the service. It prints `ready <url>`; credentials lie in <data-dir>/credentials.json."""
-    given = {"host": host, "port": port, "data_dir": data_dir}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if allow_fault_injection:
-        chosen["allow_fault_injection"] = True
-    try:
-        settings = ServiceSettings(**chosen)  # pyright: ignore[reportArgumentType]
-    except ValidationError as error:
-        places = ", ".join(".".join(str(part) for part in one["loc"]) for one in error.errors())
-        fail(f"a setting is not valid: {places}")
+    settings = service_settings(
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        allow_fault_injection=allow_fault_injection or None,
+    )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
@@ -52,22 +59,25 @@ def serve(
         from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415 - the light install
         from tuneship.service.serve import DirectoryInUse  # noqa: PLC0415 - has no service
         from tuneship.service.serve import serve as run  # noqa: PLC0415
+        from tuneship.store.belonging import FilesOfAnotherDatabase  # noqa: PLC0415
+        from tuneship.store.database import DatabaseInUse, UnknownDatabase  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"the service needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
         run(settings, with_parent=os.getppid() if die_with_parent else None)
-    except DirectoryInUse:
-        fail(f"another service runs on {settings.data_dir}", code=DIRECTORY_IN_USE)
+    except (DirectoryInUse, DatabaseInUse) as error:
+        place = settings.data_dir if isinstance(error, DirectoryInUse) else "this database"
+        fail(f"another service runs on {place}", code=DIRECTORY_IN_USE)
     except SQLAlchemyError as error:
         fail(f"the service cannot open its database: {type(error).__name__}")
-    except (CatalogueFault, OSError) as error:
+    except (CatalogueFault, FilesOfAnotherDatabase, UnknownDatabase, OSError) as error:
         fail(f"the service cannot start: {error}")
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    """One clear line on standard error, then the exit code."""
-    typer.echo(f"tuneship: {message}", err=True)
-    raise typer.Exit(code)
+@app.command()
+def openapi() -> None:
+    """Print the API as an OpenAPI 3.1 document, e.g. to generate a client in another language."""
+    typer.echo(json.dumps(document(), indent=1, ensure_ascii=False))
 
 
 def main() -> None:

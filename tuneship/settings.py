@@ -6,14 +6,37 @@ flows work without any configuration.
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
+ApiProfile = Literal["full", "simplified", "auto"]
+"""Which reference's fields an answer has: the full one's, the short one's (§4.9), or both."""
+
+
+def _listed(value: object) -> object:
+    """`a, b` in the environment is a list."""
+    return (
+        [one.strip() for one in value.split(",") if one.strip()]
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _words(value: object) -> object:
+    """A command in the environment is written as in a shell."""
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_listed)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 WORKER_ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -42,13 +65,36 @@ class ServiceSettings(BaseSettings):
     public_url: str | None = Field(
         default=None, description="Base of the URLs in answers; default: host and port."
     )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="PEM file of the certificate and its chain; with it only TLS is spoken.",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of the certificate's key.")
+    trusted_proxies: Networks = Field(
+        default=(), description="Proxies whose X-Forwarded-For is believed, as networks."
+    )
+    private_networks: Networks = Field(
+        default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
+        description="Who reaches deployments with `private_endpoints`.",
+    )
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
     )
     model_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further base models."
     )
+    instance_catalogue: Path | None = Field(
+        default=None, description="YAML file that lists further instance types and regions."
+    )
     allow_fault_injection: bool = False
+    api_profile: ApiProfile = "auto"
+    client_profiles: dict[str, ApiProfile] = Field(
+        default_factory=dict[str, ApiProfile],
+        description="Profiles of single clients, by client id (JSON).",
+    )
+    created_status: Literal[200, 201] = Field(
+        default=201, description="Status of every create; 200 for clients that test for it."
+    )
     control_requests_per_minute: Annotated[int, Field(ge=0)] = 600
     generate_requests_per_minute: Annotated[int, Field(ge=0)] = 1200
     generate_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -56,15 +102,64 @@ class ServiceSettings(BaseSettings):
     maximum_deployments: Annotated[int, Field(ge=1)] = 50
     maximum_datasets: Annotated[int, Field(ge=1)] = 1000
     maximum_dataset_bytes: Annotated[int, Field(ge=1)] = 50 << 30
+    inline_dataset_bytes: Annotated[
+        int, Field(ge=0, description="Bigger files are checked after their upload is answered.")
+    ] = 64 << 20
+    minimum_free_disk_bytes: Annotated[
+        int, Field(ge=0, description="Below this, or the share, uploads are refused (503).")
+    ] = 2 << 30
+    minimum_free_disk_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    audit_heads: Path | None = Field(
+        default=None,
+        description="File of the audit chain's signed heads; default: in the data directory. Elsewhere is safer.",
+    )
+    maximum_webhooks: Annotated[int, Field(ge=1)] = 20
+    webhook_allow_cidrs: Networks = Field(
+        default=(), description="Private networks whose webhook receivers may be called."
+    )
+    webhook_allow_http_hosts: Hosts = Field(
+        default=(), description="Webhook receivers that may be called without TLS, by host name."
+    )
     concurrent_jobs: Annotated[
         int, Field(ge=1, description="Training processes at the same time.")
     ] = 1
+    warm_trainer: bool = Field(
+        default=True,
+        description="Keep a training process waiting with its libraries loaded: jobs begin seconds earlier.",
+    )
     replica_processes: Annotated[
         int, Field(ge=1, description="Serving processes of one base model at most.")
     ] = 4
+    replica_cache_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Memory of one serving process for the texts that it works on (keys and values); "
+            "0 takes its share of what is free when it starts.",
+        ),
+    ] = 0
+    auto_scaling_queue_s: Annotated[
+        float, Field(gt=0, description="A request that waits so long brings another replica.")
+    ] = 1.0
+    auto_scaling_idle_s: Annotated[
+        float, Field(gt=0, description="A replica that is too many for so long is ended.")
+    ] = 300.0
+    vllm_command: Annotated[
+        Command,
+        Field(min_length=1, description="Starts vLLM for bases whose catalogue entry asks for it."),
+    ] = ("vllm", "serve")
+    vllm_start_timeout_s: Annotated[
+        float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
+    ] = 600.0
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> "ServiceSettings":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        return self
 
 
 class ClientSettings(BaseSettings):
@@ -78,6 +173,10 @@ class ClientSettings(BaseSettings):
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     read_timeout_s: Annotated[float, Field(gt=0)] = 150.0
     tries: Annotated[int, Field(ge=1, le=20)] = 2
+    ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of an authority of one's own that signed the service's certificate.",
+    )
 
     @classmethod
     def from_credentials(cls, file: Path) -> "ClientSettings":
@@ -99,6 +198,23 @@ class PipelineSettings(BaseSettings):
     log_file: Path | None = Field(
         default=None, description="Where the embedded service logs; default: in its data directory."
     )
+
+
+class LocalSettings(BaseSettings):
+    """What `make up` starts on one machine, beside the service with its own settings."""
+
+    model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
+
+    run_dir: Path = Field(default=HOME / "run", description="Process ids and logs of what runs.")
+    prefect_dir: Path = Field(
+        default=HOME / "prefect", description="The Prefect server's database."
+    )
+    prefect_port: Annotated[int, Field(ge=1, le=65535)] = 4200
+    bridge_port: Annotated[
+        int,
+        Field(ge=1, le=65535, description="Where the service's webhooks become Prefect events."),
+    ] = 8701
+    bridge_secret_file: Path = HOME / "webhook.json"
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:

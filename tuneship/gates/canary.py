@@ -143,6 +143,15 @@ def harm_shown(view: View) -> Ruling | None:
     )
 
 
+def threshold_passed(view: View) -> Ruling | None:
+    """Only where the plan asks for plain thresholds: no evidence, no baseline, no promise about noise."""
+    above, wanted = view.above_thresholds, view.plan.thresholds
+    if not above or wanted is None or wanted.action == "hold":
+        return None
+    reasons = tuple(f"threshold:{one.name}" for one in above)
+    return Ruling(Verdict.ROLLBACK, above[0].reason, reasons)
+
+
 def metrics_gone(view: View) -> Ruling | None:
     if view.missing_in_a_row >= view.plan.missing_looks:
         return Ruling(Verdict.ROLLBACK, "metrics_unavailable", ("metrics_unavailable",))
@@ -155,6 +164,8 @@ def looks_used_up(view: View) -> Ruling | None:
     if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
         return None
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
+    if holding is None and view.above_thresholds:
+        holding = view.above_thresholds[0].reason
     if holding is None and _stand_in_holds(view):
         holding = "quality"
     if holding is None:
@@ -177,6 +188,7 @@ def _hold_reasons(view: View) -> tuple[str, ...]:
     facts = [
         *((f"early_warning:{gate.name}", gate.state == "hold") for gate in view.gates),
         *((f"not_evaluated:{gate.name}", gate.state == "not_evaluated") for gate in view.gates),
+        *((f"threshold:{one.name}", True) for one in view.above_thresholds),
         ("quality", _stand_in_holds(view)),
         ("metrics_missing", view.missing is not None),
         ("metrics_stale", stale),
@@ -270,6 +282,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         baseline_gone,
         circuit_breaker,
         harm_shown,
+        threshold_passed,
         metrics_gone,
         looks_used_up,
         held,
@@ -283,6 +296,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         baseline_gone,
         circuit_breaker,
         harm_shown,
+        threshold_passed,
         metrics_gone,
         refused,
         unanswered,
@@ -290,7 +304,14 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         unproven,
         approved,
     ),
-    Phase.BAKE: (candidate_gone, circuit_breaker, harm_shown, metrics_gone, baking),
+    Phase.BAKE: (
+        candidate_gone,
+        circuit_breaker,
+        harm_shown,
+        threshold_passed,
+        metrics_gone,
+        baking,
+    ),
 }
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
@@ -348,6 +369,7 @@ def _look(view: View, ruling: Ruling) -> Look:
         step_requests=view.step_requests,
         needed=_needed(view, ruling),
         gates=view.gates,
+        thresholds=view.thresholds,
         warnings=_warnings(view),
         plan_digest=view.plan.digest(),
         series_digest=series.digest() if series else None,
@@ -364,7 +386,11 @@ def _warnings(view: View) -> tuple[str, ...]:
             view.phase is Phase.BAKE and view.step_requests < view.plan.min_requests_per_step,
         ),
     ]
-    return tuple(name for name, applies in facts if applies)
+    above = view.above_thresholds if view.phase is Phase.BAKE else ()  # elsewhere it is a reason
+    return (
+        *(name for name, applies in facts if applies),
+        *(f"threshold:{one.name}" for one in above),
+    )
 
 
 def _needed(view: View, ruling: Ruling) -> str:

@@ -33,6 +33,11 @@ def freeze_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | 
     return LatencyLimits(slow_ms=p95, very_slow_ms=1.5 * p99, requests=served)
 
 
+def median_p95_ms(traffic: Sequence[Traffic], edges: Sequence[float] | None) -> float:
+    """p95 in ms of buckets that all have answers and their latency: of the merged histograms, else the median."""
+    return _quantiles(traffic, edges)[0]
+
+
 def slow_requests(
     series: Series, buckets: Sequence[Bucket], arm: Arm, threshold_ms: float
 ) -> list[int]:

@@ -28,6 +28,11 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+RATIO = "Bad share allowed, as a multiple of the baseline's."
+HARM = "Bad share always allowed before a rollback."
+PROVEN = "Bad share below which the gate may be proven."
+
+
 class GateLimits(_Form):
     """Limits of one gate. A gate that is on but has a null among them is not evaluated and blocks the promotion."""
 
@@ -35,14 +40,10 @@ class GateLimits(_Form):
         default=None,
         ge=1,
         le=100,
-        description="Bad share allowed, as a multiple of the baseline's.",
+        description=RATIO,
     )
-    harm: float | None = Field(
-        default=None, gt=0, le=0.5, description="Bad share always allowed before a rollback."
-    )
-    ok: float | None = Field(
-        default=None, gt=0, le=0.5, description="Bad share below which the gate may be proven."
-    )
+    harm: float | None = Field(default=None, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=None, gt=0, le=0.5, description=PROVEN)
 
     def limits(self) -> Limits | None:
         """The three numbers, or None when one of them is missing."""
@@ -54,9 +55,9 @@ class GateLimits(_Form):
 class ErrorGate(GateLimits):
     """Server failures, time-outs and broken streams."""
 
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description="See GateLimits.")
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
     slo_max: float = Field(
         default=0.05,
         gt=0,
@@ -68,25 +69,25 @@ class ErrorGate(GateLimits):
 class SlowGate(GateLimits):
     """Share of answers slower than the baseline's frozen p95."""
 
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
-    harm: float | None = Field(default=0.075, gt=0, le=0.5, description="See GateLimits.")
-    ok: float | None = Field(default=0.10, gt=0, le=0.5, description="See GateLimits.")
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.075, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.10, gt=0, le=0.5, description=PROVEN)
 
 
 class VerySlowGate(GateLimits):
     """Share of answers slower than 1.5 x the baseline's frozen p99."""
 
-    ratio: float | None = Field(default=2.0, ge=1, le=100, description="See GateLimits.")
-    harm: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
-    ok: float | None = Field(default=0.04, gt=0, le=0.5, description="See GateLimits.")
+    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.02, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.04, gt=0, le=0.5, description=PROVEN)
 
 
 class EmptyGate(GateLimits):
     """Blank completions."""
 
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description="See GateLimits.")
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description="See GateLimits.")
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description="See GateLimits.")
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
 
 
 class LatencyGates(_Form):
@@ -122,6 +123,44 @@ class QualityGates(_Form):
     phi_echo: GateLimits | None = Field(
         default=None, description="Repeats what looks like patient data; null: off."
     )
+
+
+class Thresholds(_Form):
+    """Plain limits on the candidate alone, beside the gates; each one set to a number is on.
+
+    They only add a reason to hold or to roll back, and promise no error rate: a shared incident, or noise, trips them.
+    """
+
+    error_rate_percentage: float | None = Field(
+        default=None, ge=0, lt=100, description="Failed requests in percent, at most; null: off."
+    )
+    latency_p95_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="p95 in ms of the answers, the median of the buckets, at most; null: off.",
+    )
+    empty_percentage: float | None = Field(
+        default=None, ge=0, lt=100, description="Blank completions in percent, at most; null: off."
+    )
+    looks: int = Field(
+        default=5, ge=1, le=1000, description="Newest finished buckets that are measured together."
+    )
+    min_requests: int = Field(
+        default=100, ge=1, description="Candidate requests in them before anything is compared."
+    )
+    action: Literal["rollback", "hold"] = Field(
+        default="rollback", description="What a value above its limit does."
+    )
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        limits = (self.error_rate_percentage, self.latency_p95_ms, self.empty_percentage)
+        if all(limit is None for limit in limits):
+            raise ValueError(
+                "thresholds need at least one of error_rate_percentage, latency_p95_ms and empty_percentage"
+            )
+        return self
 
 
 class Traffic(_Form):
@@ -185,6 +224,10 @@ class CanaryRules(_Form):
     quality_gates: QualityGates | None = Field(
         default=QualityGates(), description="Bad answers; null: off."
     )
+    thresholds: Thresholds | None = Field(
+        default=None,
+        description="Plain limits on the candidate, for those who want them; promotion still needs the gates' proof.",
+    )
     on_inconclusive: Literal["rollback", "pause"] = Field(
         default="rollback", description="What to do when the looks are used up."
     )
@@ -232,9 +275,13 @@ class CanaryRules(_Form):
         return interval_seconds(self.interval)
 
 
-class CanaryPlan(CanaryRules):
-    """One roll-out: which deployments, which endpoint, under which rules."""
+class _Rollout(_Form):
+    """What moves where; it stands first in the form."""
 
+    baseline_deployment_id: str = Field(
+        min_length=1, description="Deployment that serves now and is returned to."
+    )
+    candidate_deployment_id: str = Field(min_length=1, description="Deployment to be rolled out.")
     endpoint_id: str | None = Field(
         default=None,
         description="Canary endpoint (`cep_...`) to use; null: create `endpoint_name`.",
@@ -242,10 +289,10 @@ class CanaryPlan(CanaryRules):
     endpoint_name: str | None = Field(
         default=None, min_length=1, description="Name of the canary endpoint to create."
     )
-    baseline_deployment_id: str = Field(
-        min_length=1, description="Deployment that serves now and is returned to."
-    )
-    candidate_deployment_id: str = Field(min_length=1, description="Deployment to be rolled out.")
+
+
+class CanaryPlan(CanaryRules, _Rollout):
+    """One roll-out: which deployments, which endpoint, under which rules."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -256,5 +303,8 @@ class CanaryPlan(CanaryRules):
         return self
 
     def digest(self) -> str:
-        """SHA-256 of the plan: the same plan resumes an open roll-out, another one does not."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """SHA-256 of the plan: the same plan resumes an open roll-out, another one does not.
+
+        Without defaults, so that a release of this package with one more field goes on with what an older one began.
+        """
+        return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()

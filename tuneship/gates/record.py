@@ -5,6 +5,7 @@ matter. Times are the service's. Next: `canary.py` reads it and makes the next `
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -85,6 +86,22 @@ class GateReading:
     z: float | None = None
     z_limit: float | None = None
     requests_to_proof: int | None = None
+
+
+@dataclass(frozen=True)
+class ThresholdReading:
+    """One plain threshold at one look, its limit beside its value (None: not known, or too few requests)."""
+
+    name: str
+    reason: str
+    limit: float
+    value: float | None
+    requests: int
+
+    @property
+    def is_above(self) -> bool:
+        """At the limit is within it."""
+        return self.value is not None and self.value > self.limit
 
 
 @dataclass(frozen=True)
@@ -171,6 +188,7 @@ class Look:
     step_requests: int = 0
     needed: str = ""
     gates: tuple[GateReading, ...] = ()
+    thresholds: tuple[ThresholdReading, ...] = ()
     warnings: tuple[str, ...] = ()
     plan_digest: str = ""
     series_digest: str | None = None
@@ -185,9 +203,14 @@ class Look:
 
 @dataclass(frozen=True)
 class ApprovalAsked:
-    """A person was asked; the wait begins. `at` as in `SplitConfirmed`."""
+    """A person was asked; the wait begins. `at` as in `SplitConfirmed`.
+
+    `question`: where the answer is found. `until`: its last moment, by the clock of who asks; no decision reads it.
+    """
 
     at: datetime | None
+    question: str = ""
+    until: datetime | None = None
     kind: Literal["approval_asked"] = "approval_asked"
 
 
@@ -197,6 +220,7 @@ class ApprovalAnswered:
 
     decision: Literal["promote", "roll back", "timeout"]
     approver: str = ""
+    comment: str = ""
     kind: Literal["approval_answered"] = "approval_answered"
 
 
@@ -270,9 +294,23 @@ class Record:
 
     @property
     def answer(self) -> ApprovalAnswered | None:
-        """The last answer to the request for approval."""
-        answers = [fact for fact in self.facts if isinstance(fact, ApprovalAnswered)]
-        return answers[-1] if answers else None
+        """The last answer to the last request for approval."""
+        for fact in reversed(self.facts):
+            if isinstance(fact, ApprovalAnswered):
+                return fact
+            if isinstance(fact, ApprovalAsked):
+                return None
+        return None
+
+    @property
+    def asked(self) -> ApprovalAsked | None:
+        """The request for approval that stands since the roll-out began or was resumed."""
+        for fact in reversed(self.facts):
+            if isinstance(fact, ApprovalAsked):
+                return fact
+            if isinstance(fact, Resumed):
+                return None
+        return None
 
     @property
     def weight(self) -> int:
@@ -346,3 +384,12 @@ def from_lines(lines: Iterable[str]) -> Record:
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
     return Record(tuple(facts))
+
+
+def readable_facts(lines: Iterable[str]) -> list[Fact]:
+    """What can still be read of a damaged record: it has gaps, so nothing may be decided by it."""
+    facts: list[Fact] = []
+    for line in lines:
+        with suppress(ValidationError):
+            facts.append(_FACT.validate_json(line))
+    return facts

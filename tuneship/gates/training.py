@@ -282,6 +282,12 @@ class Watch:
     step: int = 0
 
 
+def lowest_loss(losses: Sequence[float | None]) -> float | None:
+    """The best of a job's validation losses; None where it was never measured."""
+    finite = [one for one in losses if one is not None and math.isfinite(one)]
+    return min(finite, default=None)
+
+
 def watch_training(
     watch: Watch, metrics: Mapping[str, Any], warmup_steps: int
 ) -> tuple[Watch, GateResult | None]:

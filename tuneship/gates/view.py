@@ -11,8 +11,18 @@ from functools import cached_property
 from tuneship.gates import readings, tallies
 from tuneship.gates.latency import freeze_limits
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Gate, GateReading, LatencyLimits, Look, Phase, Probed, Record
+from tuneship.gates.record import (
+    Gate,
+    GateReading,
+    LatencyLimits,
+    Look,
+    Phase,
+    Probed,
+    Record,
+    ThresholdReading,
+)
 from tuneship.gates.series import ARMS, Arm, Bucket, Series, Unusable, first_after
+from tuneship.gates.thresholds import read_thresholds
 
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
@@ -66,6 +76,16 @@ class View:
         if self.series is None:
             return ()
         return self.span.all[first_after(self.span.all, self.record.step_marks()[self.weight].at) :]
+
+    @cached_property
+    def thresholds(self) -> tuple[ThresholdReading, ...]:
+        if self.series is None:
+            return ()
+        return read_thresholds(self.plan.thresholds, self.series, self.step_buckets)
+
+    @cached_property
+    def above_thresholds(self) -> tuple[ThresholdReading, ...]:
+        return tuple(one for one in self.thresholds if one.is_above)
 
     @cached_property
     def step_requests(self) -> int:

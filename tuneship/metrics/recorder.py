@@ -35,7 +35,10 @@ class Recorder:
             observation.deployment_id, observation.endpoint_id, int(observation.ended_at)
         )
         with self._lock:
-            self._windows.setdefault(key, Window()).add(observation)
+            window = self._windows.get(key)
+            if window is None:
+                window = self._windows[key] = Window()
+            window.add(observation)
 
     def hand_over(self, store: Callable[[Mapping[WindowKey, Window]], None]) -> None:
         """Give all windows to `store`, which adds them to what it has; when it raises they are kept.
@@ -52,5 +55,6 @@ class Recorder:
             except BaseException:
                 with self._lock:
                     for key, window in taken.items():
-                        self._windows.setdefault(key, Window()).merge(window)
+                        window.merge(self._windows.get(key, Window()))
+                        self._windows[key] = window
                 raise

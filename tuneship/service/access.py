@@ -1,4 +1,7 @@
-"""Who may ask: API keys, the tenant behind them, scopes, and the windows of the rate limit. Knows no HTTP framework."""
+"""Who may ask: API keys, the tenant behind them, and their scopes. Knows no HTTP framework.
+
+A change in the table, also by `tuneship keys` in another process, is in force within `CACHE_SECONDS`.
+"""
 
 import base64
 import hashlib
@@ -10,24 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import sqlalchemy as sa
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
 
-from tuneship.contract.errors import AuthenticationError, PermissionDenied, RateLimitExceeded
-from tuneship.contract.operation import DECLARED
+from tuneship.contract.errors import AuthenticationError, PermissionDenied
+from tuneship.contract.scopes import SCOPES
+from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.database import Database
+from tuneship.store.rows import Row
 from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
-FAILURES_PER_MINUTE = 20
+KEY_PART = slice(4, 12)
+"""Where the public part stands in a key."""
+KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
+"""… and in its header."""
 FIRST_KEY_LIFETIME = timedelta(days=90)
 RENEW_BEFORE = timedelta(days=30)
 CACHE_SECONDS = 1.0
 """A revocation takes effect within this time."""
+USE_GRAIN = timedelta(seconds=60)
+"""`last_used_at` is at most this much too old, and the time until it is stored."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +50,6 @@ class Principal:
         """Raises `PermissionDenied` without the scope."""
         if scope not in self.scopes:
             raise PermissionDenied(f"this key lacks the scope {scope}")
-
-
-@dataclass(frozen=True)
-class RateWindow:
-    """Where a caller stands in the current minute."""
-
-    limit: int
-    remaining: int
-    reset: int
-    """Epoch seconds."""
-    exceeded: bool
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The three headers of §8."""
-        return {
-            "X-RateLimit-Limit": str(self.limit),
-            "X-RateLimit-Remaining": str(self.remaining),
-            "X-RateLimit-Reset": str(self.reset),
-        }
 
 
 def _checksum(text: str) -> str:
@@ -82,38 +70,152 @@ def key_id(key: str) -> str | None:
         return None
     text, checksum = key[:-7], key[-6:]
     matches = hmac.compare_digest(checksum.encode(), _checksum(text).encode())
-    return key[4:12] if matches else None
+    return key[KEY_PART] if matches else None
+
+
+def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
+    """Whether a key is neither revoked nor, at a moment, expired."""
+    expires: datetime | None = row["expires_at"]
+    return row["revoked_at"] is None and (expires is None or expires > moment)
+
+
+class NoSuchKey(LookupError):
+    """There is no key of this id."""
+
+
+class KeyEnded(Exception):
+    """The key was revoked or has expired."""
+
+
+def _found(connection: sa.Connection, identifier: str) -> Row:
+    query = sa.select(api_keys).where(api_keys.c.id == identifier)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NoSuchKey(identifier)
+    return dict(row)
+
+
+def _change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
+    connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))
 
 
 class Keys:
     """Issues keys and recognises them. Only a peppered hash is stored: the secret has 256 random bits."""
 
-    def __init__(self, database: Database, pepper: bytes, clock: Callable[[], datetime]) -> None:
-        """`pepper` lies outside the database."""
+    def __init__(
+        self, database: Database, pepper: bytes, clock: Callable[[], datetime], chain: Chain
+    ) -> None:
+        """`pepper` lies outside the database; `chain` is told of every key that is made or ended."""
         self._database = database
+        self._chain = chain
         self._pepper = pepper
         self._clock = clock
         self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
+        self._noted: dict[str, datetime] = {}
+        self._unstored: set[str] = set()
 
     def _hash(self, key: str) -> bytes:
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256)
 
-    def issue(self, client_id: str, scopes: frozenset[str], expires_at: datetime | None) -> str:
+    def issue(
+        self, client_id: str, scopes: frozenset[str], expires_at: datetime | None, label: str = ""
+    ) -> str:
         """Make a key; it is shown only here."""
-        key = new_key()
         with self._database.write() as connection:
-            connection.execute(
-                sa.insert(api_keys).values(
-                    id=key_id(key),
-                    client_id=client_id,
-                    secret_hash=self._hash(key),
-                    scopes=sorted(scopes),
-                    label="",
-                    created_at=self._clock(),
-                    expires_at=expires_at,
-                )
+            return self._issue(connection, client_id, scopes, expires_at, label)
+
+    def _issue(
+        self,
+        connection: sa.Connection,
+        client_id: str,
+        scopes: frozenset[str],
+        expires_at: datetime | None,
+        label: str,
+    ) -> str:
+        key = new_key()
+        connection.execute(
+            sa.insert(api_keys).values(
+                id=key_id(key),
+                client_id=client_id,
+                secret_hash=self._hash(key),
+                scopes=sorted(scopes),
+                label=label,
+                created_at=self._clock(),
+                expires_at=expires_at,
             )
+        )
+        self._write_down(connection, "create_key", client_id, key[KEY_PART])
         return key
+
+    def _write_down(
+        self, connection: sa.Connection, action: str, client_id: str, identifier: str
+    ) -> None:
+        """Keys are made and ended on the host, by nobody's request: there is no address."""
+        entry = AuditEntry(self._clock(), client_id, identifier, action, identifier, 200, "", "")
+        self._chain.add(connection, entry)
+
+    def listed(self) -> list[Row]:
+        """Every key of every client, oldest first; of its secret only the hash."""
+        query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
+        with self._database.read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def revoke(self, identifier: str) -> Row:
+        """End a key now; one that was revoked before stays as it is. Raises `NoSuchKey`."""
+        with self._database.write() as connection:
+            row = _found(connection, identifier)
+            if row["revoked_at"] is None:
+                now = self._clock()
+                _change(connection, identifier, revoked_at=now)
+                self._write_down(connection, "revoke_key", row["client_id"], identifier)
+                row = {**row, "revoked_at": now}
+        return row
+
+    def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:
+        """Replace a key by one of the same client, scopes and label; the old one lives on for `overlap`.
+
+        Raises `NoSuchKey`, `KeyEnded` when it is not in force any more.
+        """
+        now = self._clock()
+        with self._database.write() as connection:
+            row = _found(connection, identifier)
+            if not is_in_force(row, now):
+                raise KeyEnded(identifier)
+            key = self._issue(
+                connection, row["client_id"], frozenset(row["scopes"]), expires_at, row["label"]
+            )
+            if not overlap:
+                _change(connection, identifier, revoked_at=now)
+            elif row["expires_at"] is None or row["expires_at"] > now + overlap:
+                _change(connection, identifier, expires_at=now + overlap)
+            self._write_down(connection, "rotate_key", row["client_id"], identifier)
+        return key
+
+    def is_good_for(self, key: str, scopes: frozenset[str], until: datetime) -> bool:
+        """Whether a key is ours, holds exactly these scopes and lives beyond a moment."""
+        row = self._row(key_id(key) or "")
+        return (
+            row is not None
+            and hmac.compare_digest(row["secret_hash"], self._hash(key))
+            and frozenset(row["scopes"]) == scopes
+            and is_in_force(row, until)
+        )
+
+    def store_uses(self) -> None:
+        """Write down which keys were used since the last call; requests only note it in memory."""
+        used = list(self._unstored)
+        if not used:
+            return
+        with self._database.write() as connection:
+            for identifier in used:
+                _change(connection, identifier, last_used_at=self._noted[identifier])
+        self._unstored.difference_update(used)
+
+    def _note_use(self, identifier: str, now: datetime) -> None:
+        before = self._noted.get(identifier)
+        if before is None or not timedelta(0) <= now - before < USE_GRAIN:
+            self._noted[identifier] = now
+            self._unstored.add(identifier)
 
     def recognise(self, authorization: list[str], client_ids: list[str]) -> Principal:
         """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
@@ -123,21 +225,29 @@ class Keys:
         public = key_id(key) if scheme.lower() == "bearer" else None
         if public is None or len(authorization[0]) > LONGEST_HEADER:
             raise AuthenticationError("the Authorization header holds no API key of this service")
-        row = self._row(public)
+        row, now, digest = self._row(public), self._clock(), self._hash(key)
         if (
             row is None
-            or not hmac.compare_digest(row["secret_hash"], self._hash(key))
+            or not hmac.compare_digest(row["secret_hash"], digest)
             or row["client_id"] != client_ids[0]
-            or row["revoked_at"] is not None
-            or (row["expires_at"] is not None and row["expires_at"] <= self._clock())
+            or not is_in_force(row, now)
         ):
             raise AuthenticationError("the API key or the client id is not valid")
+        self._note_use(public, now)
         return Principal(row["client_id"], row["id"], frozenset(row["scopes"]))
+
+    def is_at_hand(self, authorization: list[str]) -> bool:
+        """Whether `recognise` need not ask the database: then it may run on the event loop."""
+        kept = self._cache.get(authorization[0][KEY_ID]) if authorization else None
+        return kept is not None and self._is_fresh(kept[0])
+
+    def _is_fresh(self, moment: float) -> bool:
+        return 0 <= self._clock().timestamp() - moment < CACHE_SECONDS
 
     def _row(self, identifier: str) -> sa.RowMapping | None:
         moment = self._clock().timestamp()
         kept = self._cache.get(identifier)
-        if kept is not None and 0 <= moment - kept[0] < CACHE_SECONDS:
+        if kept is not None and self._is_fresh(kept[0]):
             return kept[1]
         if len(self._cache) > 10_000:
             self._cache.clear()
@@ -148,23 +258,39 @@ class Keys:
         return row
 
 
-def every_scope() -> frozenset[str]:
-    """All scopes that a declared operation asks for."""
-    return frozenset(operation.scope for operation in DECLARED)
-
-
 def write_credentials(keys: Keys, file: Path, base_url: str, now: datetime) -> None:
-    """The first key, for the person who started the service (0600); renewed before it expires."""
-    kept: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
-    expires = datetime.fromisoformat(kept["expires_at"]) if kept else now
-    if expires - now < RENEW_BEFORE:
+    """The first key, for the person who started the service (0600).
+
+    A new one is put there in the last 30 days of the one before, which lives to its end; also when that one is
+    revoked, is not of this database, or lacks a scope that a newer version knows.
+    """
+    kept = read_credentials(file)
+    if not keys.is_good_for(kept.get("api_key", ""), SCOPES, now + RENEW_BEFORE):
         expires = now + FIRST_KEY_LIFETIME
         kept = {
-            "api_key": keys.issue("local", every_scope(), expires),
+            "api_key": keys.issue("local", SCOPES, expires, "credentials.json"),
             "client_id": "local",
             "expires_at": expires.astimezone(UTC).isoformat(),
         }
     write_private(file, json.dumps({**kept, "base_url": base_url}, indent=2) + "\n")
+
+
+def replace_credentials(file: Path, identifier: str, key: str, expires_at: datetime | None) -> None:
+    """Put a new key where the one it replaces stood, if it stood in this file."""
+    kept = read_credentials(file)
+    if key_id(kept.get("api_key", "")) == identifier:
+        end = {} if expires_at is None else {"expires_at": expires_at.astimezone(UTC).isoformat()}
+        kept.pop("expires_at", None)
+        write_private(file, json.dumps({**kept, "api_key": key, **end}, indent=2) + "\n")
+
+
+def read_credentials(file: Path) -> dict[str, str]:
+    """What `write_credentials` wrote; empty when there is no such file or it was broken by hand."""
+    try:
+        found: object = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return cast("dict[str, str]", found) if isinstance(found, dict) else {}
 
 
 def write_private(file: Path, text: str) -> None:
@@ -185,31 +311,3 @@ def read_or_make_secret(file: Path) -> bytes:
 def derived_secret(master: bytes, purpose: str) -> bytes:
     """A secret for one purpose; knowing it tells nothing about the others."""
     return hmac.digest(master, purpose.encode(), hashlib.sha256)
-
-
-class RateLimits:
-    """Fixed windows of a minute: only they have the moment that `X-RateLimit-Reset` names."""
-
-    def __init__(self, control: int, generate: int) -> None:
-        """Requests a minute and client; 0 turns a limit off."""
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
-        self._limits = {"control": control, "generate": generate}
-
-    def count(self, client_id: str, kind: str) -> RateWindow | None:
-        """Count a request of `kind`; None when that limit is off."""
-        limit = self._limits[kind]
-        if limit == 0:
-            return None
-        item = RateLimitItemPerMinute(limit)
-        passed = self._limiter.hit(item, kind, client_id)
-        reset, remaining = self._limiter.get_window_stats(item, kind, client_id)
-        return RateWindow(limit, max(0, remaining), int(reset), not passed)
-
-    def check_source(self, address: str) -> None:
-        """Refuse an address that failed to authenticate too often, before any look-up."""
-        if not self._limiter.test(RateLimitItemPerMinute(FAILURES_PER_MINUTE), "failed", address):
-            raise RateLimitExceeded("too many failed authentications", retry_after=60)
-
-    def count_failure(self, address: str) -> None:
-        """Count a failed authentication."""
-        self._limiter.hit(RateLimitItemPerMinute(FAILURES_PER_MINUTE), "failed", address)

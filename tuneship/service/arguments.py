@@ -18,6 +18,7 @@ from tuneship.contract.common import SERVICE
 from tuneship.contract.errors import (
     ErrorDetail,
     InvalidRequestError,
+    ModelNotFound,
     ResourceNotFound,
     ValidationRefused,
 )
@@ -43,11 +44,21 @@ def path_arguments(operation: Operation[..., Any], given: Mapping[str, Any]) -> 
     found: dict[str, Any] = {}
     for name in operation.path_parameters:
         try:
-            adapter: TypeAdapter[Any] = TypeAdapter(operation.hints[name])
-            found[name] = adapter.validate_python(given[name], context=SERVICE)
+            found[name] = _adapter(operation.hints[name]).validate_python(
+                given[name], context=SERVICE
+            )
         except ValidationError:
+            if name == "model_id":
+                text = "model_id names a model that does not exist"
+                raise ModelNotFound(text, param=name) from None
             raise ResourceNotFound("there is no such resource") from None
     return found
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """Making one takes longer than all else that a get does."""
+    return TypeAdapter(hint)
 
 
 def query_arguments(
@@ -152,13 +163,6 @@ def form_tags(text: object) -> Any:
         return strict_json.parse(str(text).encode("utf-8", "surrogatepass"))
     except strict_json.JsonRefused as fault:
         raise refused("tags", fault.message) from None
-
-
-def form_end(content_type: str) -> bytes:
-    """The closing boundary that a whole multipart body has near its end."""
-    head = Message()
-    head["content-type"] = content_type
-    return b"--" + (head.get_boundary() or "").encode() + b"--"
 
 
 def check_file_media(content_type: str | None) -> None:

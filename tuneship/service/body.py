@@ -22,12 +22,14 @@ class Patience:
         scope: Mapping[str, Any],
         receive: Callable[[], Awaitable[Any]],
         idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The clock runs from the first wait for the body."""
+        """`clock` counts seconds; the time runs from the first wait for the body."""
         media = dict(scope["headers"]).get(b"content-type", b"")
         self._is_upload = media.startswith(b"multipart/")
         self._receive = receive
         self._idle_s = idle_s
+        self._clock = clock
         self._started: float | None = None
         self._size = 0
         self._whole = False
@@ -36,8 +38,9 @@ class Patience:
         """The next message; after the body only a disconnect can come, and that may take any time."""
         if self._whole:
             return await self._receive()
-        self._started = self._started or time.monotonic()
-        passed = time.monotonic() - self._started
+        if self._started is None:
+            self._started = self._clock()
+        passed = self._clock() - self._started
         left = self._idle_s if self._is_upload else min(self._idle_s, JSON_BODY_S - passed)
         try:
             async with asyncio.timeout(left):

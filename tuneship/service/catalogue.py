@@ -1,11 +1,14 @@
 """The base models: the shipped one and those of a catalogue file. Reads checkpoints' metadata without loading torch.
 
-A catalogue is YAML: `models: [{id, path, name?, version?, description?}]`, where `path` is a checkpoint directory or a
-hub id that is already in the local cache. Code from a checkpoint is never run.
+A catalogue is YAML: `models: [{id, path, name?, version?, description?, runtime?, runtime_options?}]`, where `path` is
+a checkpoint directory or a hub id that is already in the local cache, and `runtime` says whose engine serves it. Code
+from a checkpoint is never run.
 """
 
 import json
+import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +17,16 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer
 
-from tuneship.template import PromptTemplate
+from tuneship.template import PromptTemplate, TemplateFailed
 
+OUR_RUNTIME = "replica"
+RUNTIMES = (OUR_RUNTIME, "vllm")
+FALLBACK_CONTEXT = 2048
+"""Tokens, for a configuration that names no length."""
+LONGEST_HEAD = 100_000_000
+"""Bytes; the limit of the format's own library."""
+LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
+"""How families name the part of a tensor's name that counts layers: Llama and most others, Falcon, MPT."""
 SHIPPED = Path(__file__).parents[1] / "base_models"
 
 
@@ -32,13 +43,26 @@ class BaseModel:
     name: str
     version: str
     description: str
+    runtime: str = "replica"
+    """Whose engine serves it: our own, or `vllm`."""
+    runtime_options: tuple[str, ...] = ()
+    """More options of the command that starts vLLM for it."""
+
+    @cached_property
+    def fault(self) -> str | None:
+        """Why nobody can use it, as far as that shows without loading it; None when nothing is wrong."""
+        try:
+            _ = self.tensors, self.context_length, self.template
+        except CatalogueFault as fault:
+            return str(fault)
+        return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
-        """Name and shape of every weight, from the heads of the safetensors files."""
+        """Name and shape of every weight, from the heads of the safetensors files. Raises `CatalogueFault`."""
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
-            raise CatalogueFault(f"the base model {self.id} has no safetensors file")
+            raise CatalogueFault("it has no safetensors file")
         return {name: shape for file in files for name, shape in _shapes(file).items()}
 
     @cached_property
@@ -54,9 +78,12 @@ class BaseModel:
 
     @cached_property
     def context_length(self) -> int:
-        """Tokens of prompt and completion together."""
-        config = json.loads((self.path / "config.json").read_text())
-        return int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+        """Tokens of prompt and completion together. Raises `CatalogueFault`."""
+        config = _object(self.path / "config.json")
+        told = config.get("max_position_embeddings") or config.get("n_positions")
+        if told is not None and not isinstance(told, int):
+            raise CatalogueFault("config.json names a context length that is no number")
+        return told or FALLBACK_CONTEXT
 
     @cached_property
     def linear_modules(self) -> frozenset[str]:
@@ -64,35 +91,63 @@ class BaseModel:
         return frozenset(
             name.split(".")[-2]
             for name, shape in self.tensors.items()
-            if name.endswith(".weight") and len(shape) == 2 and ".layers." in f".{name}"
+            if name.endswith(".weight") and len(shape) == 2 and LAYER.search(name)
         )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The fast tokenizer, without transformers."""
-        return cast("Any", Tokenizer).from_file(str(self.path / "tokenizer.json"))
+        """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
+        try:
+            return cast("Any", Tokenizer).from_file(str(self.path / "tokenizer.json"))
+        except (
+            Exception
+        ) as error:  # tokenizers raises bare exceptions, whatever is wrong with its file
+            raise CatalogueFault("its tokenizer.json cannot be read") from error
 
     @cached_property
     def template(self) -> PromptTemplate:
-        """The chat template of the checkpoint."""
-        return PromptTemplate.load(self.path)
+        """The chat template of the checkpoint. Raises `CatalogueFault`."""
+        try:
+            return PromptTemplate.load(self.path)
+        except (TemplateFailed, OSError, ValueError) as error:
+            raise CatalogueFault("its chat template cannot be read") from error
 
     @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end an answer."""
         for name in ("generation_config.json", "config.json"):
             file = self.path / name
-            found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+            found = _object(file).get("eos_token_id") if file.is_file() else None
             if found is not None:
                 return (found,) if isinstance(found, int) else tuple(found)
         return ()
 
 
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CatalogueFault(f"its {file.name} cannot be read") from error
+    if not isinstance(read, dict):
+        raise CatalogueFault(f"its {file.name} is not an object")
+    return cast("dict[str, Any]", read)
+
+
 def _shapes(file: Path) -> dict[str, list[int]]:
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        head: dict[str, Any] = json.loads(opened.read(length))
-    return {name: one["shape"] for name, one in head.items() if name != "__metadata__"}
+    """From the file's head; its length shows whether all that the head names is there."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            head: dict[str, Any] = json.loads(opened.read(min(length, LONGEST_HEAD)))
+        tensors = {name: one for name, one in head.items() if name != "__metadata__"}
+        end = max((one["data_offsets"][1] for one in tensors.values()), default=0)
+        whole = file.stat().st_size == 8 + length + end
+        shapes = {name: list(map(int, one["shape"])) for name, one in tensors.items()}
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise CatalogueFault(f"its {file.name} cannot be read") from error
+    if not whole:
+        raise CatalogueFault(f"its {file.name} is cut or damaged")
+    return shapes
 
 
 class Catalogue:
@@ -102,12 +157,13 @@ class Catalogue:
         """The shipped models, then those of `file`. Raises `CatalogueFault`."""
         self._models = {one.id: one for one in (*_shipped(), *_listed(file))}
 
-    def __iter__(self) -> Any:
-        """By id."""
-        return iter(sorted(self._models.values(), key=lambda model: model.id))
+    def __iter__(self) -> Iterator[BaseModel]:
+        """Those that can be used, by id."""
+        usable = (model for model in self._models.values() if model.fault is None)
+        return iter(sorted(usable, key=lambda model: model.id))
 
     def get(self, identifier: str) -> BaseModel | None:
-        """The base model with this id."""
+        """The base model with this id, whether it can be used or not."""
         return self._models.get(identifier)
 
     @property
@@ -152,7 +208,17 @@ def _entry(entry: dict[str, Any], folder: Path) -> BaseModel:
         name=str(entry.get("name", entry["id"])),
         version=str(entry.get("version", "")),
         description=str(entry.get("description", "")),
+        **_engine(entry),
     )
+
+
+def _engine(entry: dict[str, Any]) -> dict[str, Any]:
+    runtime, options = entry.get("runtime", "replica"), entry.get("runtime_options", [])
+    if runtime not in RUNTIMES:
+        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(RUNTIMES)}")
+    if not isinstance(options, list) or (options and runtime != "vllm"):
+        raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
+    return {"runtime": runtime, "runtime_options": tuple(map(str, cast("list[Any]", options)))}
 
 
 def _cached(hub_id: str) -> Path:

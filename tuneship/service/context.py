@@ -1,22 +1,35 @@
 """What a handler is given: the service's parts, who asks, and one transaction that the request boundary commits."""
 
-from collections.abc import Callable, Generator, Mapping
+import logging
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import sqlalchemy as sa
 
+from tuneship.contract.errors import InvalidRequestError
+from tuneship.events.connector import Receivers
+from tuneship.events.vault import Vault
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import Window
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.service.catalogue import Catalogue
 from tuneship.service.cursors import Cursors
+from tuneship.service.drain import Drain
+from tuneship.service.instance_catalogue import InstanceCatalogue
+from tuneship.service.log_recorder import LogRecorder
+from tuneship.service.streaming import Bell
+from tuneship.service.trail import Trail
 from tuneship.service.under_way import UnderWay
-from tuneship.settings import ServiceSettings
-from tuneship.store import metric_windows
+from tuneship.settings import ApiProfile, ServiceSettings
+from tuneship.store import deployment_logs, metric_windows
+from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,20 +44,41 @@ class Parts:
     recorder: Recorder
     replicas: ReplicaPool
     cursors: Cursors
+    receivers: Receivers
+    """Which webhook receivers may be called."""
+    vault: Vault
+    audit: Chain
     clock: Callable[[], datetime]
     """The current UTC moment."""
+    isolates: bool
+    """Whether worker processes have no network on this host."""
     draw: Callable[[], int]
     """A random number in [0, 10000) for the split."""
+    instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     under_way: UnderWay = field(default_factory=UnderWay)
+    deployment_log: LogRecorder = field(default_factory=LogRecorder)
+    bell: Bell = field(default_factory=Bell)
+    drain: Drain = field(default_factory=Drain)
+    halted: threading.Event = field(default_factory=threading.Event)
+    """Set when the service ends: the reading of a big file stops, wherever it runs."""
 
     def store_metrics(self) -> None:
         """Write what the recorder holds; on a failure it is kept for the next time."""
 
         def store(windows: Mapping[WindowKey, Window]) -> None:
             with self.database.write() as connection:
-                metric_windows.store(connection, windows)
+                metric_windows.store(connection, windows, self.clock().timestamp())
 
         self.recorder.hand_over(store)
+
+    def store_logs(self) -> None:
+        """Write the lines of deployments' logs that wait; on a failure they are kept for the next time."""
+
+        def store(entries: Sequence[deployment_logs.LogEntry]) -> None:
+            with self.database.write() as connection:
+                deployment_logs.add(connection, *entries)
+
+        self.deployment_log.hand_over(store, self.clock())
 
 
 @dataclass
@@ -56,8 +90,17 @@ class Context:
     request_id: str
     if_match: str | None = None
     routing_key: str | None = None
+    profile: ApiProfile = "auto"
+    """Which reference's fields the answer shall have."""
+    last_event_id: str | None = None
+    trail: Trail = field(default_factory=Trail)
+    """What the audit chain will say of this request."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """More headers for the answer."""
+    afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """What follows the commit and must not precede it, e.g. removing files; a start of the service makes up for it."""
+    otherwise: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """What undoes work outside the database, e.g. a stored file, when nothing is committed."""
     _transaction: sa.Connection | None = None
     _opened: Generator[sa.Connection] | None = None
 
@@ -75,6 +118,12 @@ class Context:
         with self.parts.database.read() as connection:
             yield connection
 
+    def refuse_stale(self, etag: str, message: str) -> None:
+        """`If-Match` names the state that the caller has seen, `etag` is the present one. Raises 412."""
+        wanted = {one.strip() for one in (self.if_match or "*").split(",")}
+        if not wanted & {"*", etag}:
+            raise InvalidRequestError(message, status=412)
+
     @property
     def transaction(self) -> sa.Connection:
         """The request's one write transaction, opened at the first use: long work comes before it.
@@ -90,16 +139,49 @@ class Context:
         with self.parts.database.write() as connection:
             yield connection
 
+    def write_down(self, connection: sa.Connection, status: int) -> None:
+        """Add this request's row to the audit chain. Called by the boundary, before the answer."""
+        trail = self.trail
+        self.parts.audit.add(
+            connection,
+            AuditEntry(
+                at=self.now,
+                client_id=self.client_id,
+                key_id=trail.key_id,
+                action=trail.action,
+                resource_id=trail.resource_of(status),
+                status=status,
+                address=trail.address,
+                request_id=self.request_id,
+                prompt_tokens=trail.prompt_tokens,
+                completion_tokens=trail.completion_tokens,
+            ),
+        )
+
+    def write_down_now(self, status: int) -> None:
+        """The same in a transaction of its own: no change belongs to it."""
+        with self.parts.database.write() as connection:
+            self.write_down(connection, status)
+
     def commit(self) -> bool:
         """Make the changes durable; answers whether there were any. Called by the boundary, before the answer."""
         if self._opened is None:
             return False
         next(self._opened, None)
         self._opened = self._transaction = None
+        self._run(self.afterwards)  # what was committed stands, and the answer must say so
         return True
+
+    def _run(self, actions: Sequence[Callable[[], None]]) -> None:
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                logger.exception("%s: what follows the transaction failed", self.request_id)
 
     def roll_back(self, reason: BaseException) -> None:
         """Undo everything."""
+        self._run(self.otherwise)
         if self._opened is None:
             return
         try:

@@ -26,16 +26,16 @@ class Cursors:
         place = str(position).encode()
         return base64.urlsafe_b64encode(self._mac(resource_id, place) + place).decode().rstrip("=")
 
-    def position(self, resource_id: str, token: str) -> int:
-        """The place that a token of this resource names. Raises `ValidationRefused`."""
+    def position(self, resource_id: str, token: str, param: str = "after") -> int:
+        """The place that a token of this resource names. Raises `ValidationRefused` about `param`."""
         try:
             raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except (binascii.Error, ValueError):
             raw = b""
         mac, place = raw[:MAC_BYTES], raw[MAC_BYTES:]
         if not place.isdigit() or not hmac.compare_digest(mac, self._mac(resource_id, place)):
-            detail = ErrorDetail("after", "invalid_value", "is not a cursor of this log")
+            detail = ErrorDetail(param, "invalid_value", "is not a cursor of this log")
             raise ValidationRefused(
-                "after is not a cursor of this log", param="after", details=[detail]
+                f"{param} is not a cursor of this log", param=param, details=[detail]
             )
         return int(place)

@@ -1,16 +1,14 @@
-"""What the dataset operations do: read a file line by line, count, store whole or not at all, merge.
+"""What the dataset operations do: validate, upload, show, list, delete. Merging is in `dataset_merging.py`.
 
-Upload and validate share one reader and one verdict. Reports name line, field and code, never the text.
+A file is read by `dataset_reading.py`; a big one later, by `dataset_processing.py`. Whole or not at all.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 
 from tuneship.contract import datasets as contract
+from tuneship.contract.common import Deleted
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
@@ -22,130 +20,38 @@ from tuneship.contract.datasets import (
     DatasetValidate,
     DatasetValidation,
     FormatDetails,
-    LineProblem,
     TokenDistribution,
 )
 from tuneship.contract.errors import (
     DatasetError,
     ErrorDetail,
+    InternalError,
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.examples import DatasetFormat, ExampleProblem, Message, parse_line
+from tuneship.contract.examples import DatasetFormat
+from tuneship.contract.jobs import ENDED
+from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
-from tuneship.service.refusals import refused
+from tuneship.service.dataset_advice import suggestions
+from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
+from tuneship.service.models import base_of
 from tuneship.service.serving_table import serves
 from tuneship.store import rows, tables
+from tuneship.store.blobs import StagedFile
 from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
+from tuneship.store.listings import DATASETS
 from tuneship.store.rows import Row
 
-LINE_LIMIT = 8 << 20
-LINES_LIMIT = 5_000_000
-REPORTED = 1000
-BATCH_BYTES = 4 << 20
-"""Lines are tokenised together up to this size, so that memory does not grow with the file."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04")
-
-
-@dataclass
-class Reading:
-    """What is known of a file after its last line."""
-
-    num_examples: int = 0
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    error_count: int = 0
-    errors: list[LineProblem] = field(default_factory=list[LineProblem])
-    suggestions: list[str] = field(default_factory=list[str])
-    has_instructions: bool = False
-
-    def problem(self, line: int | None, problem: ExampleProblem) -> None:
-        """Count a problem; the first thousand are reported."""
-        self.error_count += 1
-        if len(self.errors) < REPORTED:
-            self.errors.append(
-                LineProblem(
-                    line=line, field=problem.field, code=problem.code, message=problem.message
-                )
-            )
-
-
-def _counter(context: Context) -> Callable[[list[str]], int]:
-    tokenizer: Any = context.parts.catalogue.default.tokenizer
-
-    def count(texts: list[str]) -> int:
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return sum(len(one) for one in encoded)
-
-    return count
-
-
-def read_lines(
-    file: BinaryIO,
-    dataset_format: DatasetFormat,
-    count: Callable[[list[str]], int],
-    copy: BinaryIO | None = None,
-) -> Reading:
-    """Check every line and count its tokens; `copy` receives the bytes less a byte order mark."""
-    reading = Reading()
-    batch: list[list[Message]] = []
-    size = 0
-    for number, line in _numbered(file, reading):
-        if copy is not None:
-            copy.write(line)
-        if line.strip():
-            size += len(line)
-            try:
-                batch.append(parse_line(line.rstrip(b"\r\n"), dataset_format))
-            except ExampleProblem as problem:
-                reading.problem(number, problem)
-        if size >= BATCH_BYTES:
-            _tally(reading, batch, count)
-            batch, size = [], 0
-    _tally(reading, batch, count)
-    if reading.num_examples == 0 and reading.error_count == 0:
-        reading.problem(None, ExampleProblem("no_examples", None, "the file holds no example"))
-    return reading
-
-
-def _numbered(file: BinaryIO, reading: Reading) -> Iterator[tuple[int, bytes]]:
-    """Physical lines from 1; stops at what makes the rest unreadable."""
-    number = 0
-    while line := file.readline(LINE_LIMIT + 2):  # the limit, and the end of the line
-        number += 1
-        if number == 1 and line.startswith(COMPRESSED):
-            reading.problem(None, ExampleProblem("compressed_file", None, "is compressed"))
-            return
-        if number == 1 and line.startswith(BYTE_ORDER_MARK):
-            line = line[len(BYTE_ORDER_MARK) :]
-            reading.suggestions.append("A byte order mark at the start was removed.")
-        if len(line.rstrip(b"\r\n")) > LINE_LIMIT:
-            reading.problem(number, ExampleProblem("line_too_long", None, "is longer than 8 MiB"))
-            return
-        if number > LINES_LIMIT:
-            reading.problem(
-                None, ExampleProblem("too_many_lines", None, f"has over {LINES_LIMIT} lines")
-            )
-            return
-        yield number, line
-
-
-def _tally(reading: Reading, batch: list[list[Message]], count: Callable[[list[str]], int]) -> None:
-    turns = [turn for messages in batch for turn in messages]
-    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    others = [turn["content"] for turn in turns if turn["role"] != "assistant"]
-    reading.num_examples += len(batch)
-    reading.response_tokens += count(answers)
-    reading.prompt_tokens += count(others)
-    reading.has_instructions |= any(turn["role"] == "user" for turn in turns)
+UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
 
 @serves(contract.validate_dataset)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report; nothing is kept."""
-    reading = read_lines(file, form.format, _counter(context))
+    base = _counting_model(context, form.base_model)
+    reading = read_now(context, _staged(file), form.format, base)
     return DatasetValidation(
         is_valid=reading.error_count == 0,
         num_examples=reading.num_examples,
@@ -156,72 +62,120 @@ def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) ->
         format_details=FormatDetails(
             format=form.format,
             has_instructions=reading.has_instructions,
-            has_responses=reading.num_examples > 0,
+            has_responses=reading.num_examples > 0,  # every good example has one
         ),
-        suggestions=reading.suggestions,
+        suggestions=suggestions(reading),
         errors=reading.errors,
+        warnings=reading.warnings,
         error_count=reading.error_count,
         errors_truncated=reading.error_count > len(reading.errors),
+        warning_count=reading.warning_count,
+        tokenizer=base.id,
     )
 
 
 @serves(contract.upload_dataset)
 def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
-    """Read and copy in one pass; a bad line refuses the file and leaves nothing behind."""
-    with context.parts.blobs.staged() as staged:
-        reading = read_lines(file, form.format, _counter(context), copy=staged)
-        _refuse_errors(reading)
-        staged.flush()
-        dataset_id = new_id("ds")
-        row: dict[str, Any] = {
-            **_new_row(context, dataset_id, form),
-            "format": form.format,
-            "num_examples": reading.num_examples,
-            "prompt_tokens": reading.prompt_tokens,
-            "response_tokens": reading.response_tokens,
-            "source_datasets": None,
-            **_digest(staged),
-        }
-        return DatasetCreated(**_stored(context, row, staged))
+    """Check a small file now, a big one later; a bad line refuses the file and leaves nothing behind."""
+    staged = _staged(file)
+    base = _counting_model(context, form.base_model)
+    row = new_row(context, form) | {"format": form.format, "tokenizer": base.id}
+    if is_big(context, staged):
+        row |= {"status": DatasetStatus.PROCESSING, **UNKNOWN_YET}
+    else:
+        reading = read_now(context, staged, form.format, base)
+        refuse_errors(reading)
+        row |= {"status": DatasetStatus.PROCESSED, **counts(reading)}
+    return DatasetCreated(**store(context, row, staged))
 
 
-def _refuse_errors(reading: Reading) -> None:
+def _counting_model(context: Context, identifier: str | None) -> BaseModel:
+    if identifier is None:
+        return context.parts.catalogue.default
+    return base_of(context.parts, identifier, "base_model")
+
+
+def _staged(file: BinaryIO) -> StagedFile:
+    if not isinstance(file, StagedFile):
+        raise TypeError("the border stages a form's file before its handler runs")
+    return file
+
+
+def is_big(context: Context, staged: StagedFile) -> bool:
+    """Whether reading the file takes longer than a caller should wait."""
+    return staged.size > context.parts.settings.inline_dataset_bytes
+
+
+def read_now(
+    context: Context, staged: StagedFile, dataset_format: DatasetFormat, base: BaseModel | None
+) -> Reading:
+    """Read a file while its caller waits. Raises `InternalError` (503) when the service ends meanwhile."""
+    plan = Plan(dataset_format, base, context.parts.halted.is_set)
+    try:
+        return read_dataset(staged, staged.size, plan)
+    except ReadingStopped:
+        text = "the service is shutting down"
+        raise InternalError(text, status=503, retry_after=1) from None
+
+
+def refuse_errors(reading: Reading) -> None:
+    """Raises `DatasetError` with what validate would report."""
     if reading.error_count == 0:
         return
     details = [
         ErrorDetail(one.field, one.code, one.message, line=one.line) for one in reading.errors
     ]
+    raise DatasetError(verdict(reading), param="file", details=details)
+
+
+def verdict(reading: Reading) -> str:
+    """One sentence on a bad file."""
     first = reading.errors[0]
     where = "the file" if first.line is None else f"line {first.line}"
-    raise DatasetError(
-        f"the dataset has {reading.error_count} problems; the first: {where}: {first.message}",
-        param="file",
-        details=details,
+    return (
+        f"the dataset has {reading.error_count} problems; the first: {where}: "
+        f"{first.field or 'it'} {first.message}"
     )
 
 
-def _new_row(
-    context: Context, dataset_id: str, form: DatasetUpload | DatasetMerge
-) -> dict[str, Any]:
+def counts(reading: Reading) -> dict[str, int]:
+    """The columns that a reading fills."""
+    return {name: getattr(reading, name) for name in UNKNOWN_YET}
+
+
+def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, Any]:
+    """What every new dataset has, however it came about."""
+    dataset_id = new_id("ds")
     return {
         "id": dataset_id,
         "client_id": context.client_id,
         "name": form.name,
         "description": form.description,
         "tags": form.tags,
-        "status": DatasetStatus.PROCESSED,
         "created_at": context.now,
         "updated_at": context.now,
-        "tokenizer": context.parts.catalogue.default.id,
         "blob": f"datasets/{dataset_id}/data.jsonl",
     }
 
 
-def _digest(staged: BinaryIO) -> dict[str, Any]:
-    size = staged.tell()
-    staged.seek(0)
-    digest = hashlib.file_digest(cast("Any", staged), "sha256").hexdigest()
-    return {"sha256": digest, "bytes": size}
+def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
+    """The file first, then its row: a file without a row is swept up, a row without a file would be a lie."""
+    blobs = context.parts.blobs
+    context.otherwise.append(lambda: blobs.delete(f"datasets/{row['id']}"))
+    blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
+    _check_quota(context, staged.size)
+    row = {**row, "sha256": staged.sha256, "bytes": staged.size}
+    stored = rows.insert(context.transaction, tables.datasets, row)
+    emit(context.transaction, "dataset.uploaded", stored, context.now, status="uploaded")
+    if stored["status"] == DatasetStatus.PROCESSED:
+        announce(context.transaction, stored, context.now)
+    return fields(stored)
+
+
+def announce(connection: sa.Connection, row: Row, now: Any) -> None:
+    """Say that a dataset is ready."""
+    told = {name: row[name] for name in UNKNOWN_YET}
+    emit(connection, "dataset.processed", row, now, status=DatasetStatus.PROCESSED, **told)
 
 
 def _check_quota(context: Context, more_bytes: int) -> None:
@@ -238,23 +192,8 @@ def _check_quota(context: Context, more_bytes: int) -> None:
         raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
 
 
-def _stored(context: Context, row: dict[str, Any], staged: BinaryIO) -> dict[str, Any]:
-    """The file first, then its row: a file without a row is swept up, a row without a file would be a lie."""
-    context.parts.blobs.keep(
-        staged, row["blob"]
-    )  # before the transaction: others wait for that one
-    try:
-        _check_quota(context, row["bytes"])
-        stored = rows.insert(context.transaction, tables.datasets, row)
-    except BaseException:
-        context.parts.blobs.delete(f"datasets/{row['id']}")
-        raise
-    for kind in ("dataset.uploaded", "dataset.processed"):
-        emit(context.transaction, kind, row, context.now, num_examples=row["num_examples"])
-    return _fields(stored)
-
-
-def _fields(row: Row) -> dict[str, Any]:
+def fields(row: Row) -> dict[str, Any]:
+    """A row with the sum that answers hold."""
     return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
 
 
@@ -272,7 +211,7 @@ def get_dataset(context: Context, dataset_id: str) -> Dataset:
     """The record."""
     row = own_dataset(context, dataset_id)
     return Dataset(
-        **_fields(row),
+        **fields(row),
         token_distribution=TokenDistribution(
             prompt_tokens=row["prompt_tokens"], response_tokens=row["response_tokens"]
         ),
@@ -289,54 +228,29 @@ def list_datasets(
 ) -> DatasetPage:
     """Newest first."""
     table = tables.datasets
-    where = [table.c.client_id == context.client_id, *rows.tags_match(table, tags)]
+    filters = rows.tags_match(table, tags)
     if format is not None:
-        where.append(table.c.format == format)
+        filters.append(table.c.format == format)
     with context.read() as connection:
-        page = rows.page(connection, table, where, limit=limit, offset=offset)
+        page = rows.listed(
+            connection, DATASETS, context.client_id, filters, limit=limit, offset=offset
+        )
     return DatasetPage.model_validate(
         {
-            "datasets": [DatasetSummary(**_fields(row)) for row in page.rows],
+            "datasets": [DatasetSummary(**fields(row)) for row in page.rows],
             "pagination": page.pagination,
         }
     )
 
 
-@serves(contract.merge_datasets)
-def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
-    """Concatenate in the given order; a copy, so the sources may be deleted."""
-    if len(set(merge.dataset_ids)) != len(merge.dataset_ids):
-        raise refused("dataset_ids", "must name different datasets")
-    sources = [own_dataset(context, one, "dataset_ids") for one in merge.dataset_ids]
-    if any(source["status"] != DatasetStatus.PROCESSED for source in sources):
-        raise DatasetError("a dataset is not processed", param="dataset_ids", status=409)
-    if len({source["format"] for source in sources}) > 1:
-        raise DatasetError("the datasets have different formats", param="dataset_ids")
-    dataset_id = new_id("ds")
-    with context.parts.blobs.staged() as staged:
-        for source in sources:
-            _append(context, source, staged)
-        row: dict[str, Any] = {
-            **_new_row(context, dataset_id, merge),
-            "format": sources[0]["format"],
-            "source_datasets": merge.dataset_ids,
-            **{
-                name: sum(source[name] for source in sources)
-                for name in ("num_examples", "prompt_tokens", "response_tokens")
-            },
-            **_digest(staged),
-        }
-        return DatasetCreated(**_stored(context, row, staged))
-
-
-def _append(context: Context, source: Row, staged: BinaryIO) -> None:
-    digest, last = hashlib.sha256(), b""
-    with context.parts.blobs.local(source["blob"]).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            staged.write(block)
-            last = block[-1:]
-    if digest.hexdigest() != source["sha256"]:
-        raise DatasetError("a stored dataset is damaged", param="dataset_ids", status=409)
-    if last != b"\n":
-        staged.write(b"\n")
+@serves(contract.delete_dataset)
+def delete_dataset(context: Context, dataset_id: str) -> Deleted:
+    """The row in the transaction, its file after the commit: the start of the service sweeps a file without a row."""
+    connection, jobs = context.transaction, tables.jobs
+    own_dataset(context, dataset_id)
+    uses_it = sa.or_(jobs.c.dataset_id == dataset_id, jobs.c.validation_dataset_id == dataset_id)
+    if rows.count(connection, jobs, jobs.c.status.not_in(ENDED), uses_it):
+        raise DatasetError("a job that has not ended uses the dataset", status=409)
+    rows.remove(connection, tables.datasets, dataset_id)
+    context.afterwards.append(lambda: context.parts.blobs.delete(f"datasets/{dataset_id}"))
+    return Deleted(id=dataset_id)

@@ -1,23 +1,34 @@
-"""Keeps deployments as their rows say: loads what is being created or updated, drains and unloads what is deleted."""
+"""Keeps deployments as their rows say: loads what is being created or updated, drains and unloads what is deleted.
+
+What runs is looked after by `deployment_rounds.py`.
+"""
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import ModelNotFound
+from tuneship.parity import Parity, reads_alike
+from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
+from tuneship.service.deployment_rounds import UNHEALTHY, Rounds
 from tuneship.service.models import ServedModel, served_model
+from tuneship.service.replica_plan import ReplicaPlan, is_asleep
 from tuneship.serving.line import ServingError
-from tuneship.store import rows, tables
+from tuneship.store import deployment_records, rows, tables
 from tuneship.store.blobs import sha256_of
-from tuneship.store.events import emit
 from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
 
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
+MODELS_AT_ONCE = 4
+"""Whose files are read at the same time when the service starts."""
 DRAIN_S = 30.0
 """A deleted deployment takes no new request; those under way may last so long."""
 
@@ -29,14 +40,17 @@ class DeploymentKeeper:
         """Nothing is loaded yet."""
         self._parts = parts
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._plan = ReplicaPlan(parts)
+        self._rounds = Rounds(parts, self._plan)
 
     async def reconcile(self) -> None:
-        """Start work on rows that are not settled."""
+        """Start work on rows that are not settled, and a round when one is due."""
         for row in await asyncio.to_thread(self._unsettled):
             if row["id"] not in self._working:
                 task = asyncio.create_task(self._settle(row))
                 self._working[row["id"]] = task
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
+        self._rounds.start_when_due()
 
     def _unsettled(self) -> list[Row]:
         query = sa.select(tables.deployments).where(tables.deployments.c.status.in_(UNSETTLED))
@@ -54,28 +68,51 @@ class DeploymentKeeper:
             await asyncio.sleep(1)
 
     async def _serve(self, row: Row) -> None:
+        """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
         try:
             served = await asyncio.to_thread(self._checked_model, row)
-            group = self._parts.replicas.of(served.base.path)
-            group.wanted = max(group.wanted, row["min_replicas"], 1)
-            replicas = await group.ready(served.adapter)
-        except (ServingError, ModelNotFound, FilesDamaged, OSError) as error:
-            failure = {
-                "code": "deployment_error",
-                "message": f"the model cannot be served: {error}",
-            }
-            await asyncio.to_thread(self._move, row, DeploymentStatus.FAILED, 0, failure)
+        except (ModelNotFound, FilesDamaged, OSError) as error:
+            await self._failed(row, error)
             return
-        await asyncio.to_thread(self._move, row, DeploymentStatus.RUNNING, len(replicas), None)
+        await self._load(row, served)
+
+    async def _load(self, row: Row, served: ServedModel) -> None:
+        group = self._parts.replicas.of(served.base.path)
+        wanted = max(1, self._plan.replicas(row))
+        try:
+            await group.ready(served.adapter, wanted)
+        except ServingError as error:
+            await self._failed(row, error)
+            return
+        model = None if served.adapter is None else served.adapter.name
+        await asyncio.to_thread(
+            self._change,
+            row,
+            status=DeploymentStatus.RUNNING,
+            health="healthy",
+            current_replicas=min(wanted, group.answering(model)),
+            error=None,
+        )
+
+    async def _failed(self, row: Row, error: Exception) -> None:
+        why = "a stored file cannot be read" if isinstance(error, OSError) else str(error)
+        failure = {"code": "deployment_error", "message": f"the model cannot be served: {why}"}
+        changes = {"status": DeploymentStatus.FAILED, **UNHEALTHY, "error": failure}
+        await asyncio.to_thread(self._change, row, **changes)
 
     def _checked_model(self, row: Row) -> ServedModel:
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
             model = rows.fetch(connection, tables.models, row["model_name"], client_id=None)
+        try:
+            _ = served.base.tokenizer
+        except CatalogueFault as fault:
+            raise FilesDamaged(f"the base model cannot be used: {fault}") from fault
         if model is not None and served.adapter is not None:
             for name, digest in model["sha256"].items():
                 if sha256_of(served.adapter.path / name) != digest:
                     raise FilesDamaged(f"the stored file {name} is damaged")
+            _check_reading(served, served.adapter.path)
         return served
 
     async def _remove(self, row: Row) -> None:
@@ -86,7 +123,9 @@ class DeploymentKeeper:
             found = self._parts.catalogue.get(base)
             if found is not None and with_adapter:
                 await self._parts.replicas.of(found.path).forget(row["model_name"])
-        await asyncio.to_thread(self._move, row, DeploymentStatus.DELETED, 0, None)
+        await asyncio.to_thread(
+            self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
+        )
 
     def _is_needed(self, row: Row) -> bool:
         """Whether another live deployment serves the same model."""
@@ -95,44 +134,68 @@ class DeploymentKeeper:
             same = (table.c.model_name == row["model_name"]) & (table.c.id != row["id"])
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
-    def _move(
-        self, row: Row, status: DeploymentStatus, replicas: int, error: dict[str, str] | None
-    ) -> None:
-        """Change the state unless the row was changed meanwhile: then the next tick sees it anew."""
-        now, table = self._parts.clock(), tables.deployments
+    def _change(self, row: Row, **changes: Any) -> None:
+        """Unless the row was changed meanwhile: then the next tick sees it anew."""
         with self._parts.database.write() as connection:
-            found = rows.fetch(connection, table, row["id"], client_id=None)
-            if found is None or found["updated_at"] != row["updated_at"]:
-                return
-            rows.change(
-                connection,
-                table,
-                row["id"],
-                now,
-                status=status,
-                current_replicas=replicas,
-                error=error,
-            )
-            if status != row["status"]:
-                change = {"from": row["status"], "to": status}
-                emit(connection, "deployment.status_changed", dict(row), now, **change)
-            if status is DeploymentStatus.DELETED:
-                emit(connection, "deployment.deleted", dict(row), now, status=status)
-            if error is not None:
-                emit(connection, "deployment.error", dict(row), now, message=error["message"])
+            deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:
-        """After a restart: load again what was running."""
+        """After a restart: load again what was running and did not sleep; only then rounds begin."""
+        by_model: dict[str, list[Row]] = {}
+        for row in await asyncio.to_thread(self._running):
+            if not is_asleep(row):
+                by_model.setdefault(row["model_name"], []).append(row)
+        room = asyncio.Semaphore(MODELS_AT_ONCE)
+        await asyncio.gather(*(self._warm_model(rows, room) for rows in by_model.values()))
+        self._rounds.begin()
+
+    def _running(self) -> list[Row]:
         status = tables.deployments.c.status
         query = sa.select(tables.deployments).where(status == DeploymentStatus.RUNNING)
+        with self._parts.database.read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
-        def running() -> list[Row]:
-            with self._parts.database.read() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
+    async def _warm_model(self, deployments: Sequence[Row], room: asyncio.Semaphore) -> None:
+        """All deployments of one model: its files are read and checked once."""
+        async with room:
+            try:
+                served = await asyncio.to_thread(self._checked_model, deployments[0])
+            except (ModelNotFound, FilesDamaged, OSError) as error:
+                for row in deployments:
+                    await self._failed(row, error)
+                return
+            for row in deployments:
+                try:
+                    await self._load(row, served)
+                except (
+                    Exception
+                ):  # one deployment must not stop the others; the rounds go on with it
+                    logger.exception("a deployment could not be loaded again: %s", row["id"])
 
-        for row in await asyncio.to_thread(running):
-            await self._settle(row)
+    async def stop(self) -> None:
+        """The service ends, and its replicas with it: that is no fault of any deployment."""
+        tasks = [*self._working.values(), *self._rounds.under_way]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class FilesDamaged(Exception):
     """A stored file differs from its digest."""
+
+
+def _check_reading(served: ServedModel, folder: Path) -> None:
+    """A model answers well only to the tokens that it was tuned to read. Raises `FilesDamaged`."""
+    try:
+        parity = Parity.load(folder)
+    except ValueError as error:
+        raise FilesDamaged(str(error)) from error
+    tokenizer: Any = served.base.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    if parity is not None and not reads_alike(parity, served.template, encode):
+        raise FilesDamaged(
+            "prompt template and tokenizer are not those that the model was tuned with"
+        )

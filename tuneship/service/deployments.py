@@ -1,5 +1,7 @@
-"""What the deployment operations do: records and their states. `supervisor.py` brings reality in line with them."""
+"""What the deployment operations do: records and their states. `deployment_keeper.py` brings reality in line."""
 
+import hashlib
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -8,51 +10,58 @@ import sqlalchemy as sa
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import (
     GONE,
+    LIVE,
     MOVES,
     Deployment,
     DeploymentCreate,
     DeploymentCreated,
     DeploymentDeleted,
+    DeploymentListItem,
+    DeploymentPage,
     DeploymentStatus,
     DeploymentUpdate,
     DeploymentUpdated,
     ModelConfiguration,
 )
+from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import (
     DeploymentError,
     InstanceTypeUnavailable,
     InvalidRequestError,
-    QuotaExceeded,
     ResourceNotFound,
 )
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.faults import faults_of
-from tuneship.service.instances import check_instance_type, require_instance_type
+from tuneship.service.instances import check_instance_type, check_region, require_serving_type
 from tuneship.service.models import served_model
+from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import refuse_what_is_not_enforced
+from tuneship.service.safeguards import (
+    refuse_isolation_of_others,
+    refuse_what_is_not_enforced,
+)
 from tuneship.service.serving_table import serves
-from tuneship.store import endpoint_records, rows, tables
-from tuneship.store.events import emit
+from tuneship.store import deployment_records, endpoint_records, rows, tables
 from tuneship.store.identifiers import new_id
+from tuneship.store.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
 from tuneship.store.rows import Row
 
 DEFAULT_OUTPUT_TOKENS = 256
 DELETED_SHOWN = timedelta(hours=24)
 MOST_TAGS = 64
+PATCHED = ("deployment_name", "min_replicas", "max_replicas", "auto_scaling", "tags", "generation")
 
 
 @serves(contract.create_deployment)
 def create_deployment(context: Context, deployment: DeploymentCreate) -> DeploymentCreated:
     """Refuse what cannot work, then record it as `creating`."""
-    refuse_what_is_not_enforced(deployment.security_settings)
-    check_instance_type(deployment.instance_type, "instance_type")
-    if deployment.region != "local":
-        raise refused("region", "must be local")
+    refuse_what_is_not_enforced(context.parts, deployment.security_settings)
+    kind = check_instance_type(context.parts, deployment.instance_type, "instance_type")
+    check_region(context.parts, deployment.region)
     faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
     deployment_id = new_id("dep")
-    row = {
+    row: dict[str, Any] = {
         **deployment.model_dump(exclude={"generation", "model_name"}),
         "id": deployment_id,
         "client_id": context.client_id,
@@ -70,14 +79,16 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     connection = context.transaction
     served = served_model(connection, context.parts, context.client_id, deployment.model_name)
     row["generation"] = _generation(served.base, {}, deployment.generation)
-    require_instance_type(deployment.instance_type, "instance_type")
-    if deployment.compute_type == "gpu":
-        raise InstanceTypeUnavailable("this installation has no GPU", param="compute_type")
+    refuse_isolation_of_others(deployment.security_settings, served.base)
+    require_serving_type(kind, deployment, served.base)
     _check_capacity(context, row)
     _check_name(context, connection, deployment.deployment_name)
-    _check_quota(context, connection)
-    stored = rows.insert(connection, tables.deployments, row)
-    emit(connection, "deployment.created", row, context.now, status=row["status"])
+    most, is_live = (
+        context.parts.settings.maximum_deployments,
+        tables.deployments.c.status.in_(LIVE),
+    )
+    check_quota(context, tables.deployments, most, "deployments", is_live)
+    stored = deployment_records.create(connection, row, context.now)
     return DeploymentCreated(**_fields(context, stored))
 
 
@@ -123,18 +134,9 @@ def _check_name(context: Context, connection: sa.Connection, name: str) -> None:
         table,
         table.c.client_id == context.client_id,
         table.c.deployment_name == name,
-        table.c.status.not_in(GONE),
+        table.c.status.in_(LIVE),
     ):
         raise DeploymentError("the name is taken by another deployment", param="deployment_name")
-
-
-def _check_quota(context: Context, connection: sa.Connection) -> None:
-    limit, table = context.parts.settings.maximum_deployments, tables.deployments
-    live = rows.count(
-        connection, table, table.c.client_id == context.client_id, table.c.status.not_in(GONE)
-    )
-    if live >= limit:
-        raise QuotaExceeded(f"this client has {limit} deployments, the most it may have")
 
 
 def _fields(context: Context, row: Row) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
     if row is None or _is_forgotten(row, context.now):
         raise ResourceNotFound("there is no such deployment")
+    context.trail.touch(row)
     return row
 
 
@@ -157,8 +160,49 @@ def _is_forgotten(row: Row, now: datetime) -> bool:
 
 @serves(contract.get_deployment)
 def get_deployment(context: Context, deployment_id: str) -> Deployment:
-    """The record as it stands."""
-    return Deployment(**_fields(context, own_deployment(context, deployment_id)))
+    """The record as it stands, with its `ETag`."""
+    row = own_deployment(context, deployment_id)
+    context.headers["ETag"] = etag_of(row)
+    return Deployment(**_fields(context, row))
+
+
+def etag_of(row: Row) -> str:
+    """Of what a PATCH can change, so that a deployment that goes from `updating` to `running` keeps it."""
+    settings = json.dumps([row["id"], *(row[name] for name in PATCHED)], sort_keys=True)
+    return f'"{hashlib.sha256(settings.encode()).hexdigest()[:32]}"'
+
+
+@serves(contract.list_deployments)
+def list_deployments(  # noqa: PLR0913 - the description's own query parameters
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    status: DeploymentStatus | None = None,
+    model_name: str | None = None,
+    region: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> DeploymentPage:
+    """Newest first; deleted ones only when they are asked for, and for a day."""
+    table = tables.deployments
+    filters = rows.tags_match(table, tags)
+    listing = DEPLOYMENTS
+    if status is DeploymentStatus.DELETED:
+        listing = DELETED_DEPLOYMENTS
+        filters.append(table.c.updated_at >= context.now - DELETED_SHOWN)
+    wanted = {"model_name": model_name, "region": region, "status": status}
+    filters += [table.c[name] == value for name, value in wanted.items() if value is not None]
+    with context.read() as connection:
+        page = rows.listed(
+            connection, listing, context.client_id, filters, limit=limit, offset=offset
+        )
+    for row in page.rows:
+        context.trail.touch(row)
+    return DeploymentPage.model_validate(
+        {
+            "deployments": [DeploymentListItem(**_fields(context, row)) for row in page.rows],
+            "pagination": page.pagination,
+        }
+    )
 
 
 @serves(contract.update_deployment)
@@ -172,22 +216,14 @@ def update_deployment(
     row = own_deployment(context, deployment_id)
     if DeploymentStatus.UPDATING not in MOVES[DeploymentStatus(row["status"])]:
         raise DeploymentError(f"the deployment is {row['status']}")
+    context.refuse_stale(etag_of(row), "the deployment has changed since")
     changes = _changes(context, connection, row, update)
     _check_replicas({**row, **changes})
     _check_capacity(context, {**row, **changes})
-    rows.change(
-        connection,
-        tables.deployments,
-        deployment_id,
-        context.now,
-        status=DeploymentStatus.UPDATING,
-        error=None,
-        **changes,
-    )
-    change = {"from": row["status"], "to": DeploymentStatus.UPDATING}
-    emit(connection, "deployment.updated", dict(row), context.now, fields=sorted(changes))
-    emit(connection, "deployment.status_changed", dict(row), context.now, **change)
-    return DeploymentUpdated(**_fields(context, own_deployment(context, deployment_id)))
+    deployment_records.update(connection, row, context.now, changes)
+    merged = own_deployment(context, deployment_id)
+    context.headers["ETag"] = etag_of(merged)
+    return DeploymentUpdated(**_fields(context, merged))
 
 
 def _changes(
@@ -225,12 +261,10 @@ def delete_deployment(
         names = ", ".join(user["id"] for user in users)
         raise DeploymentError(f"endpoints still send it traffic: {names}")
     for user in users:
-        endpoint_records.deactivate(connection, user, context.now)
+        endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)
     endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
     status = DeploymentStatus.DELETING
     if force:
         context.parts.under_way.hurry(deployment_id)
-    rows.change(connection, tables.deployments, deployment_id, context.now, status=status)
-    change = {"from": row["status"], "to": status}
-    emit(connection, "deployment.status_changed", dict(row), context.now, **change)
+    deployment_records.change(connection, row, context.now, status=status)
     return DeploymentDeleted(id=deployment_id, status=status)

@@ -1,27 +1,46 @@
-"""What generating does: pick the deployment, render, run, cut, answer, and record the outcome without any text."""
+"""What generating does: pick the deployment, render, run, cut, answer, and record the outcome without any text.
+
+A caller who hangs up cancels the run. That counts neither as a success nor as an error of the deployment (it says
+nothing certain about it); the deployment's log tells it. What outlasts `generate_timeout_s` is the deployment's error.
+"""
 
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tuneship.contract import generation as contract
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
-from tuneship.contract.errors import ApiError, DeploymentError, InternalError, InvalidRequestError
+from tuneship.contract.errors import (
+    ApiError,
+    DeploymentError,
+    InternalError,
+    InvalidRequestError,
+    ResourceNotFound,
+)
 from tuneship.contract.examples import instruction_messages
 from tuneship.contract.generation import Generate, Generation, Usage
 from tuneship.metrics.observations import Observation, Outcome
+from tuneship.runtime.groups import NoReplica
+from tuneship.service.completion import Completion
 from tuneship.service.context import Context
 from tuneship.service.deployments import own_deployment
 from tuneship.service.endpoints import own_endpoint
 from tuneship.service.faults import Faults, faults_of
+from tuneship.service.generation_stream import Tell, streamed
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.refusals import refused
+from tuneship.service.safeguards import is_within_reach
+from tuneship.service.second_try import with_second_try
 from tuneship.service.serving_table import serves_async
+from tuneship.service.streaming import Stream
 from tuneship.service.under_way import Visit
-from tuneship.serving.line import GenerateRequest, ReplicaLost, ServingError
+from tuneship.serving.line import GenerateRequest, ReplicaLost, RequestTooLarge, ServingError
+from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
 from tuneship.traffic.split import draw_of_key, split_of
@@ -60,13 +79,15 @@ class Written:
 
 
 @serves_async(contract.generate)
-async def generate(context: Context, deployment_id: str, request: Generate) -> Generation:
+async def generate(context: Context, deployment_id: str, request: Generate) -> Generation | Stream:
     """Answer with this deployment."""
     return await _answer(context, Target(deployment_id), request, time.perf_counter())
 
 
 @serves_async(contract.generate_by_endpoint)
-async def generate_by_endpoint(context: Context, endpoint_id: str, request: Generate) -> Generation:
+async def generate_by_endpoint(
+    context: Context, endpoint_id: str, request: Generate
+) -> Generation | Stream:
     """Answer with the deployment that the split draws for this request."""
     started = time.perf_counter()
     target = await asyncio.to_thread(_by_split, context, endpoint_id)
@@ -75,6 +96,10 @@ async def generate_by_endpoint(context: Context, endpoint_id: str, request: Gene
 
 def _routed(context: Context, target: Target) -> Routed:
     deployment = own_deployment(context, target.deployment_id)
+    if not is_within_reach(context, deployment):
+        raise ResourceNotFound(
+            f"there is no such {'endpoint' if target.endpoint_id else 'deployment'}"
+        )
     with context.read() as connection:
         served = served_model(
             connection, context.parts, context.client_id, deployment["model_name"]
@@ -95,27 +120,63 @@ def _by_split(context: Context, endpoint_id: str) -> Target:
 
 async def _answer(
     context: Context, target: Target, request: Generate, started: float
+) -> Generation | Stream:
+    """Whole, or as a stream of what is written."""
+    whole = partial(_whole, context, target, request, started)
+    if not request.stream:
+        return await whole(_unheard)
+    return await streamed(partial(_to_its_end, context, whole), context.request_id)
+
+
+async def _to_its_end(
+    context: Context, whole: Callable[[Tell], Awaitable[Generation]], tell: Tell
+) -> Generation:
+    """The boundary writes the start of a stream into the audit chain; its end has the counts."""
+    generation = await whole(tell)
+    if context.trail.is_wanted:
+        await asyncio.to_thread(context.write_down_now, 200)
+    return generation
+
+
+def _unheard(_text: str) -> None:
+    """The caller waits for the whole answer."""
+
+
+async def _whole(
+    context: Context, target: Target, request: Generate, started: float, tell: Tell
 ) -> Generation:
     """Run it where the target's record says, unless it is gone."""
     with context.parts.under_way.entered(target.deployment_id) as visit:
         routed = await asyncio.to_thread(_routed, context, target)
-        return await _recorded(context, routed, request, visit, started)
+        written = partial(_written, context, routed, request, visit, tell)
+        return await _recorded(context, routed, request, written, started)
 
 
 async def _recorded(
-    context: Context, routed: Routed, request: Generate, visit: Visit, started: float
+    context: Context,
+    routed: Routed,
+    request: Generate,
+    write: Callable[[], Awaitable[Written]],
+    started: float,
 ) -> Generation:
     """Run it and record how it ended: a success, the caller's fault, or an error of the deployment."""
     recorder, served_by = context.parts.recorder, {"X-Deployment-ID": routed.deployment["id"]}
+    context.headers |= served_by
     try:
-        written = await _written(context, routed, request, visit)
+        written = await write()
+    except asyncio.CancelledError:
+        recorder.record(_observation(context, routed, Outcome.CALLER_ERROR, started, None))
+        _log(context, routed, "info", "the caller hung up")
+        raise
     except Exception as error:
         recorder.record(_observation(context, routed, _blame(error), started, None))
+        _log(context, routed, *_line_of(error))
         if isinstance(error, ApiError):
             error.headers |= served_by  # who failed is what a canary's driver has to know
         raise
     recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
-    context.headers |= served_by
+    context.trail.prompt_tokens = written.prompt_tokens
+    context.trail.completion_tokens = written.completion_tokens
     return Generation(
         id=new_id("gen"),
         deployment_id=routed.deployment["id"],
@@ -128,6 +189,25 @@ async def _recorded(
             total_tokens=written.prompt_tokens + written.completion_tokens,
         ),
     )
+
+
+def _log(context: Context, routed: Routed, level: str, message: str) -> None:
+    """A line of the deployment's log; what went well is in its metrics."""
+    context.parts.deployment_log.add(
+        LogEntry(
+            routed.deployment["id"], context.now, level, "generate", message, context.request_id
+        )
+    )
+
+
+def _line_of(error: Exception) -> tuple[str, str]:
+    """Level and message of a generation that failed or was refused. Messages never hold what was sent."""
+    if not isinstance(error, ApiError):
+        return "error", "failed unexpectedly"
+    text = f"{error.status} {error.code}: {error.message}"
+    if _blame(error) is Outcome.CALLER_ERROR:
+        return "info", text
+    return ("error" if isinstance(error, InternalError) else "warning"), text
 
 
 def _blame(error: Exception) -> Outcome:
@@ -153,11 +233,13 @@ def _observation(
     )
 
 
-async def _written(context: Context, routed: Routed, request: Generate, visit: Visit) -> Written:
+async def _written(
+    context: Context, routed: Routed, request: Generate, visit: Visit, tell: Tell
+) -> Written:
     _check_status(routed.deployment)
     settings = context.parts.settings
     faults = faults_of(routed.deployment["tags"], allowed=settings.allow_fault_injection)
-    is_long = len(request.prompt) > LONG_PROMPT
+    is_long = _characters(request) > LONG_PROMPT
     prepared = (
         await asyncio.to_thread(_prepared, routed, request)
         if is_long
@@ -166,18 +248,30 @@ async def _written(context: Context, routed: Routed, request: Generate, visit: V
     try:
         async with asyncio.timeout(settings.generate_timeout_s) as visit.limit:
             await _break(faults)
-            written = await _run(context, routed, prepared, request.stop)
+            is_emptied = random.random() < faults.empty_rate  # noqa: S311 - a drill, not a secret
+            tell = _unheard if is_emptied else tell
+            run = partial(_run, context, routed, prepared, request, visit)
+            written = await with_second_try(run, tell, request.stream)
     except TimeoutError:
         raise InternalError("the generation took too long") from None
+    except NoReplica:
+        raise InternalError(
+            "no replica of the model can answer now", status=503, retry_after=1
+        ) from None
     except ReplicaLost:
-        raise InternalError("the model's process ended during the generation") from None
+        text = "the model's process ended during the generation"
+        raise InternalError(text, status=503, retry_after=1) from None
+    except RequestTooLarge as refusal:
+        raise refused("max_tokens", f"asks for too much: {refusal}", "out_of_range") from None
     except ServingError:
         raise InternalError("the model could not generate") from None
     finally:
         visit.limit = None
-    if random.random() < faults.empty_rate:  # noqa: S311 - a drill, not a secret
-        return replace(written, completion="")
-    return written
+    return replace(written, completion="") if is_emptied else written
+
+
+def _characters(request: Generate) -> int:
+    return len(request.prompt or "") + sum(len(turn.content) for turn in request.messages or ())
 
 
 async def _break(faults: Faults) -> None:
@@ -199,14 +293,16 @@ def _check_status(deployment: Row) -> None:
 def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
     """Render with the model's own template, count, and fill in the deployment's defaults."""
     generation, served = routed.deployment["generation"], routed.served
-    messages: list[Any] = list(instruction_messages(request.prompt))
+    messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
+    if request.prompt is not None:
+        messages = list(instruction_messages(request.prompt))
     text = served.template.render(messages, add_generation_prompt=True)
     tokenizer: Any = served.base.tokenizer
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     room = generation["context_length"] - len(tokens)
     if room < 1:
         raise refused(
-            "prompt",
+            "prompt" if request.prompt is not None else "messages",
             f"has {len(tokens)} tokens, the context holds {generation['context_length']}",
             "out_of_range",
         )
@@ -223,31 +319,45 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
         top_p=generation["default_top_p"] if top_p is None else top_p,
         seed=request.seed,
         stop_tokens=served.base.stop_tokens,
+        queue=routed.deployment["id"],
     )
 
 
 async def _run(
-    context: Context, routed: Routed, request: GenerateRequest, stops: list[str]
+    context: Context,
+    routed: Routed,
+    prepared: GenerateRequest,
+    request: Generate,
+    visit: Visit,
+    tell: Tell,
 ) -> Written:
-    """Collect tokens; with stop texts, look for them as the text grows and hang up at the first."""
+    """Collect tokens; text that is looked at while it grows is unfolded token by token."""
     group = context.parts.replicas.of(routed.served.base.path)
     tokenizer: Any = routed.served.base.tokenizer
+    completion = Completion(tokenizer.decode, request.stop)
+    is_watched = bool(request.stop) or request.stream
     tokens: list[int] = []
-    reason: str | None = None
-    text: str | None = None
-    async with await group.generate(routed.served.adapter, request) as generation:
+    visit.waits(context.now)
+    async with await group.generate(routed.served.adapter, prepared) as generation:
         async for chunk in generation:
-            tokens += chunk
-            text = _cut(tokenizer.decode(tokens), stops) if stops else None
-            if text is not None:
-                reason = "stop"
+            visit.is_served()
+            if is_watched and _is_stopped(completion, chunk, tell):
                 break
-        reason = reason or str(generation.finish_reason)
-    completion = tokenizer.decode(tokens) if text is None else text
-    return Written(completion, reason, len(request.tokens), len(tokens))
+            tokens += chunk
+        reason = str(generation.finish_reason)
+    if not is_watched:
+        return Written(tokenizer.decode(tokens), reason, len(prepared.tokens), len(tokens))
+    if rest := completion.finish():
+        tell(rest)
+    reason = "stop" if completion.is_stopped else reason
+    return Written(completion.text, reason, len(prepared.tokens), completion.tokens)
 
 
-def _cut(text: str, stops: list[str]) -> str | None:
-    """The text before the first stop, or None without one."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(places)] if places else None
+def _is_stopped(completion: Completion, chunk: list[int], tell: Tell) -> bool:
+    """Take tokens up to the one that completes a stop text."""
+    for token in chunk:
+        if text := completion.take(token):
+            tell(text)
+        if completion.is_stopped:
+            return True
+    return False

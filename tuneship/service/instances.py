@@ -1,19 +1,69 @@
-"""Where work can run: the instance types that the service knows, and those that this installation has."""
+"""Where work can run: the instance types and regions of the catalogue, and what this machine has of them."""
 
+from tuneship.contract import instances as contract
+from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InstanceTypeUnavailable
+from tuneship.contract.instances import InstanceType, InstanceTypes
+from tuneship.service.catalogue import BaseModel
+from tuneship.service.context import Context, Parts
+from tuneship.service.instance_catalogue import InstanceKind
+from tuneship.service.machine import GIB, Machine, this_machine
 from tuneship.service.refusals import refused
+from tuneship.service.serving_table import serves
 
-AVAILABLE = frozenset({"local"})
-KNOWN = AVAILABLE | {"local-gpu"}
-
-
-def check_instance_type(name: str, param: str) -> None:
-    """Raises `ValidationRefused` for a type that nobody has."""
-    if name not in KNOWN:
-        raise refused(param, f"must be one of: {', '.join(sorted(KNOWN))}")
+VLLM = "vllm"
+"""The runtime of base models that are served on GPUs; our own engine uses CPU cores."""
 
 
-def require_instance_type(name: str, param: str) -> None:
-    """Raises `InstanceTypeUnavailable` for a type that this installation does not have."""
-    if name not in AVAILABLE:
-        raise InstanceTypeUnavailable(f"this installation has no {param} of that type", param=param)
+@serves(contract.list_instance_types)
+def list_instance_types(context: Context) -> InstanceTypes:
+    """The same for everybody: what an entry asks for, else what the machine has."""
+    machine = this_machine()
+    return InstanceTypes(instance_types=[_shown(one, machine) for one in context.parts.instances])
+
+
+def _shown(kind: InstanceKind, machine: Machine) -> InstanceType:
+    return InstanceType(
+        name=kind.name,
+        compute_type=kind.compute_on(machine),
+        available=kind.is_on(machine),
+        cpus=kind.cpus or machine.cpus,
+        memory_gb=kind.memory_gb or round(machine.memory_bytes / GIB, 1),
+        gpus=machine.gpus if kind.compute_type is None else kind.gpus,
+    )
+
+
+def check_instance_type(parts: Parts, name: str, param: str) -> InstanceKind:
+    """The type of this name. Raises `ValidationRefused` for one that nobody has."""
+    found = parts.instances.get(name)
+    if found is None:
+        known = ", ".join(sorted(one.name for one in parts.instances))
+        raise refused(param, f"must be one of: {known}")
+    return found
+
+
+def check_region(parts: Parts, region: str) -> None:
+    """Raises `ValidationRefused`."""
+    if region not in parts.instances.regions:
+        raise refused("region", f"must be one of: {', '.join(parts.instances.regions)}")
+
+
+def require_serving_type(kind: InstanceKind, deployment: DeploymentCreate, base: BaseModel) -> None:
+    """Raises `InstanceTypeUnavailable` for what this installation does not have, or does not use for this base."""
+    machine, uses_gpus = this_machine(), base.runtime == VLLM
+    is_here = kind.is_on(machine) and kind.is_in(deployment.region)
+    if not is_here or (kind.gpus and not uses_gpus):
+        raise _unavailable("instance_type")
+    if deployment.compute_type == "gpu" and not (uses_gpus and machine.gpus):
+        text = "this installation serves the model on CPU cores"
+        raise InstanceTypeUnavailable(text, param="compute_type")
+
+
+def require_training_type(parts: Parts, name: str, param: str) -> None:
+    """For training, which uses a GPU where there is one. Raises `InstanceTypeUnavailable`."""
+    if not check_instance_type(parts, name, param).is_on(this_machine()):
+        raise _unavailable(param)
+
+
+def _unavailable(param: str) -> InstanceTypeUnavailable:
+    return InstanceTypeUnavailable(f"this installation has no {param} of that type", param=param)

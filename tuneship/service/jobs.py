@@ -1,21 +1,23 @@
-"""What the job operations do: check what a job refers to, queue it, show it, cancel it. `supervisor.py` runs it."""
+"""What the job operations do: check what a job refers to, queue it, show it, cancel it. `supervisor.py` runs it.
 
-import math
+What "auto" means is in `hyperparameters.py`, the stream of a job in `job_stream.py`.
+"""
+
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract import jobs as contract
+from tuneship.contract.common import LogCursor
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.errors import (
     DatasetError,
     InstanceTypeUnavailable,
     InvalidRequestError,
-    QuotaExceeded,
     ResourceNotFound,
 )
 from tuneship.contract.jobs import (
-    ENDED,
+    ALIVE,
     MOVES,
     Job,
     JobCancelled,
@@ -24,34 +26,61 @@ from tuneship.contract.jobs import (
     JobLogEntry,
     JobLogs,
     JobMetrics,
+    JobPage,
     JobStatus,
-    LogCursor,
+    JobSummary,
 )
+from tuneship.service import hyperparameters
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
+from tuneship.service.dataset_advice import SMALLEST_DATASET
 from tuneship.service.datasets import own_dataset
-from tuneship.service.instances import check_instance_type, require_instance_type
-from tuneship.service.models import base_of
+from tuneship.service.instances import check_instance_type, require_training_type
+from tuneship.service.job_progress import forecast_end
+from tuneship.service.job_stream import job_frames, place_of
+from tuneship.service.models import TUNED, base_of
+from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import refuse_what_is_not_enforced
-from tuneship.service.serving_table import serves
-from tuneship.store import job_records, rows, tables
+from tuneship.service.serving_table import serves, serves_or_streams
+from tuneship.service.streaming import Stream
+from tuneship.store import job_queue, job_records, rows, tables
 from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
+from tuneship.store.listings import JOBS
 from tuneship.store.rows import Row
-
-SMALLEST_DATASET = 2
 
 
 @serves(contract.create_job)
 def create_job(context: Context, job: JobCreate) -> JobCreated:
     """Refuse what cannot work, then queue it together with its event."""
-    refuse_what_is_not_enforced(job.security_settings)
-    check_instance_type(job.compute_config.instance_type, "compute_config.instance_type")
-    if job.base_model.startswith("ft:"):
+    refuse_what_is_not_enforced(context.parts, job.security_settings)
+    check_instance_type(
+        context.parts, job.compute_config.instance_type, "compute_config.instance_type"
+    )
+    if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
     _check_modules(base, job.hyperparameters.target_modules)
+    parameters = base.parameters  # read from files: before the transaction
+    connection = context.transaction  # before the datasets: none may be deleted from here on
+    chosen = hyperparameters.resolved(
+        job.hyperparameters,
+        examples=_training_examples(context, job),
+        has_validation_set=job.validation_dataset_id is not None,
+        parameters=parameters,
+    )
+    _require_instances(context, job)
+    most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
+    check_quota(context, tables.jobs, most, "active jobs", is_active)
+    stored = rows.insert(connection, tables.jobs, _row(context, job, chosen))
+    emit(connection, "fine_tuning.job.queued", stored, context.now)
+    job_records.add_log(connection, stored["id"], context.now, "info", "job queued")
+    return JobCreated(**stored)
+
+
+def _training_examples(context: Context, job: JobCreate) -> int:
+    """How many lines there are to train on, once both datasets can be used together."""
     dataset = _usable(context, job.dataset_id, "dataset_id")
     if job.validation_dataset_id is not None:
         validation = _usable(context, job.validation_dataset_id, "validation_dataset_id")
@@ -59,20 +88,16 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
             raise DatasetError(
                 "the two datasets have different formats", param="validation_dataset_id"
             )
-    steps = math.ceil(dataset["num_examples"] / job.hyperparameters.batch_size)
-    if job.hyperparameters.warmup_steps > steps * job.hyperparameters.epochs:
-        raise refused("hyperparameters.warmup_steps", "must not exceed the job's steps")
+    return dataset["num_examples"]
+
+
+def _require_instances(context: Context, job: JobCreate) -> None:
     if job.compute_config.instance_count > 1:
         raise InstanceTypeUnavailable(
             "this installation trains on one instance", param="compute_config.instance_count"
         )
-    require_instance_type(job.compute_config.instance_type, "compute_config.instance_type")
-    row = _row(context, job)
-    _check_quota(context)
-    stored = rows.insert(context.transaction, tables.jobs, row)
-    emit(context.transaction, "fine_tuning.job.queued", row, context.now, status=row["status"])
-    job_records.add_log(context.transaction, row["id"], context.now, "info", "job queued")
-    return JobCreated(**stored)
+    name = job.compute_config.instance_type
+    require_training_type(context.parts, name, "compute_config.instance_type")
 
 
 def _check_modules(base: BaseModel, modules: list[str]) -> None:
@@ -91,10 +116,7 @@ def _usable(context: Context, dataset_id: str, param: str) -> Row:
     return row
 
 
-def _row(context: Context, job: JobCreate) -> dict[str, Any]:
-    hyperparameters = job.hyperparameters.model_dump()
-    if hyperparameters["lora_alpha"] is None:
-        hyperparameters["lora_alpha"] = 2 * hyperparameters["lora_rank"]
+def _row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": new_id("ft"),
         "client_id": context.client_id,
@@ -106,31 +128,20 @@ def _row(context: Context, job: JobCreate) -> dict[str, Any]:
         "fine_tuning_method": job.fine_tuning_method,
         "model_name": job.model_name,
         "status": JobStatus.QUEUED,
-        "hyperparameters": hyperparameters,
+        "hyperparameters": chosen,
         "validation_frequency": job.validation_frequency,
         "compute_config": job.compute_config.model_dump(),
         "security_settings": job.security_settings.model_dump(),
         "tags": job.tags,
-        "total_epochs": job.hyperparameters.epochs,
+        "total_epochs": chosen["epochs"],
     }
-
-
-def _check_quota(context: Context) -> None:
-    limit, table = context.parts.settings.maximum_active_jobs, tables.jobs
-    active = rows.count(
-        context.transaction,
-        table,
-        table.c.client_id == context.client_id,
-        table.c.status.not_in(ENDED),
-    )
-    if active >= limit:
-        raise QuotaExceeded(f"this client has {limit} active jobs, the most it may have")
 
 
 def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
+    context.trail.touch(row)
     return row
 
 
@@ -138,7 +149,37 @@ def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
 def get_job(context: Context, job_id: str) -> Job:
     """The record as it stands."""
     with context.read() as connection:
-        return Job(**_own(context, job_id, connection))
+        row = _own(context, job_id, connection)
+        place = None
+        if row["status"] == JobStatus.QUEUED:
+            place = job_queue.in_line(connection, context.now).index(job_id) + 1
+    end = forecast_end(row, context.now)
+    return Job(**row, queue_position=place, estimated_completion_at=end)
+
+
+@serves(contract.list_jobs)
+def list_jobs(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    status: JobStatus | None = None,
+    base_model: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> JobPage:
+    """Newest first."""
+    table = tables.jobs
+    filters = rows.tags_match(table, tags)
+    if status is not None:
+        filters.append(table.c.status == status)
+    if base_model is not None:
+        filters.append(table.c.base_model == base_model)
+    with context.read() as connection:
+        page = rows.listed(connection, JOBS, context.client_id, filters, limit=limit, offset=offset)
+    for row in page.rows:
+        context.trail.touch(row)
+    return JobPage.model_validate(
+        {"jobs": [JobSummary(**row) for row in page.rows], "pagination": page.pagination}
+    )
 
 
 @serves(contract.cancel_job)
@@ -157,11 +198,11 @@ def cancel_job(context: Context, job_id: str) -> JobCancelled:
 
 
 @serves(contract.get_job_metrics)
-def get_job_metrics(context: Context, job_id: str) -> JobMetrics:
+def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> JobMetrics:
     """One entry a step, in rising order."""
     with context.read() as connection:
         row = _own(context, job_id, connection)
-        steps = job_records.metrics_of(connection, job_id)
+        steps = job_records.metrics_of(connection, job_id, evaluated_only=evaluated_only)
     names = ("training_loss", "validation_loss", "learning_rate", "accuracy", "perplexity")
     return JobMetrics(
         job_id=job_id,
@@ -172,23 +213,24 @@ def get_job_metrics(context: Context, job_id: str) -> JobMetrics:
     )
 
 
-@serves(contract.get_job_logs)
+@serves_or_streams(contract.get_job_logs)
 def get_job_logs(
     context: Context,
     job_id: str,
     limit: int = 100,
     after: str | None = None,
     stream: bool = False,
-) -> JobLogs:
-    """Oldest first, behind `after`."""
-    if stream:
-        raise refused("stream", "is not available yet: poll with after")
-    cursors = context.parts.cursors
+) -> JobLogs | Stream:
+    """Oldest first, behind `after`; a stream goes on behind the last frame that the reader has seen."""
+    parts = context.parts
+    seen = context.last_event_id if stream and context.last_event_id else after
+    place = place_of(parts, job_id, seen)
     with context.read() as connection:
         _own(context, job_id, connection)
-        position = 0 if after is None else cursors.position(job_id, after)
-        entries = job_records.logs_of(connection, job_id, after=position, limit=limit)
-    last = cursors.issue(job_id, entries[-1]["id"]) if entries else after
+        if stream:
+            return Stream(job_frames(parts, job_id, place))
+        entries = job_records.logs_of(connection, job_id, after=place.log_id, limit=limit)
+    last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
     return JobLogs(
         logs=[JobLogEntry(**entry) for entry in entries], pagination=LogCursor(after=last)
     )

@@ -1,55 +1,63 @@
-"""What the metrics operation does: stored one-second windows merged into the interval that was asked for."""
+"""What the metrics operation does: read windows, merge them into the interval that was asked for, render columns.
 
-from collections.abc import Sequence
+The answer may have 50,000 points, so it is rendered from arrays, not from models; a test holds it against the contract.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import orjson
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
 from tuneship.contract import metrics as contract
-from tuneship.contract.metrics import METRIC_NAMES, DeploymentMetrics, MetricName
-from tuneship.metrics.windows import EDGES_MS, Window, merged
+from tuneship.contract.common import render_time
+from tuneship.contract.metrics import METRIC_NAMES, MetricName
+from tuneship.metrics import columns
+from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Records, Whole
 from tuneship.service.context import Context
 from tuneship.service.deployments import own_deployment
 from tuneship.service.endpoints import own_endpoint
-from tuneship.service.refusals import refused
-from tuneship.service.serving_table import serves
+from tuneship.service.refusals import refuse_odd_moments, refused
+from tuneship.service.serving_table import serves_encoded
 from tuneship.store import metric_windows
+from tuneship.store.metric_windows import EVERY, SECOND, WIDTHS, Series
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-MOST_POINTS = 11_000
+MOST_POINTS = 50_000
+"""A month by minutes has 43,200."""
 INGESTION_LAG_S = 1.0
-"""A bucket can still change for so long after its end: the recorder stores twice a second."""
-QUANTILES = (0.5, 0.95, 0.99)
+"""A bucket can still change for so long after its end: the recorder stores several times a second."""
 DEFAULT_SPAN = timedelta(hours=1)
+RENDERING = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Finished and running buckets of one answer; `windows[i]` starts at `starts[i]` (epoch seconds)."""
+    """Every bucket of one answer: `facts[i]` starts at `starts[i]` (epoch seconds); empty ones are zeros."""
 
     interval_s: int
-    starts: Sequence[int]
-    windows: Sequence[Window]
+    starts: Whole
+    facts: Records
+    total: Records
+    """One record: all of it."""
+    span_s: float
     now: float
 
-    def complete(self, start: int) -> bool:
-        """Whether nothing can be added any more."""
-        return start + self.interval_s + INGESTION_LAG_S <= self.now
-
-    def series(self, chosen: Sequence[tuple[int, Window]]) -> dict[str, Any]:
+    def series(self, chosen: Mask | slice) -> dict[str, Any]:
         """The fields that every series has."""
+        starts = self.starts[chosen]
         return {
-            "timestamps": [datetime.fromtimestamp(start, UTC) for start, _ in chosen],
-            "complete": [self.complete(start) for start, _ in chosen],
+            "timestamps": starts.astype("datetime64[s]"),
+            "complete": starts + (self.interval_s + INGESTION_LAG_S) <= self.now,
         }
 
-    @property
-    def all(self) -> list[tuple[int, Window]]:
-        """Every bucket, empty ones too."""
-        return list(zip(self.starts, self.windows, strict=True))
 
-
-@serves(contract.get_deployment_metrics)
+@serves_encoded(contract.get_deployment_metrics)
 def get_deployment_metrics(  # noqa: PLR0913 - the description's own query parameters
     context: Context,
     deployment_id: str,
@@ -58,38 +66,46 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     metrics: list[MetricName] | None = None,
     interval: str = "1m",
     endpoint_id: str | None = None,
-) -> DeploymentMetrics:
+) -> bytes:
     """Read, merge, render."""
-    interval_s = _seconds(interval)
-    end = end_time or context.now
-    for name, moment in (("start_time", start_time), ("end_time", end_time)):
-        if moment is not None and not 1970 < moment.year < 9999:
-            raise refused(name, "must lie after 1970 and before 9999")
-    start = start_time or end - DEFAULT_SPAN
-    if start >= end:
-        raise refused("start_time", "must be before end_time")
+    start, end = _span(context, start_time, end_time)
+    starts = _starts(start, end, _seconds(interval))
     own_deployment(context, deployment_id)
     if endpoint_id is not None:
         own_endpoint(context, endpoint_id)
     context.parts.store_metrics()
-    buckets = _buckets(context, deployment_id, endpoint_id, (start, end), interval_s)
-    total = merged(buckets.windows)
-    span_s = (end - start).total_seconds()
-    series: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    for name in metrics or METRIC_NAMES:
-        series[name] = SERIES[name](buckets)
-        summary[name] = SUMMARY[name](total, span_s)
-    return DeploymentMetrics.model_validate(
-        {
-            "deployment_id": deployment_id,
-            "start_time": start,
-            "end_time": end,
-            "interval": interval,
-            "metrics": series,
-            "summary": summary,
-        }
-    )
+    now = context.now.timestamp()
+    with context.read() as connection:
+        series = Series(deployment_id, endpoint_id or EVERY)
+        buckets = Buckets(
+            interval_s=starts.step,
+            starts=np.arange(starts.start, starts.stop, starts.step),
+            facts=_facts(connection, series, starts, now),
+            total=_total(connection, series, starts),
+            span_s=(end - start).total_seconds(),
+            now=now,
+        )
+    chosen = metrics or METRIC_NAMES
+    answer: dict[str, Any] = {
+        "deployment_id": deployment_id,
+        "start_time": render_time(start),
+        "end_time": render_time(end),
+        "interval": interval,
+        "metrics": {name: SERIES[name](buckets) for name in METRIC_NAMES if name in chosen},
+        "summary": {name: SUMMARY[name](buckets) for name in METRIC_NAMES if name in chosen},
+    }
+    return orjson.dumps(answer, option=RENDERING)
+
+
+def _span(
+    context: Context, start_time: datetime | None, end_time: datetime | None
+) -> tuple[datetime, datetime]:
+    refuse_odd_moments(start_time=start_time, end_time=end_time)
+    end = (end_time or context.now).astimezone(UTC)
+    start = (start_time or end - DEFAULT_SPAN).astimezone(UTC)
+    if start >= end:
+        raise refused("start_time", "must be before end_time")
+    return start, end
 
 
 def _seconds(interval: str) -> int:
@@ -99,113 +115,132 @@ def _seconds(interval: str) -> int:
     return seconds
 
 
-def _buckets(
-    context: Context,
-    deployment_id: str,
-    endpoint_id: str | None,
-    span: tuple[datetime, datetime],
-    interval_s: int,
-) -> Buckets:
-    first = int(span[0].timestamp()) // interval_s * interval_s
-    last = span[1].timestamp()
-    starts = range(first, max(first + 1, int(-(-last // 1))), interval_s)
-    if len(starts) > MOST_POINTS:
-        raise refused("interval", f"gives {len(starts)} points, at most {MOST_POINTS} are answered")
-    grouped: dict[int, list[Window]] = {}
-    with context.read() as connection:
-        found = metric_windows.between(
-            connection, deployment_id, endpoint_id, first, starts[-1] + interval_s
-        )
-    for begun, window in found:
-        grouped.setdefault(begun // interval_s * interval_s, []).append(window)
-    return Buckets(
-        interval_s=interval_s,
-        starts=starts,
-        windows=[merged(grouped.get(start, ())) for start in starts],
-        now=context.now.timestamp(),
-    )
+def _starts(start: datetime, end: datetime, interval_s: int) -> range:
+    """Where buckets start: on multiples of the interval; the last one holds the moment before `end`."""
+    first = int(start.timestamp()) // interval_s * interval_s
+    count = -int((first - end.timestamp()) // interval_s)
+    if count > MOST_POINTS:
+        raise refused("interval", f"gives {count} points, at most {MOST_POINTS} are answered")
+    return range(first, first + count * interval_s, interval_s)
+
+
+def _facts(connection: sa.Connection, series: Series, starts: range, now: float) -> Records:
+    """A record for every bucket, from the widest windows that fit into it."""
+    width = max(width for width in WIDTHS if starts.step % width == 0)
+    span = (starts.start, starts.stop)
+    if width == SECOND:
+        _refuse_what_is_forgotten(connection, series, starts, now)
+    if width == starts.step:
+        found, facts = metric_windows.facts(connection, series, width, *span)
+    else:
+        begun, windows = metric_windows.sketches(connection, series, width, *span)
+        found, merged = columns.grouped(windows, begun // starts.step * starts.step)
+        facts = merged.facts
+    every = np.zeros(len(starts), FACTS)
+    every[(found - starts.start) // starts.step] = facts
+    return every
+
+
+def _refuse_what_is_forgotten(
+    connection: sa.Connection, series: Series, starts: range, now: float
+) -> None:
+    """Single seconds are kept for two days: a gap where there was traffic would be a lie."""
+    known = metric_windows.oldest(SECOND, now)
+    if starts.start < known and metric_windows.has_traffic(
+        connection, series, starts.start // 60 * 60, min(known, starts.stop)
+    ):
+        raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
+
+
+def _total(connection: sa.Connection, series: Series, starts: range) -> Records:
+    windows = metric_windows.whole(connection, series, starts.start, starts.stop)
+    _, total = columns.grouped(windows, np.zeros(len(windows), np.int64))
+    return total.facts if len(total) else np.zeros(1, FACTS)
 
 
 def _latency(buckets: Buckets) -> dict[str, Any]:
     """Buckets with successful requests only: an empty one has no latency."""
-    chosen = [one for one in buckets.all if one[1].success_count]
-    percentiles = [window.percentiles_ms(QUANTILES) for _, window in chosen]
+    chosen: Mask = buckets.facts["requests"] > buckets.facts["errors"]
+    facts = buckets.facts[chosen]
     return {
         **buckets.series(chosen),
-        "average": [window.average_ms for _, window in chosen],
-        "p50": [row[0] for row in percentiles],
-        "p95": [row[1] for row in percentiles],
-        "p99": [row[2] for row in percentiles],
-        "histogram": {
-            "le": [*EDGES_MS, None],
-            "counts": [window.histogram() for _, window in chosen],
-        },
+        "average": facts["latency_sum_ms"] / (facts["requests"] - facts["errors"]),
+        **{name: _column(facts, name) for name in QUANTILES},
+        "histogram": {"le": [*EDGES_MS, None], "counts": _column(facts, "histogram")},
     }
+
+
+def _column(facts: Records, name: str) -> NDArray[Any]:
+    """The renderer takes whole arrays only."""
+    return np.ascontiguousarray(facts[name])
 
 
 def _throughput(buckets: Buckets) -> dict[str, Any]:
     return {
-        **buckets.series(buckets.all),
-        "requests_per_second": [
-            window.request_count / buckets.interval_s for window in buckets.windows
-        ],
+        **buckets.series(slice(None)),
+        "requests_per_second": buckets.facts["requests"] / buckets.interval_s,
     }
 
 
 def _error_rate(buckets: Buckets) -> dict[str, Any]:
-    chosen = [one for one in buckets.all if one[1].request_count]
+    chosen: Mask = buckets.facts["requests"] > 0
+    facts = buckets.facts[chosen]
     return {
         **buckets.series(chosen),
-        "percentage": [window.error_percentage for _, window in chosen],
-        "request_count": [window.request_count for _, window in chosen],
-        "error_count": [window.error_count for _, window in chosen],
+        "percentage": 100.0 * facts["errors"] / facts["requests"],
+        "request_count": _column(facts, "requests"),
+        "error_count": _column(facts, "errors"),
     }
 
 
 def _token_usage(buckets: Buckets) -> dict[str, Any]:
+    facts = buckets.facts
     return {
-        **buckets.series(buckets.all),
-        "total": [window.input_tokens + window.output_tokens for window in buckets.windows],
-        "input": [window.input_tokens for window in buckets.windows],
-        "output": [window.output_tokens for window in buckets.windows],
-        "empty_count": [window.empty_count for window in buckets.windows],
+        **buckets.series(slice(None)),
+        "total": facts["input"] + facts["output"],
+        "input": _column(facts, "input"),
+        "output": _column(facts, "output"),
+        "empty_count": _column(facts, "empty"),
     }
 
 
-def _latency_summary(total: Window, _span_s: float) -> dict[str, Any]:
-    if not total.success_count:
-        return {}
-    p50, p95, p99 = total.percentiles_ms(QUANTILES)
-    return {"average": total.average_ms, "p50": p50, "p95": p95, "p99": p99}
-
-
-def _throughput_summary(total: Window, span_s: float) -> dict[str, Any]:
-    return {"average_requests_per_second": total.request_count / span_s}
-
-
-def _error_rate_summary(total: Window, _span_s: float) -> dict[str, Any]:
+def _latency_summary(buckets: Buckets) -> dict[str, Any]:
+    total = buckets.total[0]
+    count = int(total["requests"] - total["errors"])
+    if not count:
+        return {"average": None, **dict.fromkeys(QUANTILES)}
     return {
-        "average_percentage": total.error_percentage if total.request_count else 0.0,
-        "request_count": total.request_count,
-        "error_count": total.error_count,
+        "average": float(total["latency_sum_ms"]) / count,
+        **{name: float(total[name]) for name in QUANTILES},
     }
 
 
-def _token_usage_summary(total: Window, _span_s: float) -> dict[str, Any]:
+def _throughput_summary(buckets: Buckets) -> dict[str, Any]:
+    return {"average_requests_per_second": int(buckets.total[0]["requests"]) / buckets.span_s}
+
+
+def _error_rate_summary(buckets: Buckets) -> dict[str, Any]:
+    requests, errors = (int(buckets.total[0][name]) for name in ("requests", "errors"))
     return {
-        "total": total.input_tokens + total.output_tokens,
-        "input": total.input_tokens,
-        "output": total.output_tokens,
+        "average_percentage": 100.0 * errors / requests if requests else 0.0,
+        "request_count": requests,
+        "error_count": errors,
     }
 
 
-SERIES = {
+def _token_usage_summary(buckets: Buckets) -> dict[str, Any]:
+    read, written = (int(buckets.total[0][name]) for name in ("input", "output"))
+    return {"total": read + written, "input": read, "output": written}
+
+
+Rendered = Mapping[MetricName, Callable[[Buckets], dict[str, Any]]]
+SERIES: Rendered = {
     "latency": _latency,
     "throughput": _throughput,
     "error_rate": _error_rate,
     "token_usage": _token_usage,
 }
-SUMMARY = {
+SUMMARY: Rendered = {
     "latency": _latency_summary,
     "throughput": _throughput_summary,
     "error_rate": _error_rate_summary,

@@ -1,4 +1,7 @@
-"""What the model operations do: base models of the catalogue and fine-tuned models as one list."""
+"""What the model operations do: base models of the catalogue and fine-tuned models as one list.
+
+What may be asked of a model is in `model_limits.py`.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,15 +10,24 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.contract import models as contract
-from tuneship.contract.errors import ModelNotFound
-from tuneship.contract.models import Model, ModelPage
+from tuneship.contract.common import Deleted
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
+from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replicas import Adapter
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context, Parts
+from tuneship.service.model_limits import limits_of_base, limits_of_tuned
 from tuneship.service.serving_table import serves
 from tuneship.store import rows, tables
+from tuneship.store.listings import MODELS
 from tuneship.store.rows import Row
 from tuneship.template import PromptTemplate
+
+TUNED = "ft:"
+"""How the id of every fine-tuned model begins, and of no base model."""
+IDS_NAMED = 10
+"""So many deployments are listed in a refusal."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +51,16 @@ def list_models(
     """Base models by id, then fine-tuned ones, newest first."""
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
     table = tables.models
-    where = [table.c.client_id == context.client_id, *rows.tags_match(table, tags)]
+    filters = rows.tags_match(table, tags)
     if base_model is not None:
-        where.append(table.c.base_model == base_model)
+        filters.append(table.c.base_model == base_model)
     bases = shown[offset : offset + limit]
     with context.read() as connection:
-        page = rows.page(
+        page = rows.listed(
             connection,
-            table,
-            where,
+            MODELS,
+            context.client_id,
+            filters,
             limit=limit - len(bases),
             offset=max(0, offset - len(shown)),
         )
@@ -70,6 +83,8 @@ def _base_item(base: BaseModel) -> Model:
 
 def _tuned_item(parts: Parts, row: Row) -> Model:
     base = parts.catalogue.get(row["base_model"])
+    if base is not None and base.fault is not None:
+        base = None
     return Model(
         id=row["id"],
         name=row["name"],
@@ -86,16 +101,75 @@ def _tuned_item(parts: Parts, row: Row) -> Model:
     )
 
 
+@serves(contract.get_model)
+def get_model(context: Context, model_id: str) -> Model:
+    """The item of the list."""
+    if not model_id.startswith(TUNED):
+        return _base_item(base_of(context.parts, model_id, "model_id"))
+    with context.read() as connection:
+        return _tuned_item(context.parts, _own(context, connection, model_id))
+
+
+@serves(contract.get_model_limits)
+def get_model_limits(context: Context, model_id: str) -> ModelLimits:
+    """Taken from the checks themselves, so that they cannot say something else."""
+    if not model_id.startswith(TUNED):
+        return limits_of_base(base_of(context.parts, model_id, "model_id"))
+    with context.read() as connection:
+        row = _own(context, connection, model_id)
+    return limits_of_tuned(model_id, base_of(context.parts, row["base_model"], "model_id"))
+
+
+@serves(contract.delete_model)
+def delete_model(context: Context, model_id: str) -> Deleted:
+    """The row first; its files go when that is certain, or at the next start of the service."""
+    if not model_id.startswith(TUNED):
+        base_of(context.parts, model_id, "model_id")
+        raise InvalidRequestError("a base model cannot be deleted", status=409)
+    connection = context.transaction
+    row = _own(context, connection, model_id)
+    _refuse_deployed(connection, row)
+    rows.remove(connection, tables.models, model_id)
+    context.afterwards.append(lambda: context.parts.blobs.delete(row["blob"]))
+    return Deleted(id=model_id)
+
+
+def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
+    row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
+    if row is None:
+        raise ModelNotFound("model_id names a model that does not exist", param="model_id")
+    return row
+
+
+def _refuse_deployed(connection: sa.Connection, row: Row) -> None:
+    """A failed deployment counts too: a change can bring it back."""
+    table = tables.deployments
+    query = sa.select(table.c.id).where(
+        table.c.client_id == row["client_id"],
+        table.c.model_name == row["id"],
+        table.c.status != DeploymentStatus.DELETED,
+    )
+    found = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
+    if found:
+        more = f" and {len(found) - IDS_NAMED} more" if len(found) > IDS_NAMED else ""
+        named = ", ".join(found[:IDS_NAMED]) + more
+        raise DeploymentError(f"the model is deployed: {named}", param="model_id")
+
+
 def model_id(base_model: str, name: str, job_id: str) -> str:
     """`ft:<base>:<name>:<suffix>`; the suffix is the job id without its prefix (§1)."""
     return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
 
 
 def base_of(parts: Parts, identifier: str, param: str) -> BaseModel:
-    """The base model with this id. Raises `ModelNotFound`."""
+    """The base model with this id. Raises `ModelNotFound`, also for one whose files nobody can use."""
     base = parts.catalogue.get(identifier)
     if base is None:
         raise ModelNotFound(f"{param} names a model that does not exist", param=param)
+    if base.fault is not None:
+        raise ModelNotFound(
+            f"{param} names a base model whose files cannot be used: {base.fault}", param=param
+        )
     return base
 
 
@@ -103,7 +177,7 @@ def served_model(
     connection: sa.Connection, parts: Parts, client_id: str, identifier: str
 ) -> ServedModel:
     """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's."""
-    if not identifier.startswith("ft:"):
+    if not identifier.startswith(TUNED):
         base = base_of(parts, identifier, "model_name")
         return ServedModel(base, None, base.template)
     row = rows.fetch(connection, tables.models, identifier, client_id=client_id)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -80,7 +81,11 @@ def refusal(error: ValidationError) -> ApiError:
 
 def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestError:
     details = [
-        ErrorDetail(place(one["loc"], known=code != "unknown_field"), code, message)
+        ErrorDetail(
+            one.get("ctx", {}).get("param") or place(one["loc"], known=code != "unknown_field"),
+            code,
+            message,
+        )
         for one in problems
     ]
     first = details[0]
@@ -94,3 +99,10 @@ def refused(field: str, message: str, code: str = "invalid_value") -> Validation
     return ValidationRefused(
         f"{field} {message}", param=field, details=[ErrorDetail(field, code, message)]
     )
+
+
+def refuse_odd_moments(**moments: datetime | None) -> None:
+    """Raises `ValidationRefused` for a moment that cannot be moved to UTC, by its parameter's name."""
+    for name, moment in moments.items():
+        if moment is not None and not 1970 < moment.year < 9999:
+            raise refused(name, "must lie after 1970 and before 9999")

@@ -1,21 +1,59 @@
 """Security settings: what is not enforced is refused by name, never accepted and ignored."""
 
+from ipaddress import IPv6Address, ip_address
+
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
+from tuneship.service.catalogue import OUR_RUNTIME, BaseModel
+from tuneship.service.context import Context, Parts
 from tuneship.service.refusals import refused
+from tuneship.store.rows import Row
 
 OFF = (False, "standard", "none")
 """Values that ask for nothing. Files are 0600 and folders 0700 in any case: `encryption_level` `standard`."""
 
 
+def capabilities(parts: Parts) -> dict[str, bool]:
+    """What this installation can enforce on this host, by the names of the settings."""
+    return {
+        "audit_logging": True,  # by the boundary: `trail.py`
+        "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
+        "private_endpoints": True,  # by `is_within_reach`
+    }
+
+
 def refuse_what_is_not_enforced(
-    settings: JobSecuritySettings | DeploymentSecuritySettings,
+    parts: Parts, settings: JobSecuritySettings | DeploymentSecuritySettings
 ) -> None:
-    """Raises `ValidationRefused` for the first setting that this release cannot enforce."""
+    """Raises `ValidationRefused` for the first setting that cannot be enforced here."""
+    able = capabilities(parts)
     for name, value in settings.model_dump().items():
-        if value not in OFF:
+        if value not in OFF and not able.get(name):
+            here = "this host does not allow" if name in able else "this release does not enforce"
             raise refused(
                 f"security_settings.{name}",
-                "asks for a safeguard that this release does not enforce",
+                f"asks for a safeguard that {here}",
                 code="not_enforced",
             )
+
+
+def refuse_isolation_of_others(settings: DeploymentSecuritySettings, base: BaseModel) -> None:
+    """An engine of others speaks over sockets of its own. Raises `ValidationRefused`."""
+    if settings.network_isolation and base.runtime != OUR_RUNTIME:
+        raise refused(
+            "security_settings.network_isolation",
+            f"cannot be had with a base model that {base.runtime} serves",
+            code="not_enforced",
+        )
+
+
+def is_within_reach(context: Context, deployment: Row) -> bool:
+    """Whether this caller's address may use a deployment: a private one answers to the listed networks only."""
+    if not deployment["security_settings"]["private_endpoints"]:
+        return True
+    if not context.trail.address:
+        return False
+    address = ip_address(context.trail.address)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return any(address in network for network in context.parts.settings.private_networks)

@@ -13,40 +13,61 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 import uvicorn
 
-from tuneship.contract.jobs import ENDED
+from tuneship.contract.jobs import ALIVE
+from tuneship.events.addresses import AddressRules
+from tuneship.events.attempt import Sender
+from tuneship.events.connector import Receivers
+from tuneship.events.delivery import Deliverer
+from tuneship.events.vault import Vault
 from tuneship.metrics.recorder import Recorder
+from tuneship.runtime.groups import OpenReplica
 from tuneship.runtime.launch import die_with_parent
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import ReplicaPool
+from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.workers import Runtime
 from tuneship.service import training_runs
 from tuneship.service.access import (
     Keys,
-    RateLimits,
     derived_secret,
     read_or_make_secret,
-    write_credentials,
     write_private,
 )
+from tuneship.service.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.catalogue import Catalogue
+from tuneship.service.connections import Connection
 from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
+from tuneship.service.instance_catalogue import InstanceCatalogue
+from tuneship.service.isolation import can_isolate
+from tuneship.service.key_keeper import EVERY_S as KEYS_EVERY_S
+from tuneship.service.key_keeper import KeyKeeper
+from tuneship.service.machine import cache_share
+from tuneship.service.periodic import Periodic
+from tuneship.service.rates import RateLimits
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.line import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.store import endpoint_records, idempotency, leases, tables
+from tuneship.store.audit import Chain
+from tuneship.store.audit_heads import Heads, heads_file
+from tuneship.store.belonging import check_belonging, record_belonging
 from tuneship.store.blobs import Blobs
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database, url_of
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
@@ -55,6 +76,7 @@ KEEP_ALIVE_SECONDS = 15
 HEAD_LIMIT = 256 << 10
 """What the HTTP layer reads of a head, so that the border can answer a head above its own limit properly."""
 THREADS = 32
+POSTGRES_PORT = 5432
 
 
 logger = logging.getLogger(__name__)
@@ -89,13 +111,15 @@ def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
     os.umask(0o077)
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
-    with _locked(settings.data_dir), _listener(settings.host, settings.port) as listener:
+    with _locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
-        address = f"http://{settings.host}:{listener.getsockname()[1]}"
+        scheme = "http" if settings.tls_certificate is None else "https"
+        address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
         asyncio.run(_run(settings, listener, settings.public_url or address))
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener_on(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises `OSError`."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     # asyncio turns Nagle's algorithm off only where the protocol is named: without it every answer waits 40 ms.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
@@ -104,23 +128,63 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _build(settings: ServiceSettings, public_url: str, secret: bytes) -> Parts:
-    data_dir = settings.data_dir
-    url = settings.database_url
+def address_rules(settings: ServiceSettings, own_port: int) -> AddressRules:
+    """What webhooks may reach; never the service itself or its database."""
+    ports = {own_port}
+    if settings.database_url is not None:
+        database = sa.make_url(settings.database_url.get_secret_value())
+        ports.add(database.port or POSTGRES_PORT)
+    return AddressRules(
+        settings.webhook_allow_cidrs,
+        frozenset(host.lower() for host in settings.webhook_allow_http_hosts),
+        frozenset(ports),
+    )
+
+
+def _build(
+    settings: ServiceSettings,
+    url: str,
+    secret: bytes,
+    place: tuple[socket.socket, str],
+    *,
+    isolates: bool,
+) -> Parts:
+    data_dir, (listener, public_url) = settings.data_dir, place
+    runtime, catalogue = Processes(isolated=isolates), Catalogue(settings.model_catalogue)
+    others = _other_engines(settings, catalogue, runtime)
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
-        database=Database(
-            url.get_secret_value() if url else sqlite_url(data_dir / "tuneship.sqlite")
-        ),
+        database=Database(url),
         blobs=Blobs(str(data_dir / "blobs"), data_dir / "scratch"),
-        catalogue=Catalogue(settings.model_catalogue),
+        catalogue=catalogue,
+        instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
-        replicas=ReplicaPool(Processes(), data_dir / "logs"),
+        replicas=ReplicaPool(runtime, data_dir / "logs", others, partial(_cache_bytes, settings)),
         cursors=Cursors(derived_secret(secret, "cursors")),
+        receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
+        vault=Vault(derived_secret(secret, "vault")),
+        audit=Chain(derived_secret(secret, "audit")),
+        isolates=isolates,
         clock=utc_now,
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
+
+
+def _other_engines(
+    settings: ServiceSettings, catalogue: Catalogue, runtime: Runtime
+) -> dict[Path, OpenReplica]:
+    """By base model directory: those that vLLM serves, as the catalogue says."""
+    command, patience_s = settings.vllm_command, settings.vllm_start_timeout_s
+    return {
+        base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, patience_s))
+        for base in catalogue
+        if base.runtime == "vllm"
+    }
+
+
+def _cache_bytes(settings: ServiceSettings, base: Path) -> int:
+    return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
 
 
 def _recover(parts: Parts) -> None:
@@ -134,7 +198,7 @@ def _recover(parts: Parts) -> None:
             "datasets": set(connection.scalars(sa.select(tables.datasets.c.id))),
             "models": set(connection.scalars(sa.select(tables.models.c.job_id))),
         }
-        alive = tables.jobs.c.status.not_in(ENDED)
+        alive = tables.jobs.c.status.in_(ALIVE)
         live_jobs = set(connection.scalars(sa.select(tables.jobs.c.id).where(alive)))
     for kind, ids in kept.items():  # files whose row was never committed
         for orphan in parts.blobs.names(kind) - ids:
@@ -147,36 +211,88 @@ def _recover(parts: Parts) -> None:
 async def _run(settings: ServiceSettings, listener: socket.socket, public_url: str) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     secret = read_or_make_secret(settings.data_dir / "master.key")
-    parts = _build(settings, public_url, secret)
+    url = url_of(settings.database_url, settings.data_dir)
+    check_belonging(
+        settings.data_dir, url
+    )  # before a database that is not ours is opened and migrated
+    isolates = await asyncio.to_thread(can_isolate)
+    parts = _build(settings, url, secret, (listener, public_url), isolates=isolates)
+    parts.database.claim()
+    record_belonging(settings.data_dir, url)
     _recover(parts)
-    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock)
+    keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    supervisor = Supervisor(parts, Processes(), settings.data_dir / "work", owner)
-    limits = RateLimits(settings.control_requests_per_minute, settings.generate_requests_per_minute)
+    supervisor = Supervisor(parts, Processes(isolated=isolates), settings.data_dir / "work", owner)
+    limits = RateLimits(
+        settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
+    )
+    keepers = (supervisor, _key_keeper(parts, keys), _head_signer(parts, secret))
     app = build_app(
-        Border(parts, keys, limits, supervisor.wake), lifespan=_lifespan(parts, supervisor)
+        Border(parts, keys, limits, supervisor.wake), lifespan=_lifespan(parts, keepers)
     )
-    write_credentials(keys, settings.data_dir / "credentials.json", parts.public_url, parts.clock())
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        http="h11",
-        h11_max_incomplete_event_size=HEAD_LIMIT,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
-    await _Server(config, parts).serve(sockets=[listener])
+    await _Server(server_config(app, settings), parts).serve(sockets=[listener])
     parts.database.close()
 
 
+def _key_keeper(parts: Parts, keys: Keys) -> Periodic:
+    credentials = parts.settings.data_dir / "credentials.json"
+    keeper = KeyKeeper(keys, credentials, parts.public_url, parts.clock)
+    keeper.tend()  # the first key is there before the first request
+    return Periodic(keeper.tend, KEYS_EVERY_S, "the keys could not be kept")
+
+
+def _head_signer(parts: Parts, secret: bytes) -> Periodic:
+    file = heads_file(parts.settings.audit_heads, parts.settings.data_dir)
+    heads = Heads(file, derived_secret(secret, "audit heads"))
+    failed = "the head of the audit chain could not be signed"
+    return Periodic(lambda: sign_head(parts.database, heads, parts.clock()), HEAD_EVERY_S, failed)
+
+
+def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
+    """How the HTTP server is set up: everything that it would do by itself is the border's.
+
+    TLS is Python's default for servers: 1.2 and newer. Nobody's X-Forwarded-For is believed but a declared proxy's.
+    """
+    return uvicorn.Config(
+        app,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        http=Connection,
+        ws="none",
+        h11_max_incomplete_event_size=HEAD_LIMIT,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,  # after the drain: what has not ended by then is cut off
+    )
+
+
 class _Server(uvicorn.Server):
-    """Says where it is as soon as it takes requests."""
+    """Says where it is as soon as it takes requests, and at a signal answers 503 until the last one is done."""
 
     def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
         super().__init__(config)
         self._parts = parts
+        self._drained_by: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the drain, the second ends it."""
+        if self._parts.drain.has_begun:
+            super().handle_exit(sig, frame)
+            return
+        self._parts.drain.begin()
+        self._drained_by = time.monotonic() + DRAIN_SECONDS
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._drained_by is not None and (
+            not self.server_state.tasks or time.monotonic() > self._drained_by
+        ):
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -188,14 +304,23 @@ class _Server(uvicorn.Server):
             sys.stdout.flush()
 
 
-def _lifespan(parts: Parts, supervisor: Supervisor) -> Any:
+class Keeper(Protocol):
+    """A background task of the service, until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
+def _lifespan(parts: Parts, keepers: Sequence[Keeper]) -> Any:
     @asynccontextmanager
     async def lifespan(_app: object) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(supervisor.run())]
+        sender = Sender(parts.receivers)
+        deliverer = Deliverer(parts.database, parts.vault, sender, parts.clock, random.random)
+        tasks = [asyncio.create_task(one.run()) for one in (*keepers, deliverer)]
         if parts.settings.preload_base_models:
             base = parts.catalogue.default
             tasks.append(asyncio.create_task(_preload(parts, base.path)))
         yield
+        parts.halted.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tuneship.contract.operation import Operation
 from tuneship.service.context import Context
+from tuneship.service.streaming import Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,17 +37,48 @@ def serves(
     return bind
 
 
+def serves_or_streams(
+    operation: Operation[P, R],
+) -> Callable[
+    [Callable[Concatenate[Context, P], R | Stream]],
+    Callable[Concatenate[Context, P], R | Stream],
+]:
+    """The same for a handler that answers with one object or with a stream of frames, as the caller asks."""
+
+    def bind(
+        handler: Callable[Concatenate[Context, P], R | Stream],
+    ) -> Callable[Concatenate[Context, P], R | Stream]:
+        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        return handler
+
+    return bind
+
+
+def serves_encoded(
+    operation: Operation[P, R],
+) -> Callable[[Callable[Concatenate[Context, P], bytes]], Callable[Concatenate[Context, P], bytes]]:
+    """Bind a handler that renders the reply itself, as JSON: for answers too long for models."""
+
+    def bind(
+        handler: Callable[Concatenate[Context, P], bytes],
+    ) -> Callable[Concatenate[Context, P], bytes]:
+        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        return handler
+
+    return bind
+
+
 def serves_async(
     operation: Operation[P, R],
 ) -> Callable[
-    [Callable[Concatenate[Context, P], Awaitable[R]]],
-    Callable[Concatenate[Context, P], Awaitable[R]],
+    [Callable[Concatenate[Context, P], Awaitable[R | Stream]]],
+    Callable[Concatenate[Context, P], Awaitable[R | Stream]],
 ]:
-    """Bind a handler that runs on the event loop: for waiting, not for work."""
+    """Bind a handler that runs on the event loop: for waiting, not for work. It may answer with a stream."""
 
     def bind(
-        handler: Callable[Concatenate[Context, P], Awaitable[R]],
-    ) -> Callable[Concatenate[Context, P], Awaitable[R]]:
+        handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]],
+    ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]:
         SERVED[operation.name] = Served(operation, handler, is_async=True)
         return handler
 

@@ -22,6 +22,8 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a job, beside those of its attempts."""
 ENDS = ("completed", "failed", "cancelled")
 
 
@@ -34,11 +36,15 @@ class TrainingRun:
     folder: Path
     worker: Worker
     last_beat: datetime
+    latest_end: datetime
+    """Then it is ended, whatever it does."""
     offset: int = 0
     """Bytes of progress that were read."""
     first_step: int | None = None
     """Where this attempt began; None before it said so."""
     last_step: int = 0
+    furthest_step: int = 0
+    """That any earlier attempt has reached."""
     cancelled_at: datetime | None = None
     end: dict[str, Any] | None = None
 
@@ -54,6 +60,16 @@ class TrainingRun:
                     lines.append(json.loads(line))
                     offset += len(line)
         return lines, offset
+
+    def has_advanced(self) -> bool:
+        """Whether this attempt got further than those before it, or has kept something that they had not."""
+        if self.first_step is None:
+            return False
+        return self.last_step > self.furthest_step or self._kept_step() > self.first_step
+
+    def _kept_step(self) -> int:
+        kept = (self.folder.parent / CHECKPOINTS).glob("step-*")
+        return max((int(path.name.rpartition("-")[2]) for path in kept), default=0)
 
     def ask_to_cancel(self, now: datetime) -> None:
         """Say so in a file that the process looks at after each step."""
@@ -76,7 +92,7 @@ def clear(work: Path, job_id: str) -> None:
     shutil.rmtree(work / job_id, ignore_errors=True)
 
 
-def _remaining_seconds(job: Row) -> float:
+def remaining_seconds(job: Row) -> float:
     """What earlier attempts have left of the job's time; `updated_at` of a fresh claim is now."""
     spent_s = (job["updated_at"] - job["started_at"]).total_seconds()
     return max(0.0, job["compute_config"]["max_runtime_hours"] * 3600.0 - spent_s)
@@ -95,9 +111,9 @@ def write_spec(
         validation_file=None if validation is None else blobs.local(validation["blob"]),
         dataset_format=training["format"],
         output_dir=folder / "output",
-        checkpoint_dir=folder.parent / "checkpoints",
+        checkpoint_dir=folder.parent / CHECKPOINTS,
         validation_frequency=job["validation_frequency"],
-        max_runtime_seconds=_remaining_seconds(job),
+        max_runtime_seconds=remaining_seconds(job),
         threads=0,
         hyperparameters=Hyperparameters(**hyperparameters),
     )

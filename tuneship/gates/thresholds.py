@@ -1,0 +1,58 @@
+"""Plain limits on the candidate's newest buckets, beside the gates, for those who want them.
+
+Pure. A value above its limit adds a reason to hold or to roll back; nothing here ever speaks for a promotion, and there
+is no error rate: see `docs/gates.md`. Next: `canary.py`.
+"""
+
+from collections.abc import Sequence
+
+from tuneship.gates.latency import has_latency, median_p95_ms
+from tuneship.gates.plan import Thresholds
+from tuneship.gates.record import ThresholdReading
+from tuneship.gates.series import Bucket, Series, Traffic
+
+
+def read_thresholds(
+    thresholds: Thresholds | None, series: Series, buckets: Sequence[Bucket]
+) -> tuple[ThresholdReading, ...]:
+    """Every threshold that is on, its limit beside its value, over the newest of the step's buckets with requests.
+
+    A value is None where nothing tells it: too few requests, or a server that does not publish it.
+    """
+    if thresholds is None:
+        return ()
+    newest = [one.candidate for one in buckets if one.candidate.requests][-thresholds.looks :]
+    requests = sum(traffic.requests for traffic in newest)
+    has_enough = requests >= thresholds.min_requests
+    measured = (
+        ("error_rate_percentage", "error_rate", thresholds.error_rate_percentage, _errors(newest)),
+        ("latency_p95_ms", "latency", thresholds.latency_p95_ms, _p95_ms(series, newest)),
+        ("empty_percentage", "quality", thresholds.empty_percentage, _empty(newest)),
+    )
+    return tuple(
+        ThresholdReading(name, reason, limit, value if has_enough else None, requests)
+        for name, reason, limit, value in measured
+        if limit is not None
+    )
+
+
+def _errors(newest: Sequence[Traffic]) -> float | None:
+    return _percentage(sum(one.errors for one in newest), sum(one.requests for one in newest))
+
+
+def _empty(newest: Sequence[Traffic]) -> float | None:
+    served = [one for one in newest if one.served]
+    if any(one.empty is None for one in served):
+        return None
+    return _percentage(sum(one.empty or 0 for one in served), sum(one.served for one in served))
+
+
+def _p95_ms(series: Series, newest: Sequence[Traffic]) -> float | None:
+    known = [one for one in newest if one.served]
+    if not known or not all(has_latency(one) for one in known):
+        return None
+    return median_p95_ms(known, series.edges_ms["candidate"])
+
+
+def _percentage(bad: int, requests: int) -> float | None:
+    return 100.0 * bad / requests if requests else None

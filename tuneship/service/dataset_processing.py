@@ -1,0 +1,139 @@
+"""Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
+
+One file at a time, in a thread; the supervisor runs it. It needs no memory of its own: a row in `processing` is read
+from its start again after a kill, and what it becomes is written once, with its event. Next: `dataset_reading.py`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.service.context import Parts
+from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
+from tuneship.service.datasets import announce, counts, verdict
+from tuneship.store import tables
+from tuneship.store.events import emit
+from tuneship.store.rows import Row
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+TRIES = 3
+
+
+class DatasetProcessing:
+    """The loop over rows in `processing`."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Nothing was tried yet."""
+        self._parts = parts
+        self._woken = asyncio.Event()
+        self._stopped = threading.Event()
+        self._failures: Counter[str] = Counter()
+
+    def wake(self) -> None:
+        """Look at the rows now; called on the event loop's thread."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled; the file under way is then left, to be read again at the next start."""
+        self._stopped.clear()
+        try:
+            while True:
+                self._woken.clear()
+                if not await asyncio.to_thread(self._process_next):
+                    with suppress(
+                        TimeoutError
+                    ):  # not `wait_for`: 3.11's may swallow a cancellation
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._woken.wait()
+        finally:
+            self._stopped.set()
+
+    def _process_next(self) -> bool:
+        """Process the oldest one; answers whether to go on at once."""
+        try:
+            row = self._next()
+            if row is None:
+                return False
+            self._process(row)
+        except ReadingStopped:
+            return False
+        except Exception:  # the loop must outlive any single failure, e.g. a full disk
+            logger.exception("a dataset could not be processed")
+            return False
+        return True
+
+    def _next(self) -> Row | None:
+        table = tables.datasets
+        query = (
+            sa.select(table)
+            .where(table.c.status == DatasetStatus.PROCESSING)
+            .order_by(table.c.created_at, table.c.id)
+            .limit(1)
+        )
+        with self._parts.database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else dict(row)
+
+    def _process(self, row: Row) -> None:
+        try:
+            reading = self._read(row)
+        except OSError:
+            self._failures[row["id"]] += 1
+            if self._failures[row["id"]] < TRIES:
+                raise
+            logger.exception("the file of a dataset cannot be read: %s", row["id"])
+            self._end(row, _failure("internal_error", "the stored file cannot be read"))
+            return
+        if reading.error_count:
+            details = [one.model_dump() for one in reading.errors]
+            self._end(row, _failure("dataset_error", verdict(reading), details))
+        else:
+            self._end(row, _result(row, reading))
+
+    def _read(self, row: Row) -> Reading:
+        """A merged dataset may bring its counts along: then only repetitions are counted."""
+        catalogue = self._parts.catalogue
+        base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
+        plan = Plan(row["format"], base, self._stopped.is_set)
+        path = self._parts.blobs.local(row["blob"])
+        with path.open("rb") as file:
+            return read_dataset(file, row["bytes"], plan)
+
+    def _end(self, row: Row, values: dict[str, Any]) -> None:
+        """Write what became of it with its event, unless it was deleted meanwhile."""
+        self._failures.pop(row["id"], None)
+        now, table = self._parts.clock(), tables.datasets
+        is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
+        with self._parts.database.write() as connection:
+            change = sa.update(table).where(is_waiting).values(updated_at=now, **values)
+            if connection.execute(change).rowcount != 1:
+                return
+            ended = {**row, **values}
+            if values["status"] == DatasetStatus.PROCESSED:
+                announce(connection, ended, now)
+            else:
+                emit(connection, "dataset.failed", ended, now, code=values["error"]["code"])
+
+
+def _result(row: Row, reading: Reading) -> dict[str, Any]:
+    values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
+    if not row["num_examples"]:
+        values |= counts(reading)
+    if row["source_datasets"]:
+        values["duplicate_examples"] = reading.codes["duplicate_example"]
+    return values
+
+
+def _failure(
+    code: str, message: str, details: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    error = {"code": code, "message": message, "details": details or []}
+    return {"status": DatasetStatus.FAILED, "error": error}

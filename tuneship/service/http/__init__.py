@@ -1,0 +1,6 @@
+"""The one room that knows FastAPI: it binds declared operations to handlers and keeps the border strict."""
+
+from tuneship.service.http.app import build_app
+from tuneship.service.http.border import Border
+
+__all__ = ["Border", "build_app"]

@@ -1,0 +1,93 @@
+"""How a reply, a refusal or a stored answer becomes an HTTP response."""
+
+import errno
+import json
+import logging
+from typing import Any
+
+from fastapi import Request, Response
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.requests import ClientDisconnect
+
+from tuneship.contract.errors import ApiError, InternalError, InvalidRequestError
+from tuneship.contract.operation import Operation
+from tuneship.events.vault import Vault
+from tuneship.service import profiles
+from tuneship.service.context import Context
+from tuneship.store import idempotency
+
+logger = logging.getLogger(__name__)
+
+CLOSING = (408, 413, 414, 431)
+"""Answers given before the whole request was read: the connection ends with them."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
+
+
+def refusal_of(request: Request, error: Exception) -> ApiError:
+    """The declared answer to whatever went wrong; no traceback, path or SQL ever leaves the service."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ClientDisconnect):
+        return InvalidRequestError("the body broke off")
+    logger.error("%s failed", request.state.request_id, exc_info=error)
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    is_cut = isinstance(error, DBAPIError) and error.connection_invalidated
+    if is_full or is_cut or isinstance(error, OperationalError | PoolTimeout):
+        return InternalError("the database or the disk is not available", status=503, retry_after=2)
+    return InternalError("the service failed unexpectedly")
+
+
+def reply_response(operation: Operation[..., Any], reply: Any, context: Context) -> Response:
+    rendered = isinstance(reply, bytes)  # by the handler itself
+    body = reply if rendered else operation.reply_type.dump_json(reply, by_alias=True)
+    if context.profile != "auto":
+        body = json.dumps(profiles.shaped(operation.name, context.profile, json.loads(body)))
+    settings = context.parts.settings
+    status = settings.created_status if operation.is_creating else operation.status
+    response = Response(body, status, media_type="application/json")
+    response.headers.update(context.headers)
+    if profiles.HEADER in operation.headers:
+        response.headers[profiles.HEADER] = context.profile
+    if operation.is_creating:
+        response.headers["Location"] = f"{operation.path.removesuffix('/merge')}/{reply.id}"
+    return response
+
+
+def sealed_answer(
+    response: Response, vault: Vault, key: idempotency.Key
+) -> idempotency.StoredAnswer:
+    body = vault.seal(bytes(response.body), key.about)
+    return idempotency.StoredAnswer(response.status_code, response.headers.get("location"), body)
+
+
+def stored_response(
+    stored: idempotency.StoredAnswer, vault: Vault, key: idempotency.Key
+) -> Response:
+    is_old = stored.body.startswith(b"{")  # of a release that did not seal; kept for a day
+    body = stored.body if is_old else vault.open(stored.body, key.about)
+    response = Response(body, stored.status, media_type="application/json")
+    response.headers["Idempotent-Replayed"] = "true"
+    if stored.location:
+        response.headers["Location"] = stored.location
+    return response
+
+
+def error_response(request: Request, error: ApiError) -> Response:
+    response = json_response(error.status, error.as_json(request.state.request_id))
+    response.headers.update(error.headers)
+    response.headers["X-Should-Retry"] = "true" if error.retryable else "false"
+    wait = (
+        error.retry_after if error.retry_after is not None else (1 if error.status == 503 else None)
+    )
+    if wait is not None:
+        response.headers["Retry-After"] = str(wait)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status in CLOSING:
+        response.headers["Connection"] = "close"
+    return response
+
+
+def json_response(status: int, body: dict[str, Any]) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")

@@ -1,0 +1,294 @@
+"""Binds every declared operation to its handler and runs it in one transaction.
+
+Order of checks: framing, authentication, route, scope, rate, size, media type, syntax, fields, then the handler. How
+values are read is in `service/arguments.py`; what happens inside an operation is in the resource's own file.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
+from ipaddress import ip_address
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import ASGIApp
+
+from tuneship.contract import openapi
+from tuneship.contract.errors import InvalidRequestError, RateLimitExceeded, ResourceNotFound
+from tuneship.contract.operation import DECLARED, Operation
+from tuneship.service import profiles
+from tuneship.service.access import Principal
+from tuneship.service.arguments import path_arguments, query_arguments, validated
+from tuneship.service.context import Context, Parts
+from tuneship.service.http.answers import (
+    error_response,
+    json_response,
+    refusal_of,
+    reply_response,
+    sealed_answer,
+    stored_response,
+)
+from tuneship.service.http.border import Border
+from tuneship.service.http.content import content_of
+from tuneship.service.http.forms import Content
+from tuneship.service.http.guard import Guard
+from tuneship.service.http.hang_up import while_heard
+from tuneship.service.http.routes import route_path
+from tuneship.service.http.streams import StreamResponse
+from tuneship.service.rates import RateWindow
+from tuneship.service.resources import SERVED
+from tuneship.service.safeguards import capabilities
+from tuneship.service.serving_table import Served
+from tuneship.service.streaming import Stream
+from tuneship.service.trail import Trail
+from tuneship.store import idempotency
+
+KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
+
+
+def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
+    """The ASGI application with every served operation."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    # Routes are tried in turn, and generations are by far the most requests: they come first.
+    for served in sorted(SERVED.values(), key=lambda one: not one.is_async):
+        _add_route(app, border, served)
+    for path in ("/healthz", "/readyz"):
+        app.add_api_route(path, _healthy(border.parts))
+    app.add_api_route("/openapi.json", _described(border.parts))
+    app.add_exception_handler(HTTPException, _routing_refused(app))
+    return Guard(app, border)
+
+
+def _healthy(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
+    able = capabilities(parts)
+
+    def query() -> None:
+        with parts.database.read() as connection:
+            connection.exec_driver_sql("select 1")
+
+    async def health(request: Request) -> Response:
+        try:
+            await asyncio.to_thread(query)
+        except Exception as error:  # noqa: BLE001 - it logs, and answers 503 or 500
+            return error_response(request, refusal_of(request, error))
+        return json_response(200, {"status": "ok", "capabilities": able})
+
+    return health
+
+
+def _described(parts: Parts) -> Callable[[], Awaitable[Response]]:
+    """The document of the contract, made once; the web framework's own generator is off."""
+    told = openapi.document(parts.public_url, parts.settings.created_status)
+    body = json.dumps(told, ensure_ascii=False).encode()
+
+    async def answer() -> Response:
+        return Response(body, media_type="application/json")
+
+    return answer
+
+
+def _routing_refused(app: FastAPI) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            methods = {
+                method
+                for route in app.routes
+                if route.matches({**request.scope, "method": "-"})[0] is not Match.NONE
+                for method in getattr(route, "methods", None) or ()
+            }
+            response = error_response(
+                request, InvalidRequestError("the method is not allowed here", status=405)
+            )
+            response.headers["Allow"] = ", ".join(sorted(methods))
+            return response
+        return error_response(request, ResourceNotFound("there is no such route"))
+
+    return answer
+
+
+def _add_route(app: FastAPI, border: Border, served: Served) -> None:
+    operation = served.operation
+    path = route_path(operation.path, [one.path for one in DECLARED])
+    app.add_api_route(
+        path, _endpoint(border, served), methods=[operation.method], response_model=None
+    )
+
+
+def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[Response]]:
+    in_flight = border.generations if served.is_async else border.uploads
+
+    async def answer(request: Request) -> Response:
+        principal: Principal = request.state.principal
+        context = _context(border.parts, served.operation, request)
+        try:
+            principal.require(served.operation.scope)
+            _check_rate(request)
+            if not (served.is_async or served.operation.is_form):
+                return await _run(border, served, request, context)
+            with ExitStack() as held:
+                held.enter_context(in_flight.slot(principal.client_id))
+                response = await _run(border, served, request, context)
+                if isinstance(response, StreamResponse):  # its place is free behind its last byte
+                    response.slot = held.pop_all()
+                return response
+        except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
+            return await _refuse(request, context, error)
+
+    return answer
+
+
+def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
+    principal: Principal = request.state.principal
+    return Context(
+        parts=parts,
+        client_id=principal.client_id,
+        request_id=request.state.request_id,
+        if_match=request.headers.get("if-match"),
+        routing_key=request.headers.get("x-routing-key"),
+        last_event_id=request.headers.get("last-event-id"),
+        trail=Trail(
+            key_id=principal.key_id,
+            address=_address(request),
+            action=operation.name,
+            is_change=operation.is_change,
+            named=next(iter(request.path_params.values()), None),
+        ),
+    )
+
+
+def _address(request: Request) -> str:
+    """Where the request came from; empty when a proxy says something that is no address."""
+    with suppress(ValueError):
+        return str(ip_address(request.client.host if request.client else ""))
+    return ""
+
+
+async def _refuse(request: Request, context: Context, error: Exception) -> Response:
+    refusal = refusal_of(request, error)
+    try:
+        await _write_down(context, refusal.status)
+    except Exception as failure:  # noqa: BLE001 - it logs and answers
+        refusal = refusal_of(request, failure)
+    return error_response(request, refusal)
+
+
+async def _write_down(context: Context, status: int) -> None:
+    """Where the audit chain asks for it, its row is committed first: without the row no answer."""
+    if context.trail.asks_for(status):
+        await asyncio.to_thread(context.write_down_now, status)
+
+
+def _check_rate(request: Request) -> None:
+    window: RateWindow | None = request.state.window
+    if window is not None and window.exceeded:
+        text = "too many requests in this minute"
+        raise RateLimitExceeded(text, retry_after=window.retry_after)
+
+
+async def _run(border: Border, served: Served, request: Request, context: Context) -> Response:
+    operation = served.operation
+    async with content_of(operation, request, border.parts) as content:
+        if profiles.HEADER in operation.headers:
+            sent = request.headers.getlist(profiles.HEADER)
+            context.profile = profiles.chosen(sent, context.client_id, border.parts.settings)
+        key = _idempotency_key(operation, request, content.digest)
+        arguments = _arguments(operation, request, content)
+        if served.is_async:
+            reply = await while_heard(request, served.handler(context, **arguments))
+            async with AsyncExitStack() as begun:
+                if isinstance(reply, Stream):  # a model works on it already
+                    begun.push_async_callback(reply.frames.aclose)
+                await _write_down(context, operation.status)
+                begun.pop_all()
+            return _response(border, served, reply, context)
+        return await asyncio.to_thread(_in_transaction, border, served, context, arguments, key)
+
+
+def _response(border: Border, served: Served, reply: Any, context: Context) -> Response:
+    if isinstance(reply, Stream):
+        slot = nullcontext() if served.is_async else border.streams.slot(context.client_id)
+        return StreamResponse(context, reply, slot)
+    return reply_response(served.operation, reply, context)
+
+
+def _in_transaction(
+    border: Border,
+    served: Served,
+    context: Context,
+    arguments: dict[str, Any],
+    key: idempotency.Key | None,
+) -> Response:
+    """Run a handler in one transaction together with its idempotency row and its row of the audit chain."""
+    hold = None if key is None else _begin(context, key)
+    if isinstance(hold, Response):
+        return hold
+    try:
+        response = _handled(border, served, context, arguments)
+        if hold is not None:
+            answer = sealed_answer(response, border.parts.vault, hold.key)
+            idempotency.finish(context.transaction, hold, answer)
+        committed = context.commit()
+    except BaseException as error:
+        context.roll_back(error)
+        if hold is not None:
+            with border.parts.database.write() as connection:
+                idempotency.abandon(connection, hold)
+        raise
+    if committed and served.operation.is_change:
+        border.wake()
+    return response
+
+
+def _begin(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:
+    """What was answered to this key before, or the place of the answer to come."""
+    with context.parts.database.write() as connection:
+        begun = idempotency.begin(connection, key, context.now)
+        if isinstance(begun, idempotency.Hold):
+            return begun
+        context.write_down(connection, begun.status)
+    return stored_response(begun, context.parts.vault, key)
+
+
+def _handled(
+    border: Border, served: Served, context: Context, arguments: dict[str, Any]
+) -> Response:
+    reply = served.handler(context, **arguments)
+    response = _response(border, served, reply, context)
+    if served.operation.is_creating:
+        context.trail.made = reply.id
+    if context.trail.asks_for(response.status_code):
+        context.write_down(context.transaction, response.status_code)
+    return response
+
+
+def _idempotency_key(
+    operation: Operation[..., Any], request: Request, digest: str
+) -> idempotency.Key | None:
+    given = request.headers.getlist("idempotency-key")
+    if not given or not operation.takes_idempotency_key:
+        return None
+    if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
+        raise InvalidRequestError("Idempotency-Key must be 1 to 255 printable ASCII characters")
+    text = f"{operation.method}\n{request.url.path}\n{digest}"
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    return idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
+
+
+def _arguments(
+    operation: Operation[..., Any], request: Request, content: Content
+) -> dict[str, Any]:
+    arguments = {
+        **query_arguments(operation, request.query_params.multi_items()),
+        **path_arguments(operation, request.path_params),
+    }
+    if operation.body_parameter is not None:
+        name, model = operation.body_parameter
+        arguments[name] = validated(model, content.fields)
+    if operation.file_parameter is not None:
+        arguments[operation.file_parameter] = content.file
+    return arguments

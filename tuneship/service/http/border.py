@@ -1,0 +1,48 @@
+"""What the boundary needs beside the handlers' parts: keys, windows, and how much may be under way."""
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tuneship.contract.errors import InternalError, RateLimitExceeded
+from tuneship.service.access import Keys
+from tuneship.service.context import Parts
+from tuneship.service.rates import RateLimits
+
+
+class InFlight:
+    """How many requests of one kind each client has under way, and all clients together."""
+
+    def __init__(self, each: int, together: int) -> None:
+        self._each = each
+        self._together = together
+        self._running: Counter[str] = Counter()
+
+    @contextmanager
+    def slot(self, client_id: str) -> Generator[None]:
+        if self._running.total() >= self._together:
+            raise InternalError("the service is busy", status=503, retry_after=1)
+        if self._running[client_id] >= self._each:
+            raise RateLimitExceeded("too many of these requests at the same time", retry_after=1)
+        self._running[client_id] += 1
+        try:
+            yield
+        finally:
+            self._running[client_id] -= 1
+            if not self._running[client_id]:
+                del self._running[client_id]
+
+
+@dataclass(frozen=True)
+class Border:
+    """What the boundary needs beside the handlers' parts."""
+
+    parts: Parts
+    keys: Keys
+    limits: RateLimits
+    wake: Callable[[], None]
+    """Tells the supervisor that something was committed."""
+    generations: InFlight = field(default_factory=lambda: InFlight(each=64, together=256))
+    uploads: InFlight = field(default_factory=lambda: InFlight(each=4, together=16))
+    streams: InFlight = field(default_factory=lambda: InFlight(each=16, together=256))

@@ -1,0 +1,332 @@
+"""Runs jobs: starts those whose turn it is, follows their processes, and says what an end means.
+
+Called at every tick of the supervisor; what it knows can be lost, the rows and checkpoints suffice.
+Next: `training_runs.py` (one process), `job_progress.py` (its lines), `tuneship/store/job_queue.py` (whose turn).
+"""
+
+import asyncio
+import logging
+import signal
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.jobs import JobStatus
+from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
+from tuneship.service import job_progress, training_runs
+from tuneship.service.context import Parts
+from tuneship.service.models import model_id
+from tuneship.service.training_runs import TrainingRun
+from tuneship.service.warm_trainer import WarmTrainer
+from tuneship.store import job_queue, job_records, leases, rows, tables
+from tuneship.store.blobs import sha256_of
+from tuneship.store.leases import Claim, LeaseLost
+from tuneship.store.rows import Row
+from tuneship.training.progress import NEEDS_LESS_MEMORY, Reason
+from tuneship.training.spec import LOG_FILE
+
+logger = logging.getLogger(__name__)
+
+BEAT_EVERY = timedelta(seconds=10)
+CANCEL_PATIENCE = timedelta(seconds=3.5)
+"""Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
+OVERTIME = timedelta(minutes=5)
+"""How long a training process may work past the job's maximum runtime: it ends after a step of its own accord."""
+FRUITLESS_ATTEMPTS = 3
+LINES_AT_ONCE = 500
+"""Progress lines in one transaction."""
+
+
+class DataDamaged(Exception):
+    """What the job was promised is not there any more."""
+
+
+class TrainingKeeper:
+    """The jobs that this service works on."""
+
+    def __init__(self, parts: Parts, runtime: Runtime, work: Path, owner: str) -> None:
+        """`work`: folder for attempts and checkpoints; `owner`: this process in lease rows."""
+        self._parts = parts
+        self._runtime = runtime
+        self._work = work
+        self._owner = owner
+        self._runs: list[TrainingRun] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._preparing = ""
+        """The job whose files are being checked, before it has a process."""
+        log = parts.settings.data_dir / "logs" / "trainer.log"
+        self._warm = WarmTrainer(runtime, log, parts.clock())
+
+    async def tick(self) -> None:
+        """Call it often, on the main thread: processes die with the thread that started them."""
+        await asyncio.to_thread(self._cancel_abandoned)
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start_jobs())
+        for run in list(self._runs):
+            await self._follow_alone(run)
+        loaded = all(run.last_step for run in self._runs)
+        if self._parts.settings.warm_trainer and loaded and not self._preparing:
+            self._warm.tend(self._parts.clock())
+
+    def stop(self) -> None:
+        """End all processes; their jobs go on from their checkpoints later."""
+        if self._starting is not None:
+            self._starting.cancel()
+        self._warm.stop()
+        for run in self._runs:
+            run.worker.kill()
+
+    def _cancel_abandoned(self) -> None:
+        """Jobs to cancel that no process works on: never started, or their service died."""
+        now = self._parts.clock()
+        query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
+        known = {self._preparing, *(run.claim.job_id for run in self._runs)}
+        with self._parts.database.read() as connection:
+            found = [dict(row) for row in connection.execute(query).mappings()]
+        for job in found:
+            if job["id"] not in known:
+                self._cancelled(Claim(job["id"], job["attempt"]), now)
+
+    async def _start_jobs(self) -> None:
+        """One after the other, beside the ticks: checking a big file must not hold up who follows the others."""
+        try:
+            while len(self._runs) < self._parts.settings.concurrent_jobs:
+                job = await asyncio.to_thread(self._claim)
+                if job is None:
+                    return
+                await self._start(job)
+        except Exception:  # the next tick tries again
+            logger.exception("a job could not be started")
+            await asyncio.sleep(1)
+        finally:
+            self._preparing = ""
+
+    def _claim(self) -> Row | None:
+        database = self._parts.database
+        with database.read() as connection:
+            if not rows.count(connection, tables.jobs, job_queue.waiting(self._parts.clock())):
+                return None
+        with database.write() as connection:
+            now = self._parts.clock()
+            job = leases.claim(connection, self._owner, now)
+            if job is not None:
+                self._preparing = job["id"]
+                if job["attempt"] == 1:
+                    job_progress.tell(connection, job["id"], "started", now)
+                text = f"attempt {job['attempt']} starts"
+                job_records.add_log(connection, job["id"], now, "info", text)
+        if job is not None:
+            self._parts.bell.ring(job["id"])
+        return job
+
+    async def _start(self, job: Row) -> None:
+        claim = Claim(job["id"], job["attempt"])
+        folder = training_runs.attempt_folder(self._work, claim)
+        try:
+            await asyncio.to_thread(self._prepare, job, folder)
+        except (DataDamaged, FileNotFoundError) as damage:
+            text = str(damage) if isinstance(damage, DataDamaged) else "a stored file is missing"
+            with suppress(LeaseLost):
+                await asyncio.to_thread(self._failed, claim, job, "data_unreadable", text)
+            return
+        if not await asyncio.to_thread(self._may_start, claim):
+            return
+        worker = self._worker(folder)
+        now = self._parts.clock()
+        latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
+        self._runs.append(TrainingRun(claim, job, folder, worker, now, latest))
+        self._preparing = ""
+
+    def _worker(self, folder: Path) -> Worker:
+        """The one that waits with its libraries loaded, or a new one."""
+        waiting = self._warm.take(folder, self._parts.clock())
+        spec = WorkerSpec("tuneship.training", (str(folder),), folder / LOG_FILE)
+        return waiting or self._runtime.start(spec)
+
+    def _may_start(self, claim: Claim) -> bool:
+        """Whether nobody has cancelled it while its files were checked."""
+        with self._parts.database.read() as connection:
+            row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
+        if row is None or (row["attempt"], row["status"]) != (claim.attempt, JobStatus.RUNNING):
+            self._preparing = ""  # as a job that is to be cancelled and has no process
+            return False
+        return True
+
+    def _prepare(self, job: Row, folder: Path) -> None:
+        base = self._parts.catalogue.get(job["base_model"])
+        if base is None:
+            raise DataDamaged("the base model is no longer in the catalogue")
+        with self._parts.database.read() as connection:
+            training = self._file(connection, job, job["dataset_id"])
+            named = job["validation_dataset_id"]
+            validation = None if named is None else self._file(connection, job, named)
+        training_runs.write_spec(folder, self._parts.blobs, job, (training, validation), base.path)
+
+    def _file(self, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
+        row = rows.fetch(connection, tables.datasets, dataset_id, client_id=job["client_id"])
+        if row is None:
+            raise DataDamaged("a dataset of the job no longer exists")
+        if sha256_of(self._parts.blobs.local(row["blob"])) != row["sha256"]:
+            raise DataDamaged("a stored dataset is damaged")
+        return row
+
+    async def _follow_alone(self, run: TrainingRun) -> None:
+        """One job's trouble must not stop the others."""
+        try:
+            await self._follow(run)
+        except (KeyError, TypeError, ValueError):  # its process writes what is no progress line
+            logger.exception("a training process broke the protocol: %s", run.claim.job_id)
+            run.worker.kill()
+            with suppress(LeaseLost):
+                text = "the training process reported something unreadable"
+                await asyncio.to_thread(self._failed, run.claim, run.job, "internal", text)
+            self._runs.remove(run)
+        except Exception:  # e.g. the disk is full: the next tick tries again
+            logger.exception("a job could not be followed: %s", run.claim.job_id)
+
+    async def _follow(self, run: TrainingRun) -> None:
+        """Read progress, keep the lease, pass a cancellation on, and finish what has ended."""
+        exit_code = run.worker.exit_code()  # before reading: nothing is written after it
+        try:
+            await asyncio.to_thread(self._take_progress, run)
+            if exit_code is not None:
+                await asyncio.to_thread(self._finish, run, exit_code)
+        except LeaseLost:
+            run.worker.kill()
+            exit_code = -1
+            logger.warning("lease lost: %s", run.claim.job_id)
+        if exit_code is not None:
+            self._runs.remove(run)
+        elif run.is_overdue(self._parts.clock(), CANCEL_PATIENCE):
+            run.worker.kill()
+        elif self._parts.clock() > run.latest_end:
+            await self._end_late(run)
+
+    async def _end_late(self, run: TrainingRun) -> None:
+        """The process ends by itself after a step; one that hangs in a step does not."""
+        run.worker.kill()
+        self._runs.remove(run)
+        text = "the job's maximum runtime was over and the training process did not end"
+        with suppress(LeaseLost):
+            await asyncio.to_thread(self._failed, run.claim, run.job, "max_runtime_exceeded", text)
+            training_runs.clear(self._work, run.claim.job_id)
+
+    def _take_progress(self, run: TrainingRun) -> None:
+        while True:
+            now, (lines, offset) = self._parts.clock(), run.new_lines(LINES_AT_ONCE)
+            if lines or now - run.last_beat >= BEAT_EVERY:
+                with self._parts.database.write() as connection:
+                    leases.beat(connection, run.claim, now)
+                    job_progress.store_lines(connection, run, lines, now)
+                run.last_beat, run.offset = now, offset
+                self._parts.bell.ring(run.claim.job_id)
+            if len(lines) < LINES_AT_ONCE:
+                break
+        with self._parts.database.read() as connection:
+            row = rows.fetch(connection, tables.jobs, run.claim.job_id, client_id=None)
+        if row is not None and row["status"] == JobStatus.CANCELLING and not run.cancelled_at:
+            run.ask_to_cancel(now)
+            self._parts.bell.ring(run.claim.job_id)
+
+    def _finish(self, run: TrainingRun, exit_code: int) -> None:
+        """What the process's end means: a model, a failure, a cancellation, or another attempt."""
+        end = run.end or {"kind": None}
+        if run.cancelled_at is not None:
+            self._cancelled(run.claim, self._parts.clock())
+        elif end["kind"] == "completed":
+            self._completed(run, end)
+        elif end["kind"] == "failed":
+            self._failed(run.claim, run.job, end["reason"], end["message"])
+        elif not self._again(run, exit_code):
+            return
+        training_runs.clear(self._work, run.claim.job_id)
+
+    def _again(self, run: TrainingRun, exit_code: int) -> bool:
+        """Queue another attempt, or give up; answers whether the job has ended."""
+        fruitless = 0 if run.has_advanced() else run.job["attempts_without_progress"] + 1
+        if fruitless >= FRUITLESS_ATTEMPTS:
+            self._failed(run.claim, run.job, *_why_fruitless(fruitless, exit_code))
+            return True
+        now = self._parts.clock()
+        with self._parts.database.write() as connection:
+            leases.end(
+                connection,
+                run.claim,
+                status=JobStatus.QUEUED,
+                owner=None,
+                updated_at=now,
+                attempts_without_progress=fruitless,
+            )
+            text = f"the training process ended with {exit_code}; it resumes from its checkpoint"
+            job_records.add_log(connection, run.claim.job_id, now, "warning", text)
+        self._parts.bell.ring(run.claim.job_id)
+        return False
+
+    def _completed(self, run: TrainingRun, end: dict[str, Any]) -> None:
+        job, now = run.job, self._parts.clock()
+        blob = f"models/{job['id']}"
+        digests = {
+            file.name: self._parts.blobs.put(file, f"{blob}/{file.name}")
+            for file in sorted(Path(end["adapter_dir"]).iterdir())
+        }
+        identifier = model_id(job["base_model"], job["model_name"], job["id"])
+        with self._parts.database.write() as connection:
+            leases.end(
+                connection,
+                run.claim,
+                status=JobStatus.COMPLETED,
+                completed_at=now,
+                updated_at=now,
+                fine_tuned_model=identifier,
+                validation_loss=end["validation_loss"],
+            )
+            model = {
+                "id": identifier,
+                "client_id": job["client_id"],
+                "created_at": now,
+                "updated_at": now,
+                "tags": job["tags"],
+                "base_model": job["base_model"],
+                "name": job["model_name"],
+                "job_id": job["id"],
+                "fine_tuning_method": job["fine_tuning_method"],
+                "blob": blob,
+                "sha256": digests,
+            }
+            rows.insert(connection, tables.models, model)
+            text = f"completed; the model is the state after step {end['best_step']}"
+            job_records.add_log(connection, job["id"], now, "info", text)
+            job_progress.tell(connection, job["id"], "succeeded", now, fine_tuned_model=identifier)
+        self._parts.bell.ring(job["id"])
+
+    def _failed(self, claim: Claim, job: Row, reason: str, message: str) -> None:
+        now = self._parts.clock()
+        error = {"code": "fine_tuning_error", "reason": reason, "message": message}
+        with self._parts.database.write() as connection:
+            leases.end(connection, claim, status=JobStatus.FAILED, error=error, updated_at=now)
+            job_records.add_log(connection, job["id"], now, "error", f"{reason}: {message}")
+            job_progress.tell(connection, job["id"], "failed", now, reason=reason)
+        self._parts.bell.ring(job["id"])
+
+    def _cancelled(self, claim: Claim, now: datetime) -> None:
+        with self._parts.database.write() as connection:
+            leases.write(
+                connection, claim, status=JobStatus.CANCELLED, lease_until=None, updated_at=now
+            )
+            job_records.add_log(connection, claim.job_id, now, "info", "cancelled")
+            job_progress.tell(connection, claim.job_id, "cancelled", now)
+        training_runs.clear(self._work, claim.job_id)
+        self._parts.bell.ring(claim.job_id)
+
+
+def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:
+    """Reason and message. Nobody but the system kills a training process that its service still wants."""
+    if exit_code == -signal.SIGKILL:
+        return Reason.OUT_OF_MEMORY.value, (
+            f"the system killed the training process in {attempts} attempts that got no further, as it does when "
+            f"the machine's memory is over; {NEEDS_LESS_MEMORY}"
+        )
+    return "no_progress", f"{attempts} attempts ended without progress (exit code {exit_code})"
