@@ -168,7 +168,8 @@ def main() -> int:
     acts, failures = run_acts(folder, Choices(chosen.rows, chosen.busy))
     say("\n== Summary")
     for name, act in acts.items():
-        say(f"{name}: {act['outcome']} ({act['reason']}), {act['seconds']:.0f} s")
+        why = "" if act["reason"] == "none" else f" ({act['reason']})"
+        say(f"{name}: {act['outcome']}{why}, {act['seconds']:.0f} s")
         say(f"   report: {shown(Path(act.get('report') or folder))}")
     say(f"{time.monotonic() - started:.0f} s, peak memory {memory.peak_kib / 1024:.0f} MiB\n")
     say("See the service and the Prefect UI again:")

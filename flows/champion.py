@@ -4,18 +4,22 @@ Found by calls of the API alone, so that nothing has to be remembered between tw
 in `tuneship/gates/training.py`.
 """
 
-import math
 from dataclasses import dataclass
 
 from flows.parameters import Endpoint
+from flows.refusals import BadInput
 from tasks.datasets import CONTENT_TAG, get_dataset
 from tasks.deployments import get_deployment
-from tasks.endpoints import get_canary_endpoint, list_canary_endpoints
+from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint, list_canary_endpoints
 from tasks.jobs import get_job, get_job_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
-from tuneship.gates.training import Measured
+from tuneship.gates.training import Measured, lowest_loss
+
+SAY_WHAT_SERVES = (
+    "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"
+)
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,22 @@ class SplitIsShared(Exception):
 
 
 def find_endpoint(endpoint: Endpoint) -> CanaryEndpoint | None:
-    """The endpoint by id or name; None when there is none of that name yet."""
-    if endpoint.id is not None:
-        return get_canary_endpoint(endpoint.id)
-    page = list_canary_endpoints(str(endpoint.name))
+    """The endpoint by id or name; None when there is none of that name yet.
+
+    None also where a server of the bare description cannot tell: then the release says what serves now, or this
+    raises `BadInput`.
+    """
+    try:
+        if endpoint.id is not None:
+            return get_canary_endpoint(endpoint.id)
+        page = list_canary_endpoints(str(endpoint.name))
+    except ApiError as error:
+        cannot_tell = error.status in NO_SUCH_ROUTE
+        if cannot_tell and endpoint.baseline_deployment_id is not None:
+            return None
+        if cannot_tell and endpoint.id is None:
+            raise BadInput(SAY_WHAT_SERVES) from None
+        raise
     return next(iter(page.canary_endpoints), None)
 
 
@@ -48,7 +64,7 @@ def find_champion(endpoint: Endpoint) -> Champion | None:
     deployment_id = endpoint.baseline_deployment_id or _sole_member(found)
     model = get_deployment(deployment_id).model_name
     return Champion(
-        endpoint_id=found.id if found else None,
+        endpoint_id=found.id if found else endpoint.id,
         deployment_id=deployment_id,
         model=model,
         measured=_measured(model) if model.startswith("ft:") else None,
@@ -67,17 +83,16 @@ def _measured(model: str) -> Measured:
     base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
     try:
         job = get_job(f"ft_{suffix}")
-        losses = [loss for loss in get_job_metrics(job.id).validation_loss if loss is not None]
+        losses = get_job_metrics(job.id).validation_loss
     except ApiError as error:
         if error.status != 404:
             raise
         return Measured(base_model, None, None, None)
-    finite = [loss for loss in losses if math.isfinite(loss)]
     return Measured(
         base_model=job.base_model,
         validation_dataset_id=job.validation_dataset_id,
         content_sha256=validation_content(job),
-        best_validation_loss=min(finite, default=None),
+        best_validation_loss=lowest_loss(losses),
     )
 
 

@@ -4,7 +4,6 @@ Never the only healthy copy: a candidate goes only when the split is read back w
 runs. Works from the release's record alone, so that a hook in a new process can do it, and twice does nothing.
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from flows.interruption import uninterrupted
 from flows.release_record import ReleaseRecord, ReleaseRecords
 from flows.rollout.way_back import return_traffic
 from tasks.api import api
+from tasks.creates import NO_SUCH_LIST, run_tag, tagged
 from tasks.jobs import stop_job
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.deployments import GONE, DeploymentStatus
@@ -23,6 +23,7 @@ from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.settings import PipelineSettings
 
 FAILURES = (ApiError, BadResponse, ServiceUnreachable)
+_LOG = get_logger("tuneship.clean_up")
 
 
 def discard_deployments(record: ReleaseRecord) -> list[str]:
@@ -91,25 +92,57 @@ def is_gone(deployment_id: str) -> bool:
 
 def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """State hook of the chain: crashed, failed or cancelled. Prefect calls it with exactly these names."""
-    log = get_logger("tuneship.clean_up")
     record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
     if record is None or record.last("ended") is not None:
         return
     with uninterrupted():
-        for note in _undo(
-            record, lambda plan: return_traffic(flow, _rollout(flow_run, plan), state)
-        ):
-            log.warning(note)
+        rollout = record.last("rollout")
+        if rollout is not None:
+            return_traffic(flow, _rollout(flow_run, rollout["plan"]), state)
+        if record.damage:
+            _LOG.critical(record.damage)
+            return
+        try:
+            notes = undo(record)
+        except (
+            FAILURES
+        ) as error:  # it stays open: the next run goes on with it, or the guard closes it
+            _LOG.warning("nothing could be taken away (%s)", type(error).__name__)
+            return
+        for note in notes:
+            _LOG.warning(note)
         record.add("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
 
 
-def _undo(record: ReleaseRecord, give_back: Callable[[dict[str, Any]], None]) -> list[str]:
-    job_id, rollout = record.made("job"), record.last("rollout")
-    if rollout is not None:
-        give_back(rollout["plan"])
-    if job_id is not None and record.last("trained") is None:
-        stop_job(job_id)
+def undo(record: ReleaseRecord) -> list[str]:
+    """Stop the job, delete the deployments of a release whose traffic is back. Returns what is kept, and why.
+
+    Raises one of `FAILURES`, with nothing done, where the service does not answer.
+    """
+    try:
+        _add_unanswered(record)
+    except ApiError as error:
+        if error.status not in NO_SUCH_LIST:
+            raise
+        _LOG.warning("what was created last could not be asked for (%d)", error.status)
+    if record.last("trained") is None:
+        for job_id in record.all_made("job"):
+            stop_job(job_id)
     return discard_deployments(record)
+
+
+def _add_unanswered(record: ReleaseRecord) -> None:
+    """Creates whose answer never came: the run was stopped in between, and the service has them by the run's tag."""
+    tags, now = run_tag(record.run_key), datetime.now(UTC)
+    for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
+        if job.id not in record.all_made("job"):
+            record.add("job", now, id=job.id, content=[], settings="")
+    known = {*record.all_made("candidate"), *record.all_made("baseline")}
+    for one in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
+        if one.id in known or one.status in GONE:
+            continue
+        is_baseline = one.deployment_name.endswith(record.deployment_suffix("baseline"))
+        record.add("baseline" if is_baseline else "candidate", now, id=one.id)
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:

@@ -40,6 +40,9 @@ class RolloutResult(BaseModel):
         default_factory=list[dict[str, Any]],
         description="Every look: verdict, counts, shares and e-values, each limit beside its value.",
     )
+    approval: dict[str, str] | None = Field(
+        default=None, description="What a person decided: decision, approver, comment."
+    )
     rollout_id: str | None = None
     notes: list[str] = Field(
         default_factory=list[str],
@@ -50,9 +53,9 @@ class RolloutResult(BaseModel):
 class RollbackIncomplete(Exception):
     """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""
 
-    def __init__(self, result: RolloutResult) -> None:
+    def __init__(self, result: BaseModel, message: str) -> None:
         """Carry the result; the record stays open."""
-        super().__init__(f"the split of {result.endpoint_id} was not returned: {result.reason}")
+        super().__init__(message)
         self.result = result
 
 
@@ -74,10 +77,22 @@ def result_of(record: Record, notes: list[str]) -> RolloutResult:
             "endpoint_id": begun.endpoint_id,
             "history": _history(record),
             "decisions": [_decision(look) for look in record.looks],
+            "approval": _approval(record),
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
     )
+
+
+def _approval(record: Record) -> dict[str, str] | None:
+    answer = record.answer
+    if answer is None:
+        return None
+    return {
+        "decision": answer.decision,
+        "approver": answer.approver,
+        "comment": answer.comment,
+    }
 
 
 def _standing_notes(begun: Begun) -> list[str]:

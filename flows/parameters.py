@@ -26,6 +26,7 @@ from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training import TrainingRules
 
+MOST_SETS = 10
 DIRECTORY = "directory"
 """Validation context: where relative paths start. A script says the folder of its params file."""
 
@@ -58,10 +59,17 @@ def _fraction_or_steps(value: float) -> float:
 class TrainingData(_Form):
     """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
 
-    files: list[LocalFile] = Field(default_factory=list[str], description="JSON Lines files.")
+    files: list[LocalFile] = Field(
+        default_factory=list[str],
+        description="JSON Lines files; a name with `*`, `?` or `[` stands for all that match, by name.",
+    )
     dataset_ids: list[str] = Field(
         default_factory=list[str],
         description="Datasets of the service (`ds_...`), after the files.",
+    )
+    dataset_tags: Tags = Field(
+        default_factory=dict[str, str],
+        description="All processed datasets of the service that carry all these tags, oldest first.",
     )
     format: DatasetFormat = Field(
         default="instruction", description="instruction: instruction and response; or conversation."
@@ -76,8 +84,8 @@ class TrainingData(_Form):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.files and not self.dataset_ids:
-            raise ValueError("one of files and dataset_ids is needed")
+        if not (self.files or self.dataset_ids or self.dataset_tags):
+            raise ValueError("one of files, dataset_ids and dataset_tags is needed")
         if self.validation_file and self.validation_dataset_id:
             raise ValueError("only one of validation_file and validation_dataset_id may be given")
         return self
@@ -123,6 +131,18 @@ class Evaluation(_Form):
     max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
 
 
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for about in schema["properties"].values():
+        about.pop("default", None)
+
+
+class HyperparameterSet(Hyperparameters):
+    """What one job does in its own way; what is left out is taken from `hyperparameters`."""
+
+    # The form of Prefect's UI sends every default that it is told of, as if a person had chosen it.
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+
 class ReleaseParameters(_Form):
     """One release: data, training, gates, deployment, canary."""
 
@@ -134,6 +154,12 @@ class ReleaseParameters(_Form):
     )
     hyperparameters: Hyperparameters = Field(
         default_factory=Hyperparameters, description="How to train."
+    )
+    hyperparameter_sets: list[HyperparameterSet] = Field(
+        default_factory=list[HyperparameterSet],
+        max_length=MOST_SETS,
+        description="Train one job for each set, side by side, and release the best by validation loss; what a set"
+        " leaves out is taken from `hyperparameters`. Empty: one job.",
     )
     validation_frequency: Annotated[StrictInt | StrictFloat, AfterValidator(_fraction_or_steps)] = (
         Field(default=0.1, description="Fraction of an epoch (0, 1], or every N steps.")
@@ -171,11 +197,28 @@ class ReleaseParameters(_Form):
         return self
 
     @model_validator(mode="after")
+    def _sets_differ(self) -> Self:
+        if len({one.model_dump_json() for one in self.settings}) != len(self.settings):
+            raise ValueError("hyperparameter_sets must differ")
+        return self
+
+    @model_validator(mode="after")
     def _prompts_beside_parameters(self, info: ValidationInfo) -> Self:
         if self.canary.traffic is not None:
             prompts = beside_parameters(self.canary.traffic.prompts, info)
             self.canary.traffic.prompts = prompts
         return self
+
+    @property
+    def settings(self) -> list[Hyperparameters]:
+        """The hyperparameters of every job."""
+        if not self.hyperparameter_sets:
+            return [self.hyperparameters]
+        common = self.hyperparameters.model_dump(exclude_unset=True)
+        return [
+            Hyperparameters.model_validate(common | one.model_dump(exclude_unset=True))
+            for one in self.hyperparameter_sets
+        ]
 
     @property
     def validation_file(self) -> Path | None:
@@ -184,21 +227,22 @@ class ReleaseParameters(_Form):
         return Path(file) if file else None
 
     def digest(self) -> str:
-        """SHA-256 of everything that was asked for, `run_key` and `force` apart."""
-        text = self.model_dump_json(exclude={"run_key", "force"})
+        """SHA-256 of everything that was asked for and is not the default, `run_key` and `force` apart."""
+        text = self.model_dump_json(exclude={"run_key", "force"}, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def job(self, dataset_id: str, validation_dataset_id: str | None, tags: Tags) -> JobCreate:
-        """The job that trains this release."""
+    def job(
+        self, dataset_id: str, validation_dataset_id: str | None, settings: Hyperparameters
+    ) -> JobCreate:
+        """A job of this release."""
         return JobCreate(
             base_model=self.base_model,
             dataset_id=dataset_id,
             validation_dataset_id=validation_dataset_id,
             model_name=self.model_name,
-            hyperparameters=self.hyperparameters,
+            hyperparameters=settings,
             validation_frequency=self.validation_frequency,
             compute_config=self.compute_config,
-            tags=tags,
         )
 
     def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:

@@ -16,6 +16,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from flows.outcome import Change
 from tuneship.contract.jobs import JobMetrics
@@ -60,7 +61,8 @@ def plot_losses(metrics: JobMetrics, champion_best: float | None, file: Path) ->
             axes.axhline(champion_best, color=LIMIT, linestyle="--", linewidth=1.2, label=label)
         _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper right")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="best")  # early in a training the curves lie at the top
         figure.savefig(file)
 
 

@@ -8,26 +8,61 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import UnionType
 from typing import Any, TextIO
 
 REFUSED_FOR = timedelta(hours=24)
 """How long a release that was rolled back is not tried again (unless forced)."""
 
 
+_NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
+    "begun": {"run_key": str, "endpoint_id": str | None, "endpoint_name": str | None},
+    "job": {"id": str, "content": list},
+    "candidate": {"id": str},
+    "baseline": {"id": str},
+    "release": {"digest": str},
+    "rollout": {"plan": dict},
+    "ended": {"outcome": str},
+}
+"""What a line of a kind cannot do without. A kind that is not named here may hold anything."""
+
+
+class DamagedRecord(Exception):
+    """A record that was asked for by its key has lines that cannot be read."""
+
+
 class ReleaseRecord:
     """One run of the chain."""
 
     def __init__(self, path: Path) -> None:
-        """Read what there is; a torn last line was never acted on."""
+        """Read what there is; a torn last line was never acted on, every other unreadable one is remembered."""
         self.path = path
         self._held: TextIO | None = None
         content = path.read_bytes() if path.is_file() else b""
         self._length = content.rfind(b"\n") + 1
-        whole = content[: self._length].decode()
-        self.facts: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        self.facts: list[dict[str, Any]] = []
+        self.damaged_lines: list[int] = []
+        """Numbers, from 1. What they said nobody knows: such a record is not gone on with, and not cleaned up."""
+        for number, line in enumerate(content[: self._length].split(b"\n")[:-1], 1):
+            fact = _read(line)
+            if fact is None:
+                self.damaged_lines.append(number)
+            else:
+                self.facts.append(fact)
+
+    @property
+    def damage(self) -> str:
+        """Where it cannot be read, for people, never what stands there; empty where all of it can."""
+        if not self.damaged_lines:
+            return ""
+        numbers = ", ".join(str(number) for number in self.damaged_lines)
+        return (
+            f"the record {self.path} cannot be read in line {numbers}:"
+            " see to its job and deployment, then move it away"
+        )
 
     def hold(self) -> bool:
         """Keep this run for this process until it ends; False where another live process has it."""
@@ -80,10 +115,18 @@ class ReleaseRecord:
         fact = self.last(kind)
         return fact["id"] if fact else None
 
+    def all_made(self, kind: str) -> list[str]:
+        """The ids of everything that was created under that name, in order."""
+        return [fact["id"] for fact in self.facts if fact["kind"] == kind]
+
+    def deployment_suffix(self, role: str) -> str:
+        """What ends the name of the deployment that this run makes as `candidate` or `baseline`."""
+        return hashlib.sha256(f"{self.run_key} {role}".encode()).hexdigest()[:8]
+
     def is_of_flow_run(self, flow_run_id: str) -> bool:
-        """Whether this flow run wrote it (last)."""
-        begun = self.last("begun")
-        return begun is not None and begun["flow_run_id"] == flow_run_id
+        """Whether this flow run, or one that it called, wrote it (last)."""
+        begun = self.last("begun") or {}
+        return flow_run_id in (begun.get("flow_run_id"), begun.get("root_flow_run_id"))
 
 
 class ReleaseRecords:
@@ -98,13 +141,19 @@ class ReleaseRecords:
         return (ReleaseRecord(path) for path in sorted(self.folder.glob("*.jsonl")))
 
     def of(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord:
-        """The record to write: by the given key, else the open one of these parameters, else the next."""
+        """The record to write: by the given key, else the open one of these parameters, else the next.
+
+        A damaged one is passed over; raises `DamagedRecord` where it is the one of the given key.
+        """
         if run_key is not None:
-            return ReleaseRecord(self.folder / f"{_file_of(run_key)}.jsonl")
+            record = ReleaseRecord(self.folder / f"{_file_of(run_key)}.jsonl")
+            if record.damage:
+                raise DamagedRecord(record.damage)
+            return record
         number = 1
         while True:
             record = ReleaseRecord(self.folder / f"{parameters_digest[:16]}-{number}.jsonl")
-            if not record.has_ended:
+            if not record.has_ended and not record.damage:
                 return record
             number += 1
 
@@ -128,6 +177,18 @@ class ReleaseRecords:
             if made["digest"] == release_digest and now - at < REFUSED_FOR:
                 return at
         return None
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A line's fact; None where it is none, or lacks what is read of its kind."""
+    try:
+        fact: Any = json.loads(line)
+        is_dated = datetime.fromisoformat(fact["at"]).tzinfo is not None
+        needed = _NEEDED.get(fact["kind"], {})
+        is_whole = all(isinstance(fact[name], kind) for name, kind in needed.items())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return fact if is_dated and is_whole else None
 
 
 def _file_of(run_key: str) -> str:

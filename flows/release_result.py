@@ -18,6 +18,17 @@ class Accuracy(BaseModel):
     after: int = Field(description="Rows that the candidate answered exactly.")
 
 
+class Contender(BaseModel):
+    """One of the jobs that trained side by side."""
+
+    job_id: str
+    status: str
+    model: str | None
+    validation_loss: float | None = Field(description="The lowest one, nats per token.")
+    hyperparameters: dict[str, Any] = Field(description="In what it differs from the others.")
+    is_best: bool = False
+
+
 class ReleaseResult(RolloutResult):
     """The result of `tune_and_deploy`; all that is null was not reached."""
 
@@ -27,6 +38,10 @@ class ReleaseResult(RolloutResult):
         default_factory=list[dict[str, Any]], description="Every gate: state, value, limit, note."
     )
     job_id: str | None = None
+    contenders: list[Contender] = Field(
+        default_factory=list[Contender],
+        description="Every job, where several sets of hyperparameters were tried.",
+    )
     model: str | None = None
     champion_model: str | None = None
     baseline_deployment_id: str | None = None

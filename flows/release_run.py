@@ -11,28 +11,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
+from pydantic_core import to_jsonable_python
 
 from flows.champion import Champion
 from flows.clean_up import discard_deployments, is_gone
+from flows.held_gates import ask_about
+from flows.links import show_link
 from flows.outcome import RolloutResult, result_of
 from flows.parameters import ReleaseParameters
 from flows.refusals import BadInput
-from flows.release_record import REFUSED_FOR, ReleaseRecord, ReleaseRecords
-from flows.release_result import Accuracy, ReleaseResult
+from flows.release_record import (
+    REFUSED_FOR,
+    DamagedRecord,
+    ReleaseRecord,
+    ReleaseRecords,
+)
+from flows.release_result import Accuracy, Contender, ReleaseResult
 from flows.report import Curves, write_report
 from flows.rollout.records import RecordFolder
-from tasks.api import api
+from tasks.api import service_name
 from tasks.deployments import create_deployment, wait_for_deployment
 from tuneship.contract.jobs import Job, JobMetrics
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
 
-RUN_TAG = "pipeline_run"
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
+DECIDED = ("promoted", "rolled_back")
+"""Outcomes of a roll-out that stand, also when its release was killed before it took note."""
 
 
 @dataclass
@@ -47,6 +57,7 @@ class ReleaseRun:
     """Fields of the result."""
     curves: Curves = field(default_factory=Curves)
     gates: list[GateResult] = field(default_factory=list[GateResult])
+    notes: list[str] = field(default_factory=list[str])
 
     @property
     def model(self) -> str:
@@ -54,18 +65,24 @@ class ReleaseRun:
         return self.known.get("model") or ""
 
     @property
-    def tags(self) -> dict[str, str]:
-        """On everything that this run creates."""
-        return {RUN_TAG: self.key[:512]}
+    def champion_best(self) -> float | None:
+        """The lowest validation loss of what serves now."""
+        return self.curves.champion_best
 
     def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
-        """Write down what was created."""
+        """Write down what was created, and show where it is."""
         self.record.add(kind, datetime.now(UTC), id=resource_id, **fields)
+        show_link(kind, resource_id)
 
-    def job_on(self, content: Sequence[str]) -> str | None:
-        """The job that this run created on the same data before it was killed."""
-        made = self.record.last("job")
-        return made["id"] if made and made["content"] == list(content) else None
+    def job_on(self, content: Sequence[str], settings: str) -> str | None:
+        """The job that this run created on the same data with these settings before it was killed."""
+        made = [fact for fact in self.record.facts if fact["kind"] == "job"]
+        same = [
+            one
+            for one in made
+            if (one["content"], one.get("settings")) == (list(content), settings)
+        ]
+        return same[-1]["id"] if same else None
 
     def refusal_of(self, content: Sequence[str]) -> ReleaseResult | None:
         """Refuse what was rolled back in the last 24 hours: same base model, data, hyperparameters and tags."""
@@ -93,28 +110,41 @@ class ReleaseRun:
             best = champion.measured.best_validation_loss if champion.measured else None
             self.curves = dataclasses.replace(self.curves, champion_best=best)
 
-    def trained(self, job: Job, metrics: JobMetrics) -> None:
-        """The job has ended."""
+    def trained(self, job: Job, metrics: JobMetrics, contenders: Sequence[Contender] = ()) -> None:
+        """The jobs have ended, and this one goes on."""
         self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
+        self.known["contenders"] = list(contenders)
         self.curves = dataclasses.replace(self.curves, job=metrics)
         self.record.add("trained", datetime.now(UTC), id=job.id)
 
     def judged(self, verdict: TrainingVerdict) -> ReleaseResult | None:
-        """Keep every gate; the result when they refuse."""
+        """Keep every gate; the result when they refuse. Gates that hold ask a person where one is to be asked."""
         self.gates += verdict.gates
         if verdict.decision == "pass":
             return None
-        return self.refused_by(next(one for one in verdict.gates if one.name == verdict.reason))
+        refusing = next(one for one in verdict.gates if one.name == verdict.reason)
+        if verdict.decision == "reject" or self.release.canary.approval != "required":
+            return self.refused_by(refusing)
+        held = [one for one in verdict.gates if one.state == "hold"]
+        limit = self.release.canary.approval_timeout_seconds
+        answer = ask_about(held, self.model, self.key, limit)
+        said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
+        self.record.add("held_gates", datetime.now(UTC), said=said, comment=answer.comment)
+        if answer.decision == "promote":
+            self.notes.append(f"gates that hold, a person decided: {said}")
+            return None
+        return self.refused_by(refusing, said)
 
     def smoked(self, gate: GateResult) -> ReleaseResult | None:
         """Keep the smoke test's gate; the result when it refuses."""
         self.gates.append(gate)
         return None if gate.state == "pass" else self.refused_by(gate)
 
-    def refused_by(self, gate: GateResult) -> ReleaseResult:
-        """A gate that holds refuses too: nobody is there to be asked."""
+    def refused_by(self, gate: GateResult, said: str = "") -> ReleaseResult:
+        """A gate that holds refuses too, unless a person said otherwise."""
         self.known["gate"] = gate.name
-        return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {described(gate)}")
+        why = "; ".join(part for part in (described(gate), said) if part)
+        return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {why}")
 
     def rejected(self, reason: str, note: str) -> ReleaseResult:
         """Refused before any traffic moved."""
@@ -124,8 +154,8 @@ class ReleaseRun:
         """A deployment that runs: the one this run made before it was killed, or a new one."""
         made = self.record.made(role)
         if made is None or is_gone(made):
-            suffix = hashlib.sha256(f"{self.key} {role}".encode()).hexdigest()[:8]
-            wanted = self.release.deploy(model, suffix, dict(tags) | self.tags)
+            suffix = self.record.deployment_suffix(role)
+            wanted = self.release.deploy(model, suffix, dict(tags))
             made = create_deployment(wanted, self.key).id
             self.remember(role, made)
             get_run_logger().info("%s: %s is deployed as %s", role, model, made)
@@ -139,36 +169,79 @@ class ReleaseRun:
 
     def rollout_begins(self, plan: CanaryPlan) -> CanaryPlan:
         """Write the plan down, for whoever must return the traffic without this process."""
-        self.record.add("rollout", datetime.now(UTC), plan=plan.model_dump(mode="json"))
         self.known["baseline_deployment_id"] = plan.baseline_deployment_id
+        self.record.add(
+            "rollout",
+            datetime.now(UTC),
+            plan=plan.model_dump(mode="json"),
+            known=to_jsonable_python(self.known),
+            gates=[dataclasses.asdict(gate) for gate in self.gates],
+            notes=self.notes,
+        )
         return plan
+
+    def rollout_so_far(self) -> CanaryPlan | RolloutResult | None:
+        """What this run was killed in: the plan of a roll-out that is open, the result of one that has decided.
+
+        None where none has begun, or where it was given back from outside: then the chain begins it anew.
+        """
+        begun = self.record.last("rollout")
+        if begun is None:
+            return None
+        plan = CanaryPlan.model_validate(begun["plan"])
+        files = RecordFolder(PipelineSettings().records, service_name()).of(plan)
+        if not files:
+            return None
+        told = None if files[-1].is_open else result_of(files[-1].record, [])
+        if told is not None and told.outcome not in DECIDED:
+            return None
+        self.known = dict(begun.get("known", {}))
+        self.gates = [GateResult(**gate) for gate in begun.get("gates", [])]
+        self.notes = list(begun.get("notes", []))
+        get_run_logger().info("the roll-out of %s goes on", plan.candidate_deployment_id)
+        return told or plan
 
     def rolled_out(self, rollout: RolloutResult) -> ReleaseResult:
         """The canary has decided."""
+        if rollout.endpoint_id:
+            # A string of its own. Prefect notes whose result an input is, by the object; of a task whose input is a
+            # flow run's, its UI (3.8) can make nothing, and then lists no task run at all.
+            rollout.endpoint_id = rollout.endpoint_id.encode().decode()
         return self._result(rollout)
 
     def _result(self, rollout: RolloutResult) -> ReleaseResult:
         gates = [dataclasses.asdict(gate) for gate in self.gates]
+        rollout.notes = [*self.notes, *rollout.notes]
         return ReleaseResult(
             **rollout.model_dump(), run_key=self.key, training_gates=gates, **self.known
         )
 
 
 def begin(release: ReleaseParameters) -> ReleaseRun:
-    """Open the record of this run. Raises `BadInput` when a given `run_key` is used up or in use."""
+    """Open the record of this run. Raises `BadInput` when a given `run_key` is used up, in use or unreadable."""
     records = ReleaseRecords(PipelineSettings().records)
-    record = records.of(release.digest(), release.run_key)
+    for one in records:
+        if one.damage:
+            get_run_logger().warning(one.damage)
+    try:
+        record = records.of(release.digest(), release.run_key)
+    except DamagedRecord as error:
+        raise BadInput(f"run_key: {error}") from None
     if not record.hold():
         raise BadInput("another run with these parameters is under way")
     ended = record.last("ended")
     if ended is not None and record.has_ended:
         raise BadInput(f"run_key: that run has ended as {ended['outcome']}; choose another")
-    key = release.run_key or record.path.stem
+    # Drawn once, so that a folder of records that was lost or is not shared never adopts another run's creates.
+    known = record.run_key if record.last("begun") else f"{record.path.stem}-{uuid4().hex[:8]}"
+    key = release.run_key or known
     record.add(
         "begun",
         datetime.now(UTC),
         run_key=key,
         flow_run_id=str(flow_run.id),
+        root_flow_run_id=str(flow_run.root_flow_run_id),
+        service=service_name(),
         endpoint_id=release.endpoint.id,
         endpoint_name=release.endpoint.name,
     )
@@ -203,7 +276,7 @@ def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     rollout = RolloutResult(outcome="aborted", reason="cancelled")
     begun = record.last("rollout")
     if begun is not None:
-        folder = RecordFolder(settings.records, api().settings.url)
+        folder = RecordFolder(settings.records, service_name())
         for file in folder.of(CanaryPlan.model_validate(begun["plan"])):
             if not file.is_open:
                 rollout = result_of(file.record, [])
@@ -232,7 +305,7 @@ def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
         [
             release.base_model,
             list(content),
-            release.hyperparameters.model_dump(mode="json"),
+            [one.model_dump(mode="json", exclude_defaults=True) for one in release.settings],
             release.deployment.tags,
         ],
         sort_keys=True,

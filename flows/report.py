@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from flows.links import show_link
 from flows.parameters import ReleaseParameters
 from flows.plots import plot_losses, plot_rollout
-from flows.release_result import ReleaseResult
-from tasks.api import api
+from flows.release_result import Contender, ReleaseResult
+from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.jobs import JobMetrics
@@ -34,7 +35,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class Curves:
-    """What the loss picture shows."""
+    """What the loss picture shows, as far as this process saw it."""
 
     job: JobMetrics | None = None
     champion_best: float | None = None
@@ -46,8 +47,9 @@ def write_report(
     """Write `report.md` and its pictures, show them in Prefect, and return the report's path."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
-    if curves.job is not None and curves.job.steps:
-        plot_losses(curves.job, curves.champion_best, folder / "loss.png")
+    losses = curves.job or _losses_of(result.job_id)
+    if losses is not None and losses.steps:
+        plot_losses(losses, curves.champion_best, folder / "loss.png")
         pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
@@ -76,8 +78,7 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
-        f"{OUTCOMES[result.outcome]} Reason: `{result.reason}`"
-        + (f", gate `{result.gate}`." if result.gate else "."),
+        OUTCOMES[result.outcome] + _why(result),
         "",
         *(f"- {note}" for note in result.notes),
         "",
@@ -101,6 +102,8 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
             "",
             *_table(["gate", "state", "value", "limit", "note"], rows),
         ]
+    if result.contenders:
+        lines += ["## Hyperparameter sets", "", *_contenders(result.contenders)]
     if "loss.png" in pictures:
         lines += ["![Loss curves](loss.png)", ""]
     if result.history:
@@ -113,11 +116,17 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
     return "\n".join(lines) + "\n"
 
 
+def _why(result: ReleaseResult) -> str:
+    if result.reason == "none":
+        return ""
+    return f" Reason: `{result.reason}`" + (f", gate `{result.gate}`." if result.gate else ".")
+
+
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
     """The release in a few rows."""
     accuracy, tags = result.accuracy, release.deployment.tags
     rows = {
-        "outcome": f"{result.outcome} ({result.reason})",
+        "outcome": result.outcome + ("" if result.reason == "none" else f" ({result.reason})"),
         "model": result.model,
         "champion before": result.champion_model,
         "base model": release.base_model,
@@ -131,6 +140,22 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "run key": result.run_key,
     }
     return [{"what": what, "value": value} for what, value in rows.items() if value]
+
+
+def _contenders(contenders: Sequence[Contender]) -> list[str]:
+    titles = ["job", "set", "status", "lowest validation loss", "model", ""]
+    rows = [
+        [
+            one.job_id,
+            ", ".join(f"{name} {value}" for name, value in one.hyperparameters.items()),
+            one.status,
+            _number(one.validation_loss),
+            one.model or "-",
+            "goes on" if one.is_best else "",
+        ]
+        for one in contenders
+    ]
+    return _table(titles, rows)
 
 
 def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
@@ -153,13 +178,22 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
         return None
 
 
+def _losses_of(job_id: str | None) -> JobMetrics | None:
+    """For a run that goes on after a crash: it did not see the training itself. None where the job is gone."""
+    if job_id is None:
+        return None
+    try:
+        return get_job_metrics(job_id)
+    except (ApiError, BadResponse, ServiceUnreachable):
+        return None
+
+
 def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
     create_table_artifact(summary(result, release), key="release", description=result.outcome)
     whole = with_pictures(text, file.parent)
     create_markdown_artifact(whole, key="release-report", description=str(file))
     if result.endpoint_id:
-        link = f"{api().settings.url.rstrip('/')}/v1/canary-endpoints/{result.endpoint_id}"
-        create_link_artifact(link, link_text="endpoint", key="endpoint")
+        show_link("endpoint", result.endpoint_id)
 
 
 def _candidate(result: ReleaseResult) -> str | None:

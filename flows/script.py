@@ -21,6 +21,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from pydantic import BaseModel, ValidationError
 
+from flows.approval import nobody_answers_at
 from flows.companions import CompanionFailed, embedded_service, prefect_server
 from flows.interruption import Stopped, stop_once, uninterrupted
 from flows.outcome import RollbackIncomplete
@@ -34,7 +35,15 @@ from tasks.jobs import JobOverdue
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
-EXIT_CODES = {"promoted": 0, "skipped": 0, "rejected": 3, "rolled_back": 4, "paused": 5}
+EXIT_CODES = {
+    "promoted": 0,
+    "skipped": 0,
+    "nothing_to_do": 0,
+    "returned": 0,
+    "rejected": 3,
+    "rolled_back": 4,
+    "paused": 5,
+}
 """By outcome; everything else is 1, and after a signal 128 + its number."""
 STOPS = (Stopped, KeyboardInterrupt, TerminationSignal)
 EXPECTED = (
@@ -97,7 +106,7 @@ def run_script(
     """
     screen = Screen()
     stop_once(screen.say)
-    params, result = _arguments(description)
+    params, result = _arguments(description, parameters)
     try:
         ending = _run(Script(run, parameters, when_stopped), params, screen)
     except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
@@ -140,10 +149,16 @@ def _problems(error: ValidationError) -> list[str]:
     ]
 
 
-def _arguments(description: str) -> tuple[Path, Path | None]:
+def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
+    """The files; parameters that all have defaults need none."""
+    needed = any(field.is_required() for field in parameters.model_fields.values())
     parser = argparse.ArgumentParser(description=description, exit_on_error=False)
     parser.add_argument(
-        "--params", type=Path, required=True, metavar="FILE", help="YAML or JSON file of parameters"
+        "--params",
+        type=Path,
+        required=needed,
+        metavar="FILE",
+        help="YAML or JSON file of parameters",
     )
     parser.add_argument("--result", type=Path, metavar="FILE", help="write the result here as JSON")
     try:
@@ -158,8 +173,8 @@ def _arguments(description: str) -> tuple[Path, Path | None]:
     return chosen.params, chosen.result
 
 
-def _run(script: "Script[Parameters]", params: Path, screen: Screen) -> Ending:
-    chosen = load_parameters(params, script.parameters)
+def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
+    chosen = load_parameters(params, script.parameters) if params else script.parameters()
     with _service(screen):
         api().models.list(
             limit=1
@@ -212,6 +227,7 @@ def _prefect(screen: Screen) -> Generator[None]:
     log = PipelineSettings().reports.expanduser() / "prefect.log"
     environment = embedded_service_environment() | PREFECT_SERVER
     with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
+        nobody_answers_at(url)
         try:
             yield
         finally:

@@ -13,17 +13,19 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger
 
+from flows.approval import can_be_answered
 from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.refusals import BadInput
+from flows.rollout.asking import ask_for_approval, hear, withdraw_question
 from flows.rollout.endings import end, finish_interrupted, lost, roll_back
-from flows.rollout.looks import every, take_look
+from flows.rollout.looks import every, look_once
 from flows.rollout.opening import open_rollout, settle
 from flows.rollout.page import show, tell
 from flows.rollout.records import RecordFolder
 from flows.rollout.split import NotConfirmed, Split, SplitLost
 from flows.rollout.traffic import TrafficDriver, read_prompts
 from flows.rollout.way_back import return_traffic, way_back
-from tasks.api import api
+from tasks.api import api, service_name
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.record import Ended, Verdict
 from tuneship.settings import PipelineSettings
@@ -42,7 +44,7 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
     Raises `RollbackIncomplete` where the traffic could not be returned, which makes the run Failed.
     """
     log, prompts = get_run_logger(), ready(plan)
-    folder = RecordFolder(PipelineSettings().records, api().settings.url)
+    folder = RecordFolder(PipelineSettings().records, service_name())
     with folder.lock(plan) as is_free:
         if not is_free:
             return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
@@ -50,19 +52,25 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
         if isinstance(split, RolloutResult):
             return split
         with way_back(split):
-            split.file.append(drive(split, prompts))
+            ended = drive(split, prompts)
+            split.file.append(ended)
+        withdraw_question(split.file, ended.outcome)
     result = result_of(split.file.record, split.notes)
     show(split.file.record, log, result)
     log.info("%s (%s)", result.outcome, result.reason)
     if result.outcome == "rollback_incomplete":
-        raise RollbackIncomplete(result)
+        message = f"the split of {result.endpoint_id} was not returned: {result.reason}"
+        raise RollbackIncomplete(result, message)
     return result
 
 
 def ready(rules: CanaryRules) -> list[str]:
     """The driver's prompts. Raises `BadInput` for what this release or this host cannot do."""
-    if rules.approval == "required":
-        raise BadInput('approval: "required" is not available in this release; use "never"')
+    if rules.approval == "required" and not can_be_answered():
+        raise BadInput(
+            'approval: "required" needs a Prefect server that outlives this run, where a person can answer:'
+            " start one (`prefect server start`) and set PREFECT_API_URL"
+        )
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 
 
@@ -83,17 +91,19 @@ def drive(split: Split, prompts: list[str]) -> Ended:
 
 
 def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
-    """First step, then look after look: keep the lease, ask, decide, act."""
+    """First step, then look after look: hear a person's answer, keep the lease, ask, decide, act."""
     if split.file.record.weight == 0:
         split.shift(split.plan.steps[0], "first step")
     pace = every(split.plan.look_every_seconds)
     while True:
         next(pace)
-        split.keep()
-        look = take_look(split, driver)
+        hear(split)
+        look = look_once(split, driver)
         tell(split, look)
         if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE) and look.next_weight is not None:
             split.shift(look.next_weight, look.verdict)
+        elif look.verdict is Verdict.ASK:
+            ask_for_approval(split)
         elif look.verdict is not Verdict.HOLD:
             return end(split, look)
 

@@ -14,12 +14,14 @@ from prefect import flow, get_run_logger
 from flows.champion import Champion, SplitIsShared, find_champion
 from flows.clean_up import clean_up
 from flows.evaluation import measure_accuracy, smoke_test
+from flows.outcome import RolloutResult
 from flows.parameters import ReleaseParameters
 from flows.release_result import ReleaseResult
 from flows.release_run import ReleaseRun, begin, finish, told_when_stopped
 from flows.shift_traffic import ready, shift_traffic
-from flows.training_data import upload_and_merge, validate_files
+from flows.training_data import resolve, upload_and_merge, validate_files
 from flows.training_run import judge, train
+from flows.turns import turn
 
 
 @flow(
@@ -32,11 +34,17 @@ from flows.training_run import judge, train
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and let it serve only as far as the evidence goes."""
     ready(release.canary)  # what the canary cannot do is refused before anything is made
-    run = begin(release)
-    return finish(run, _release(release, run))
+    with turn(release.endpoint):
+        run = begin(release)
+        try:
+            return finish(run, _release(release, run))
+        finally:
+            run.record.release()
 
 
 def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
+    if begun := run.rollout_so_far():  # by now the split says nothing of who was the champion
+        return run.rolled_out(begun if isinstance(begun, RolloutResult) else shift_traffic(begun))
     try:
         champion = find_champion(release.endpoint)
     except SplitIsShared as error:
@@ -59,8 +67,9 @@ def _tune(
     run.against(champion)
     if release.data is None:
         return run.releasing(str(release.model))
-    validate_files(release.data)
-    data = upload_and_merge(release.data, release.model_name, run.key)
+    wanted = resolve(release.data)
+    validate_files(wanted)
+    data = upload_and_merge(wanted, release.model_name, run.key)
     if refused := run.refusal_of(data.content):
         return refused
     job, metrics = train(release, data, run)

@@ -14,12 +14,13 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.api import api
 from tasks.progress import report
-from tuneship.client import ApiError, Client, ServiceUnreachable
+from tuneship.client import ApiError, Client, DeadlineExceeded, ServiceUnreachable
 from tuneship.contract.generation import Generate
 from tuneship.gates.training import SmokeAnswer
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1
+ANSWERS_DEADLINE_S = 3600.0
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="{purpose}-{deployment_id}")
@@ -30,9 +31,13 @@ def answer_prompts(
     *,
     purpose: str,
     in_flight: int,
+    deadline_s: float = ANSWERS_DEADLINE_S,
 ) -> list[SmokeAnswer]:
-    """One greedy answer for each prompt, in order; a refusal is an answer with its status (0: none came)."""
-    client = api().with_options(tries=1)
+    """One greedy answer for each prompt, in order; a refusal is an answer with its status (0: none came).
+
+    What is asked after the deadline has no answer.
+    """
+    client = api(deadline_s).with_options(tries=1)
 
     def ask(prompt: str) -> SmokeAnswer:
         return _answer(client, deployment_id, prompt, max_tokens)
@@ -74,6 +79,8 @@ def _ask_once(
     except ApiError as error:
         again = Again(error.status, error.retry_after)
         return again if error.retryable else SmokeAnswer(status=error.status)
+    except DeadlineExceeded:
+        return SmokeAnswer(status=0)
     except ServiceUnreachable:
         return Again(status=0)
     return SmokeAnswer(

@@ -1,65 +1,143 @@
 """The client that every task uses, and which of its errors Prefect should try again.
 
 Where the client comes from: `connect(settings)` by a script that started its own service, else the environment
-(`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the credentials file of the local service.
+(`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the block `tuneship-credentials/default` of the Prefect
+server, else the credentials file of the local service.
 """
 
 import hashlib
 import json
+import time
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from prefect import Task
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.settings import PREFECT_API_URL
 from prefect.tasks import exponential_backoff
 
-from tuneship.client import ApiError, BadResponse, Client, ServiceUnreachable
+from tasks.credentials import TuneshipCredentials
+from tuneship.client import (
+    ApiError,
+    BadResponse,
+    Client,
+    DeadlineExceeded,
+    ServiceUnreachable,
+    base_url,
+)
 from tuneship.settings import ClientSettings, PipelineSettings
 
-_connected: list[Client] = []
+CALL_DEADLINE_S = 900.0
+"""Of each try of a task, all its requests, pages and pauses together: the longest `Retry-After` (300 s) and two slow
+answers fit in. Kept by the client: Prefect's `timeout_seconds` stops a synchronous task in the main thread only, by an
+alarm that cuts whatever runs, and its error does not say that the service may have obeyed."""
+UPLOAD_DEADLINE_S = 6 * 3600.0
+"""Of a file on its way: 20 GB at 1 MB/s."""
 
 
-def connect(settings: ClientSettings) -> None:
-    """Use this service from now on in this process."""
+@dataclass(frozen=True)
+class _Connection:
+    client: Client
+    service: str
+
+
+_connected: list[_Connection] = []
+
+
+def connect(settings: ClientSettings, client: Client | None = None) -> None:
+    """Use this service from now on in this process; `client`: one that the caller has built for it."""
     disconnect()
-    _connected.append(Client(settings))
+    _connected.append(_Connection(client or Client(settings), _name_of(settings.url)))
 
 
 def disconnect() -> None:
     """Forget the service; the next task reads the environment again."""
     while _connected:
-        _connected.pop().close()
+        _connected.pop().client.close()
 
 
-def api() -> Client:
-    """The client of this process. Raises `ServiceUnreachable` when nothing says where the service is."""
+def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
+    """The client of this process, for one piece of work that must have its answers within so many seconds from now.
+
+    Past it a call raises `DeadlineExceeded`. Raises `ServiceUnreachable` when nothing says where the service is.
+    """
+    return _connection().client.with_options(ends_at=time.monotonic() + deadline_s)
+
+
+def service_name() -> str:
+    """What the pipeline's records call this service; a name that its next start does not change. Raises like `api`.
+
+    The service of this host's data directory has the directory's name, because a script's own one takes another port
+    each time; every other service has its address.
+    """
+    return _connection().service
+
+
+def _connection() -> _Connection:
     if not _connected:
-        connect(_settings_from_surroundings())
+        connect(settings_from_surroundings())
     return _connected[0]
 
 
-def _settings_from_surroundings() -> ClientSettings:
+def _name_of(url: str) -> str:
+    data_dir = PipelineSettings().data_dir.expanduser().resolve()
+    try:
+        place = json.loads((data_dir / "service.json").read_text())
+    except (OSError, ValueError):  # none has run there
+        return url
+    return str(data_dir) if _is_local(url) and place.get("url") == base_url(url) else url
+
+
+def _is_local(url: str) -> bool:
+    """Elsewhere the same address is known by itself, also to hosts without this data directory."""
+    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+
+
+def settings_from_surroundings() -> ClientSettings:
+    """The first place that knows a service. Raises `ServiceUnreachable`."""
     settings = ClientSettings()
     if settings.url:
         return settings
+    stored = _stored_in_prefect()
+    if stored is not None:
+        return stored
     credentials = PipelineSettings().data_dir / "credentials.json"
     if not credentials.is_file():
         raise ServiceUnreachable(
             "no service is known: set TUNESHIP_URL, TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID,"
-            " or start one with `tuneship serve`"
+            " or start one with `tuneship serve`",
+            retryable=False,
         )
     return ClientSettings.from_credentials(credentials)
 
 
+def _stored_in_prefect() -> ClientSettings | None:
+    """The block's credentials; none without a Prefect server, or where nobody has stored any."""
+    if not PREFECT_API_URL.value():
+        return None
+    try:
+        block: Any = TuneshipCredentials.load("default", validate=False)
+    except ValueError:  # Prefect's word for a block that does not exist
+        return None
+    return block.client_settings()
+
+
 def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:
-    """Prefect's retry condition: only what the service says is worth another try, or no answer at all."""
+    """Prefect's retry condition: only what the service says is worth another try, or no whole answer at all.
+
+    Prefect fixes its pauses before the run, so what the answer asks for (`Retry-After`) is waited for here.
+    """
     try:
         state.result()
-    except ApiError as error:
-        return error.retryable
-    except ServiceUnreachable:
-        return True
-    except BadResponse:
+    except DeadlineExceeded:
         return False
+    except ApiError as error:
+        if error.retryable and error.retry_after:
+            time.sleep(error.retry_after)
+        return error.retryable
+    except (BadResponse, ServiceUnreachable) as error:
+        return error.retryable
     except Exception:  # noqa: BLE001 - any other error is a fault of the flow, never worth a retry
         return False
     return False
@@ -72,6 +150,8 @@ RETRIES: dict[str, Any] = {
     "retry_condition_fn": transient,
 }
 """Options of every task that calls the service: 3 tries of 2 requests each, with jitter."""
+POLL_TRIES = 6
+"""Of each request of a task that waits: it is not repeated as a whole, so its client tries as often as the others."""
 
 
 def idempotency_key(run_key: str, step: str, content: Any = None) -> str:

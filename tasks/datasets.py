@@ -1,16 +1,19 @@
 """Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/training_data.py` joins them."""
 
+import time
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import RETRIES, api
-from tasks.creates import CREATES, once
+from tasks.api import POLL_TRIES, RETRIES, UPLOAD_DEADLINE_S, api
+from tasks.creates import CREATES, as_created, made_before, marks, once
+from tuneship.contract.common import Deleted, Tags
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
     DatasetMerge,
+    DatasetStatus,
     DatasetSummary,
     DatasetUpload,
     DatasetValidate,
@@ -18,22 +21,43 @@ from tuneship.contract.datasets import (
 )
 from tuneship.contract.examples import DatasetFormat
 
+POLL_SECONDS = 1.0
 CONTENT_TAG = "content_sha256"
 """Tag with the SHA-256 of the file, so that the same file is one dataset in every release."""
+
+
+class DatasetNotProcessed(Exception):
+    """A dataset failed, or was not processed before the deadline."""
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="validate-{path.name}")
 def validate_dataset(path: Path, dataset_format: DatasetFormat) -> DatasetValidation:
     """Let the service check every line of a file; a bad file is an answer, not an error."""
     with path.open("rb") as file:
-        return api().datasets.validate(DatasetValidate(format=dataset_format), file)
+        return api(UPLOAD_DEADLINE_S).datasets.validate(
+            DatasetValidate(format=dataset_format), file
+        )
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="find-dataset-{dataset_format}")
-def find_datasets(content_sha256: str, dataset_format: DatasetFormat) -> list[DatasetSummary]:
-    """Datasets made from a file with this digest, newest first."""
-    tags = {CONTENT_TAG: content_sha256}
-    return api().datasets.list(format=dataset_format, tags=tags).datasets
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-datasets")
+def list_datasets(
+    dataset_format: DatasetFormat | None = None, tags: Tags | None = None
+) -> list[DatasetSummary]:
+    """Every dataset of this client with all of these tags, all pages, newest first."""
+    return list(api().datasets.iterate(limit=100, format=dataset_format, tags=tags))
+
+
+@task(cache_policy=NO_CACHE, task_run_name="wait-for-{dataset_id}")
+def wait_for_dataset(dataset_id: str, deadline_seconds: float = 3600.0) -> Dataset:
+    """Wait until a dataset is processed. Raises `DatasetNotProcessed`, which names no line of it."""
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        dataset = api().with_options(tries=POLL_TRIES).datasets.get(dataset_id)
+        if dataset.status == DatasetStatus.PROCESSED:
+            return dataset
+        if dataset.status == DatasetStatus.FAILED or time.monotonic() > deadline:
+            raise DatasetNotProcessed(f"dataset {dataset_id} is {dataset.status}")
+        time.sleep(POLL_SECONDS)
 
 
 @task(**CREATES, task_run_name="upload-{path.name}")
@@ -41,7 +65,8 @@ def upload_dataset(path: Path, upload: DatasetUpload, run_key: str) -> DatasetCr
     """Upload a file. Refused whole when a line is bad."""
     content = [upload.name, upload.format, upload.tags.get(CONTENT_TAG)]
     with path.open("rb") as file:
-        return once(run_key, "upload", content).datasets.upload(upload, file)
+        client = once(run_key, "upload", content, UPLOAD_DEADLINE_S)
+        return client.datasets.upload(upload, file)
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{dataset_id}")
@@ -52,5 +77,16 @@ def get_dataset(dataset_id: str) -> Dataset:
 
 @task(**CREATES, task_run_name="merge-{merge.name}")
 def merge_datasets(merge: DatasetMerge, run_key: str) -> DatasetCreated:
-    """Concatenate datasets in the given order."""
-    return once(run_key, "merge", merge.dataset_ids).datasets.merge(merge)
+    """Concatenate datasets in the given order, once for this run; what it merged before is found by its tags."""
+    create = (run_key, "merge", merge.dataset_ids)
+    tags = marks(*create)
+    for made in made_before(api().datasets.iterate(limit=100, tags=tags), tags):
+        if made.status != DatasetStatus.FAILED:
+            return as_created(DatasetCreated, api().datasets.get(made.id))
+    return once(*create).datasets.merge(merge.model_copy(update={"tags": {**merge.tags, **tags}}))
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-{dataset_id}")
+def delete_dataset(dataset_id: str) -> Deleted:
+    """Delete a dataset for ever. The service refuses while a job needs it."""
+    return api().datasets.delete(dataset_id)

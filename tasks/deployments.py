@@ -5,13 +5,17 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.api import RETRIES, api
-from tasks.creates import CREATES, once
+from tasks.api import POLL_TRIES, RETRIES, api
+from tasks.creates import CREATES, as_created, made_before, marks, once
+from tuneship.contract.common import Tags
 from tuneship.contract.deployments import (
+    GONE,
     Deployment,
     DeploymentCreate,
     DeploymentCreated,
     DeploymentDeleted,
+    DeploymentListItem,
+    DeploymentLogs,
     DeploymentStatus,
     DeploymentUpdate,
     DeploymentUpdated,
@@ -30,15 +34,38 @@ class DeploymentNotRunning(Exception):
 
 @task(**CREATES, task_run_name="deploy-{deployment.deployment_name}")
 def create_deployment(deployment: DeploymentCreate, run_key: str) -> DeploymentCreated:
-    """Ask for a deployment, once for this run."""
-    content = deployment.model_dump(mode="json", by_alias=True)
-    return once(run_key, "create_deployment", content).deployments.create(deployment)
+    """Ask for a deployment, once for this run; one that it asked for before is found by its tags."""
+    wanted = deployment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    create = (run_key, "create_deployment", wanted)
+    tags = marks(*create)
+    for made in made_before(api().deployments.iterate(limit=100, tags=tags), tags):
+        if made.status not in GONE:
+            return as_created(DeploymentCreated, api().deployments.get(made.id))
+    tagged = deployment.model_copy(update={"tags": {**deployment.tags, **tags}})
+    return once(*create).deployments.create(tagged)
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{deployment_id}")
 def get_deployment(deployment_id: str) -> Deployment:
     """Fetch a deployment."""
     return api().deployments.get(deployment_id)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-deployments")
+def list_deployments(
+    status: DeploymentStatus | None = None,
+    model_name: str | None = None,
+    tags: Tags | None = None,
+) -> list[DeploymentListItem]:
+    """Every deployment of this client, all pages, newest first."""
+    found = api().deployments.iterate(limit=100, status=status, model_name=model_name, tags=tags)
+    return list(found)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="logs-{deployment_id}")
+def get_deployment_logs(deployment_id: str, after: str | None = None) -> DeploymentLogs:
+    """The next page of a deployment's log, oldest first; it never holds a prompt or a completion."""
+    return api().deployments.logs(deployment_id, limit=1000, order="asc", after=after)
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="update-{deployment_id}")
@@ -59,7 +86,7 @@ def wait_for_deployment(deployment_id: str, deadline_seconds: float = 600.0) -> 
     deadline = time.monotonic() + deadline_seconds
     polls = 0
     while True:
-        deployment = api().deployments.get(deployment_id)
+        deployment = api().with_options(tries=POLL_TRIES).deployments.get(deployment_id)
         if deployment.status == DeploymentStatus.RUNNING:
             get_run_logger().info("deployment %s is running", deployment_id)
             return deployment

@@ -16,6 +16,7 @@ from tuneship.contract.endpoints import (
     CanaryEndpointCreate,
     CanaryEndpointPage,
     CanaryEndpointUpdate,
+    EndpointDeleted,
     LeaseRenewal,
     LeaseRequest,
     Member,
@@ -23,6 +24,10 @@ from tuneship.contract.endpoints import (
 
 CONTROL_TIMEOUT_S = 10.0
 """A roll-out must go back within a minute of deciding to, so it never waits long for one answer."""
+CONTROL_DEADLINE_S = 30.0
+"""Of an answer that comes byte by byte, and of reading again."""
+NO_SUCH_ROUTE = (404, 405, 501)
+"""How a server refuses that does not offer an operation. 404 may also mean that there is no such resource."""
 
 
 def members(split: Mapping[str, int]) -> list[Member]:
@@ -41,7 +46,7 @@ def create_canary_endpoint(name: str, split: Mapping[str, int], run_key: str) ->
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-canary-endpoint-{endpoint_id}")
 def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
     """Read the split, its version and its lease."""
-    client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
+    client = api(CONTROL_DEADLINE_S).with_options(timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.get(endpoint_id)
 
 
@@ -50,6 +55,12 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
     """The endpoints with exactly this name: one or none."""
     client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.list(name=name)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-canary-endpoint-{endpoint_id}")
+def delete_canary_endpoint(endpoint_id: str) -> EndpointDeleted:
+    """Remove the endpoint; its deployments stay."""
+    return api().canary_endpoints.delete(endpoint_id)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="shift-{percentage}%")
@@ -64,7 +75,7 @@ def update_canary_endpoint(
     update = CanaryEndpointUpdate(deployments=members(split))
     if lease is not None:  # a server without leases refuses the field, even as null
         update = CanaryEndpointUpdate(deployments=update.deployments, lease=lease)
-    client = api().with_options(
+    client = api(CONTROL_DEADLINE_S).with_options(
         if_match=None if version is None else f'"{version}"', tries=1, timeout_s=CONTROL_TIMEOUT_S
     )
     return client.canary_endpoints.update(endpoint_id, update)
@@ -73,5 +84,5 @@ def update_canary_endpoint(
 @task(cache_policy=NO_CACHE, task_run_name="renew-lease-{endpoint_id}")
 def renew_canary_lease(endpoint_id: str, seconds: int) -> CanaryEndpoint:
     """Keep the split for so many more seconds; 0 ends the lease. Asked once: the next look is the retry."""
-    client = api().with_options(tries=1, timeout_s=CONTROL_TIMEOUT_S)
+    client = api(CONTROL_DEADLINE_S).with_options(tries=1, timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.renew_lease(endpoint_id, LeaseRenewal(seconds=seconds))

@@ -5,7 +5,7 @@ while it waits, it cancels the job at the service: nobody would use the result.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 from uuid import UUID
@@ -13,11 +13,13 @@ from uuid import UUID
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_logger
 
-from tasks.api import RETRIES, api
-from tasks.creates import CREATES, once
+from tasks.api import POLL_TRIES, RETRIES, api
+from tasks.creates import CREATES, as_created, made_before, marks, once
 from tasks.progress import report
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.contract.common import Tags
 from tuneship.contract.jobs import (
     ENDED,
     Job,
@@ -26,11 +28,15 @@ from tuneship.contract.jobs import (
     JobCreated,
     JobLogEntry,
     JobMetrics,
+    JobStatus,
+    JobSummary,
 )
 
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 5.0
 METRICS_EVERY_POLLS = 5
+_LOG = get_logger("tuneship.jobs")
+"""For what also happens outside a run, in a state hook."""
 
 
 class JobOverdue(Exception):
@@ -39,22 +45,36 @@ class JobOverdue(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How the wait behaves. `stop_early` reads the metrics so far and may say why the job should be cancelled."""
+    """How the wait behaves. `stop_early` reads a job's metrics so far and may say why it should be cancelled."""
 
     deadline_seconds: float = 7 * 86400.0
-    stop_early: Callable[[JobMetrics], str | None] | None = None
+    stop_early: Callable[[str, JobMetrics], str | None] | None = None
+    show: Callable[[Mapping[str, JobMetrics]], None] | None = None
+    """Is told the metrics of every job that still trains."""
 
 
 @task(**CREATES, task_run_name="create-job-{job.model_name}")
 def create_job(job: JobCreate, run_key: str) -> JobCreated:
-    """Queue a fine-tuning job, once for this run."""
-    return once(run_key, "create_job", job.model_dump(mode="json")).jobs.create(job)
+    """Queue a fine-tuning job, once for this run; one that it queued before is found by its tags."""
+    create = (run_key, "create_job", job.model_dump(mode="json", exclude_defaults=True))
+    tags = marks(*create)
+    for made in made_before(api().jobs.iterate(limit=100, tags=tags), tags):
+        return as_created(JobCreated, api().jobs.get(made.id))
+    return once(*create).jobs.create(job.model_copy(update={"tags": {**job.tags, **tags}}))
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{job_id}")
 def get_job(job_id: str) -> Job:
     """Fetch a job."""
     return api().jobs.get(job_id)
+
+
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-jobs")
+def list_jobs(
+    status: JobStatus | None = None, base_model: str | None = None, tags: Tags | None = None
+) -> list[JobSummary]:
+    """Every job of this client, all pages, newest first."""
+    return list(api().jobs.iterate(limit=100, status=status, base_model=base_model, tags=tags))
 
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="metrics-{job_id}")
@@ -81,14 +101,25 @@ def wait_for_job(job_id: str, patience: Patience | None = None) -> Job:
 
     Raises `JobOverdue` past the deadline. Short outages of the service are waited out by the client's retries.
     """
+    return _wait([job_id], patience or Patience())[0]
+
+
+@task(cache_policy=NO_CACHE, task_run_name="wait-for-jobs")
+def wait_for_jobs(job_ids: Sequence[str], patience: Patience | None = None) -> list[Job]:
+    """The same for jobs that train side by side; in the order in which they are given."""
+    return _wait(job_ids, patience or Patience())
+
+
+def _wait(job_ids: Sequence[str], patience: Patience) -> list[Job]:
     try:
-        return _watch(job_id, patience or Patience())
+        return _watch(job_ids, patience)
     except (ApiError, BadResponse, ServiceUnreachable):
         raise
     except (
         BaseException
     ):  # a stopped flow (KeyboardInterrupt, SIGTERM, Prefect's cancel) and JobOverdue
-        stop_job(job_id)
+        for job_id in job_ids:
+            stop_job(job_id)
         raise
 
 
@@ -98,38 +129,55 @@ def stop_job(job_id: str) -> None:
         api().jobs.cancel(job_id)
     except ApiError as error:
         if error.status not in (404, 409):  # gone, or ended
-            get_run_logger().warning("job %s could not be cancelled: %s", job_id, error.code)
+            _LOG.warning("job %s could not be cancelled: %s", job_id, error.code)
     except ServiceUnreachable:
-        get_run_logger().warning("job %s could not be cancelled: no answer", job_id)
+        _LOG.warning("job %s could not be cancelled: no answer", job_id)
 
 
-def _watch(job_id: str, patience: Patience) -> Job:
+def _watch(job_ids: Sequence[str], patience: Patience) -> list[Job]:
     deadline = time.monotonic() + patience.deadline_seconds
-    show = _progress_artifact(job_id)
-    status, polls = "", 0
+    show = _progress_artifact(job_ids)
+    seen: dict[str, Job] = {}
+    polls = 0
     while True:
-        job = api().jobs.get(job_id)
-        if job.status != status:
-            get_run_logger().info("job %s is %s", job_id, job.status)
-            status = job.status
-        percent = 100.0 * job.current_step / job.total_steps if job.total_steps else 0.0
-        report("training", job.current_step, job.total_steps, _detail(job))
-        if job.status in ENDED:
+        for job_id in job_ids:
+            if job_id not in seen or seen[job_id].status not in ENDED:
+                seen[job_id] = _poll(job_id, seen.get(job_id))
+        percent = _progress(list(seen.values()))
+        running = [job_id for job_id, job in seen.items() if job.status not in ENDED]
+        if not running:
             show(percent)
-            return job
+            return [seen[job_id] for job_id in job_ids]
         if time.monotonic() > deadline:
-            raise JobOverdue(f"job {job_id} is {job.status} after its deadline")
+            raise JobOverdue(f"not ended after their deadline: {', '.join(running)}")
         polls += 1
         if polls % METRICS_EVERY_POLLS == 0:
             show(percent)
-            _stop_early(job_id, patience)
+            _look_at_metrics(running, patience)
         time.sleep(min(LONGEST_POLL_SECONDS, POLL_SECONDS * (1 + polls // 120)))
 
 
-def _progress_artifact(job_id: str) -> Callable[[float], None]:
+def _poll(job_id: str, before: Job | None) -> Job:
+    job = api().with_options(tries=POLL_TRIES).jobs.get(job_id)
+    if before is None or job.status != before.status:
+        get_run_logger().info("job %s is %s", job_id, job.status)
+    return job
+
+
+def _progress(jobs: Sequence[Job]) -> float:
+    """Percent of all steps; tells whoever listens, too. A job that has ended has no steps left."""
+    total = sum(job.current_step if job.status in ENDED else job.total_steps for job in jobs)
+    done = sum(job.current_step for job in jobs)
+    detail = _detail(jobs[0]) if len(jobs) == 1 else ", ".join(job.status for job in jobs)
+    report("training", done, total, detail)
+    return 100.0 * done / total if total else 0.0
+
+
+def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
     """One artifact on the run's page, updated in place."""
+    what = f"training: {', '.join(job_ids)}"
     # Prefect's signature also covers its asynchronous form; in a synchronous task the id comes back at once.
-    artifact = cast("UUID", create_progress_artifact(progress=0.0, description=f"job {job_id}"))
+    artifact = cast("UUID", create_progress_artifact(progress=0.0, description=what))
 
     def show(percent: float) -> None:
         update_progress_artifact(artifact, progress=percent)
@@ -137,11 +185,18 @@ def _progress_artifact(job_id: str) -> Callable[[float], None]:
     return show
 
 
-def _stop_early(job_id: str, patience: Patience) -> None:
-    reason = patience.stop_early(api().jobs.metrics(job_id)) if patience.stop_early else None
-    if reason:
-        get_run_logger().warning("job %s is cancelled early: %s", job_id, reason)
-        stop_job(job_id)
+def _look_at_metrics(job_ids: Sequence[str], patience: Patience) -> None:
+    if patience.stop_early is None and patience.show is None:
+        return
+    client = api().with_options(tries=POLL_TRIES)
+    known = {job_id: client.jobs.metrics(job_id) for job_id in job_ids}
+    if patience.show is not None:
+        patience.show(known)
+    for job_id, metrics in known.items():
+        reason = patience.stop_early(job_id, metrics) if patience.stop_early else None
+        if reason:
+            get_run_logger().warning("job %s is cancelled early: %s", job_id, reason)
+            stop_job(job_id)
 
 
 def _detail(job: Job) -> str:

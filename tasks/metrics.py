@@ -10,6 +10,7 @@ from tasks.api import api
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 
 METRICS_TIMEOUT_S = 10.0
+METRICS_DEADLINE_S = 30.0
 
 
 @task(cache_policy=NO_CACHE, task_run_name="metrics-{deployment_id}")
@@ -22,10 +23,12 @@ def get_deployment_metrics(
 ) -> dict[str, Any]:
     """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
 
+    What is asked to wait (`Retry-After`) waits for the next look.
+
     Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves
     out what the deployment served elsewhere; only our service knows it.
     """
-    client = api().with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
+    client = api(METRICS_DEADLINE_S).with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
 
     def ask() -> dict[str, Any]:
         answer = client.deployments.metrics(
@@ -36,6 +39,6 @@ def get_deployment_metrics(
     try:
         return ask()
     except (ApiError, BadResponse, ServiceUnreachable) as error:
-        if isinstance(error, ApiError) and not error.retryable:
+        if not error.retryable or (isinstance(error, ApiError) and error.retry_after):
             raise
     return ask()

@@ -1,11 +1,15 @@
 """One look at a roll-out: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
 
-What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it.
+What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it. A
+look is one node on the run page, its calls are the bodies of their tasks: five nodes a look would bury the chain.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from flows.rollout.split import FAILURES, Split, describe
 from flows.rollout.traffic import TrafficDriver
@@ -17,8 +21,6 @@ from tuneship.gates.canary import Observed, Seen, decide
 from tuneship.gates.record import Look, Record
 from tuneship.gates.series import Json
 
-_get_deployment_once = get_deployment.with_options(retries=0)
-
 
 def every(seconds: float) -> Iterator[None]:
     """Wait for the next look, for ever; a look that took longer than that is followed at once."""
@@ -28,6 +30,23 @@ def every(seconds: float) -> Iterator[None]:
         due = max(due + seconds, now)
         time.sleep(due - now)
         yield
+
+
+def look_once(split: Split, driver: TrafficDriver | None) -> Look:
+    """Keep the lease and take a look, as one node. Raises `SplitLost` and `NotConfirmed` like the shift."""
+
+    def keep_and_look() -> Look:
+        split.keep()
+        return take_look(split, driver)
+
+    record = split.file.record
+    return _look(len(record.looks) + 1, record.weight, keep_and_look)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="look-{number}-at-{weight}%")
+def _look(number: int, weight: int, take: Callable[[], Look]) -> Look:  # noqa: ARG001 - name the task run
+    """Not repeated by Prefect: the next look is the retry. `take` is a call, in which Prefect looks for no inputs."""
+    return take()
 
 
 def take_look(split: Split, driver: TrafficDriver | None) -> Look:
@@ -50,7 +69,7 @@ def take_look(split: Split, driver: TrafficDriver | None) -> Look:
 def seen(deployment_id: str) -> Seen:
     """A deployment's state; "missing" for a 404, None where it could not be asked."""
     try:
-        deployment = _get_deployment_once(deployment_id)
+        deployment = get_deployment.fn(deployment_id)
     except ResourceNotFound:
         return Seen("missing")
     except FAILURES as error:
@@ -67,7 +86,7 @@ def began(record: Record) -> datetime | None:
 
 def _metrics(split: Split, deployment_id: str) -> Json | None:
     try:
-        return get_deployment_metrics(
+        return get_deployment_metrics.fn(
             deployment_id,
             interval=split.plan.interval,
             start_time=began(split.file.record),

@@ -3,13 +3,14 @@
 Everything that can refuse it refuses here, before any traffic moves. Next: `shift_traffic.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from flows.outcome import RolloutResult, rejected
 from flows.rollout.endings import lost
 from flows.rollout.looks import raise_if_refused, seen
-from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.records import Damaged, RecordFile, RecordFolder
 from flows.rollout.split import (
     FAILURES,
     Log,
@@ -20,7 +21,12 @@ from flows.rollout.split import (
     last_intended,
 )
 from tasks.deployments import DeploymentNotRunning, wait_for_deployment
-from tasks.endpoints import create_canary_endpoint, get_canary_endpoint, list_canary_endpoints
+from tasks.endpoints import (
+    NO_SUCH_ROUTE,
+    create_canary_endpoint,
+    get_canary_endpoint,
+    list_canary_endpoints,
+)
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
@@ -37,7 +43,6 @@ from tuneship.gates.record import (
 )
 from tuneship.gates.series import Json, Unusable, read_series
 
-NO_SUCH_ROUTE = (404, 405, 501)
 LACKING = ("reading back", "versions", "leases")
 """What a server of the bare description does not offer."""
 
@@ -47,12 +52,13 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | Ro
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
-        if file.record.begun.plan_digest == plan.digest():
-            return resume(plan, file, log)
+        recorded = CanaryPlan.model_validate(file.record.begun.plan)
+        if recorded.digest() == plan.digest():
+            return resume(recorded, file, log)  # with what its defaults were when it began
         if file.record.weight > 0 and not _came_back(plan, file, log):
             note = f"{file.path.stem} is unfinished: run its own plan again"
             return rejected("rollout_in_progress", note, file.record.begun.endpoint_id)
-    return _begin(plan, folder.new(plan), log)
+    return _begin(plan, folder, log)
 
 
 def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
@@ -77,8 +83,11 @@ def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
 
 def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
     begun = file.record.begun
-    endpoint = None if begun.server else get_canary_endpoint(begun.endpoint_id)
-    return Split(plan, file, endpoint.version if endpoint else None, log)
+    if begun.server:
+        return Split(plan, file, None, log, began_at=_before(plan, None, log).at)
+    endpoint = get_canary_endpoint(begun.endpoint_id)
+    # Killed in its first shift, the record knows no time of the service; without one no evidence would ever count.
+    return Split(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
 
 
 def settle(split: Split) -> None:
@@ -105,16 +114,20 @@ def settle(split: Split) -> None:
     split.confirm(intended)
 
 
-def _begin(plan: CanaryPlan, file: RecordFile, log: Log) -> Split | RolloutResult:
-    refusal = _refusal_of_deployments(plan)
+def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
+    damaged, file = folder.damaged(), folder.new(plan)
+    for one in damaged:
+        log.warning("the record %s is damaged and is set aside", one.path)
+    refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
     if refusal is not None:
         return refusal
     endpoint = _find_or_create(plan, file.path.stem)
     endpoint_id = endpoint.id if endpoint else str(plan.endpoint_id)
-    if endpoint is not None:
+    refusal = _refusal_of_damaged(damaged, plan, endpoint_id)
+    if refusal is None and endpoint is not None:
         refusal = _refusal_of_split(endpoint, plan)
-        if refusal is not None:
-            return refusal
+    if refusal is not None:
+        return refusal
     version = endpoint.version if endpoint else None
     before = _before(plan, endpoint_id if version is not None else None, log)
     file.append(
@@ -130,6 +143,19 @@ def _begin(plan: CanaryPlan, file: RecordFile, log: Log) -> Split | RolloutResul
     )
     log.info("roll-out %s begins on %s", file.path.stem, endpoint_id)
     return Split(plan, file, version, log, began_at=before.at)
+
+
+def _refusal_of_damaged(
+    damaged: Sequence[Damaged], plan: CanaryPlan, endpoint_id: str | None = None
+) -> RolloutResult | None:
+    """Nobody knows what a roll-out with a damaged record did to this endpoint."""
+    for one in damaged:
+        if one.blocks(plan, endpoint_id):
+            note = (
+                f"the record {one.path} is damaged: see to the endpoint's split, then move it away"
+            )
+            return rejected("record_damaged", note, one.begun.endpoint_id if one.begun else None)
+    return None
 
 
 def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:

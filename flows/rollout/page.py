@@ -11,7 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from flows.outcome import RolloutResult
 from flows.rollout.split import Log, Split
 from tasks.progress import report
-from tuneship.gates.record import GateReading, Look, Record, Verdict
+from tuneship.gates.record import GateReading, Look, Record, ThresholdReading, Verdict
 
 LOOKS_SHOWN = 40
 
@@ -50,7 +50,7 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     begun, looks = record.begun, record.looks
     plan = begun.plan
     pair = f"Baseline `{plan['baseline_deployment_id']}`, candidate `{plan['candidate_deployment_id']}`"
-    state = f"**{result.outcome}** ({result.reason})" if result else f"at {record.weight} %"
+    state = _ending(result) if result else f"at {record.weight} %"
     sections = [
         f"# Roll-out {begun.rollout_id}",
         f"Endpoint `{begun.endpoint_id}`: {state}",
@@ -59,12 +59,35 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     if result and result.notes:
         sections.append("\n".join(f"- {note}" for note in result.notes))
     if looks:
-        sections += ["## Gates at the last look", _gate_table(looks[-1].gates)]
+        sections += ["## Gates at the last look", gate_table(looks[-1].gates)]
+        if looks[-1].thresholds:
+            sections += ["## Plain thresholds", threshold_table(looks[-1].thresholds)]
         sections += ["## Looks", _look_table(looks)]
     return "\n\n".join(sections) + "\n"
 
 
-def _gate_table(gates: Sequence[GateReading]) -> str:
+def _ending(result: RolloutResult) -> str:
+    return f"**{result.outcome}**" + ("" if result.reason == "none" else f" ({result.reason})")
+
+
+def evidence_table(gates: Sequence[GateReading]) -> str:
+    """The gates that are on, as narrow as the form in which a person is asked."""
+    rows = ["| gate | candidate | baseline | E (limit) |", "|---|---|---|---|"]
+    for gate in gates:
+        if gate.state == "disabled":
+            continue
+        cells = [
+            f"{gate.name}: {gate.state}",
+            _share(gate.candidate_bad, gate.candidate_requests),
+            _share(gate.baseline_bad, gate.baseline_requests),
+            _beside(_exp(gate.log_e_ok), _exp(gate.log_e_ok_limit)),
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def gate_table(gates: Sequence[GateReading]) -> str:
+    """Every gate, each limit beside its value."""
     rows = [
         "| gate | state | candidate | baseline | ratio (limit) | harm: E (limit) | proof: E (limit) | z (limit) |",
         "|---|---|---|---|---|---|---|---|",
@@ -81,6 +104,15 @@ def _gate_table(gates: Sequence[GateReading]) -> str:
             _beside(gate.z, gate.z_limit),
         ]
         rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def threshold_table(thresholds: Sequence[ThresholdReading]) -> str:
+    """Every plain threshold, its limit beside the candidate's value."""
+    rows = ["| threshold | candidate (limit) | requests |", "|---|---|---|"]
+    for one in thresholds:
+        name = f"**{one.name}**" if one.is_above else one.name
+        rows.append(f"| {name} | {_beside(one.value, one.limit)} | {one.requests} |")
     return "\n".join(rows)
 
 

@@ -1,7 +1,8 @@
 """Roll-out records on disk: one append-only JSON-lines file per roll-out, every line synced before anything acts on it.
 
 `<records>/<service>/<rollout id>.jsonl`: a worker, the guard or the next run finds there what a killed run left. One
-live run per endpoint is kept by a file lock, which dies with its process. A line's meaning: `tuneship/gates/record.py`.
+live run per endpoint is kept by a file lock, which dies with its process. A record that cannot be read is set aside and
+refuses its own endpoint alone. A line's meaning: `tuneship/gates/record.py`.
 """
 
 import fcntl
@@ -10,10 +11,23 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Ended, Fact, Record, from_lines, to_line
+from tuneship.gates.record import (
+    Begun,
+    Ended,
+    Fact,
+    Record,
+    SplitIntended,
+    from_lines,
+    readable_facts,
+    to_line,
+)
+
+NOT_THE_END = ("paused", "rollback_incomplete")
+"""Outcomes that leave a record open: a pause, and a return that was not confirmed."""
 
 
 class RecordFile:
@@ -45,23 +59,66 @@ class RecordFile:
 
     @property
     def is_open(self) -> bool:
-        """Nobody has ended it for good: a pause and a return that was not confirmed leave it open."""
+        """Nobody has ended it for good."""
         ended = [fact for fact in self.record.facts if isinstance(fact, Ended)]
-        return not ended or ended[-1].outcome in ("paused", "rollback_incomplete")
+        return not ended or ended[-1].outcome in NOT_THE_END
+
+    @property
+    def is_paused(self) -> bool:
+        """Frozen for a person."""
+        last = self.record.facts[-1] if self.record.facts else None
+        return isinstance(last, Ended) and last.outcome == "paused"
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Open, and the candidate may have traffic: a killed run may have intended what it never confirmed."""
+        return self.is_open and any(isinstance(fact, SplitIntended) for fact in self.record.facts)
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A record of which not every line can be read."""
+
+    path: Path
+    begun: Begun | None
+    """Whose record it is, where that line can be read."""
+    is_over: bool
+    """Its last line can be read and says that it ended for good."""
+
+    def blocks(self, plan: CanaryPlan, endpoint_id: str | None = None) -> bool:
+        """Whether it may have moved traffic of the plan's endpoint (by name, or by its id where that is known)."""
+        if self.begun is None or self.is_over:
+            return False
+        if self.begun.endpoint_id in (plan.endpoint_id, endpoint_id):
+            return True
+        name = self.begun.plan.get("endpoint_name")
+        return name is not None and name == plan.endpoint_name
 
 
 class RecordFolder:
     """The records of one service."""
 
-    def __init__(self, root: Path, service_url: str) -> None:
-        """Name the folder after the service's address, readable for people."""
-        address = re.sub(r"^https?://", "", service_url)
+    def __init__(self, root: Path, service: str) -> None:
+        """Name the folder after the service (its address, or its data directory), readable for people."""
+        address = re.sub(r"^https?://", "", service)
         self.path = root.expanduser() / re.sub(r"[^A-Za-z0-9.]+", "-", address).strip("-")
 
     def of(self, plan: CanaryPlan) -> list[RecordFile]:
-        """The records of this endpoint and pair, in the order in which they began."""
-        files = [RecordFile(path) for path in sorted(self.path.glob("*.jsonl"))]
+        """The records of this endpoint and pair that can be read, in the order in which they began."""
+        files = [file for path in self.paths() if isinstance(file := _read(path), RecordFile)]
         return [file for file in files if file.record.facts and _concerns(file.record, plan)]
+
+    def damaged(self) -> list[Damaged]:
+        """The records that `of` leaves out."""
+        return [file for path in self.paths() if isinstance(file := _read(path), Damaged)]
+
+    def paths(self) -> list[Path]:
+        """The file of every roll-out of this service, whatever its state."""
+        return sorted(self.path.glob("*.jsonl"))
+
+    def file(self, rollout_id: str) -> RecordFile:
+        """The record of that id as the disk has it now. Raises ValueError for a damaged one."""
+        return RecordFile(self.path / f"{rollout_id}.jsonl")
 
     def new(self, plan: CanaryPlan) -> RecordFile:
         """The next record of this endpoint and pair.
@@ -73,7 +130,10 @@ class RecordFolder:
         endpoint = plan.endpoint_id or plan.endpoint_name
         text = f"{endpoint}|{plan.baseline_deployment_id}|{plan.candidate_deployment_id}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return RecordFile(self.path / f"rollout-{digest}-{number:04d}.jsonl")
+        taken = {file.path.stem for file in self.damaged()}
+        while (name := f"rollout-{digest}-{number:04d}") in taken:
+            number += 1
+        return RecordFile(self.path / f"{name}.jsonl")
 
     @contextmanager
     def lock(self, plan: CanaryPlan) -> Generator[bool]:
@@ -88,6 +148,20 @@ class RecordFolder:
                 yield False
             else:
                 yield True
+
+
+def _read(path: Path) -> RecordFile | Damaged:
+    try:
+        file = RecordFile(path)
+        if not file.record.facts or CanaryPlan.model_validate(file.record.begun.plan):
+            return file
+    except ValueError:  # a line, a character, the first fact or the plan in it
+        pass
+    facts = readable_facts(path.read_bytes().decode(errors="replace").splitlines())
+    begun = next((fact for fact in facts if isinstance(fact, Begun)), None)
+    last = facts[-1] if facts else None
+    is_over = isinstance(last, Ended) and last.outcome not in NOT_THE_END
+    return Damaged(path, begun, is_over)
 
 
 def _concerns(record: Record, plan: CanaryPlan) -> bool:

@@ -20,7 +20,7 @@ from tasks.endpoints import (
 )
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
-from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Record, SplitConfirmed, SplitIntended
 
@@ -31,6 +31,7 @@ SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 ALERT_AT_TRY = 3
 FAILURES = (ApiError, BadResponse, ServiceUnreachable)
+Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
@@ -53,6 +54,8 @@ class Calls:
     get: Callable[[str], CanaryEndpoint]
     update: Update
     renew: Callable[[str, int], CanaryEndpoint]
+    keep: Callable[[str, int], CanaryEndpoint] = renew_canary_lease.fn
+    """The renewal of every look, which is a part of the look's own node on the run page."""
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
@@ -132,7 +135,7 @@ class Split:
         if not self.is_extended:
             return
         try:
-            seen = self.calls.renew(self.endpoint_id, self.plan.lease_seconds)
+            seen = self.calls.keep(self.endpoint_id, self.plan.lease_seconds)
         except ApiError as error:
             if error.retryable:
                 self.log.warning("the lease was not renewed (%s)", describe(error))
@@ -196,6 +199,7 @@ class Split:
         # A way back may follow a shift that was interrupted before its answer came.
         may_be_applied = weight == 0
         for attempt, pause_s in enumerate(self._pauses(tries), start=1):
+            asked_s = 0.0
             try:
                 if self._is_set(weight, lease, may_be_applied):
                     return
@@ -206,7 +210,8 @@ class Split:
             except FAILURES as error:
                 may_be_applied = may_be_applied or not _is_refusal(error)
                 self._judge(error, attempt, weight, may_be_applied)
-            time.sleep(pause_s)
+                asked_s = _asked_pause_s(error)
+            time.sleep(max(pause_s, asked_s))
         raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
 
     def _is_set(self, weight: int, lease: LeaseRequest | None, may_be_applied: bool) -> bool:
@@ -242,20 +247,25 @@ class Split:
         shares = self.shares(weight)
         try:
             return self.calls.update(self.endpoint_id, shares, weight, self.version, lease)
-        except ResourceNotFound:
+        except (ResourceNotFound, DeploymentError):
             if weight != 0:
                 raise
-            # A candidate that is gone cannot be named any more, and gets nothing either way.
+            # A candidate that is gone (404) or on its way (409) cannot be named, and gets nothing either way.
             alone = {self.plan.baseline_deployment_id: 100}
             return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
 
-    def _judge(self, error: Exception, attempt: int, weight: int, may_be_applied: bool) -> None:
-        """Go on to the next try, or raise: a refused key stays refused, and a 412 without a doubt is somebody else."""
+    def _judge(self, error: Failure, attempt: int, weight: int, may_be_applied: bool) -> None:
+        """Go on to the next try, or raise: a refused key stays refused, and a 412 without a doubt is somebody else.
+
+        A step up that another try cannot bring either is given up at once; a way back is tried on.
+        """
         if isinstance(error, ApiError):
             if error.status in (401, 403):
                 raise NotConfirmed(f"the service refused the key ({error.status})") from error
             if error.status == 412 and not may_be_applied:
                 raise SplitLost("foreign_change") from error
+        if weight and not may_be_applied and not error.retryable:
+            raise NotConfirmed(f"the split was refused ({describe(error)})") from error
         level = self.log.error if attempt >= ALERT_AT_TRY else self.log.warning
         level("split to %d %%: try %d failed (%s)", weight, attempt, describe(error))
 
@@ -266,9 +276,17 @@ class Split:
             yield min(pause_s, self.plan.look_every_seconds)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """An answer that says for certain that nothing was changed."""
-    return isinstance(error, ApiError) and error.status < 500 and error.status != 408
+def _is_refusal(error: Failure) -> bool:
+    """For certain nothing was changed: an answer that says so, or no way to the service at all."""
+    if isinstance(error, ApiError):
+        return error.status < 500 and error.status != 408
+    return isinstance(error, ServiceUnreachable) and not error.retryable
+
+
+def _asked_pause_s(error: Failure) -> float:
+    """`Retry-After`, as far as a roll-out can wait."""
+    asked = error.retry_after if isinstance(error, ApiError) else None
+    return min(LONGEST_PAUSE_S, asked or 0.0)
 
 
 def describe(error: Exception) -> str:

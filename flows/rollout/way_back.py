@@ -15,14 +15,15 @@ from prefect.transactions import Transaction
 from pydantic import ValidationError
 
 from flows.interruption import uninterrupted
+from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.records import RecordFile, RecordFolder
 from flows.rollout.split import FAILURES, PLAIN, Log, NotConfirmed, Split, SplitLost, describe
-from tasks.api import api
+from tasks.api import service_name
 from tasks.endpoints import get_canary_endpoint
 from tuneship.client import ServiceUnreachable
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Ended, SplitIntended
+from tuneship.gates.record import Ended
 from tuneship.settings import PipelineSettings
 
 STOP_TRIES = 6
@@ -67,25 +68,17 @@ def what_stopped(error: BaseException) -> BaseException:
 
 def abort(split: Split, reason: str) -> Ended | None:
     """End a roll-out that was stopped from outside; None where it had ended. A promoted one stays promoted."""
-    if not is_under_way(split.file):
+    if split.file.is_paused or not split.file.may_have_moved:
         return None
     split.calls = PLAIN
-    ended = _abort(split, reason)
+    ended = end_stopped(split, reason)
     split.file.append(ended)
+    withdraw_question(split.file, ended.outcome)
     return ended
 
 
-def is_under_way(file: RecordFile) -> bool:
-    """Whether a stopped run may have left traffic with the candidate."""
-    facts = file.record.facts
-    if any(
-        isinstance(fact, Ended) and fact.outcome != "rollback_incomplete" for fact in facts[-1:]
-    ):
-        return False
-    return file.is_open and any(isinstance(fact, SplitIntended) for fact in facts)
-
-
-def _abort(split: Split, reason: str) -> Ended:
+def end_stopped(split: Split, reason: str) -> Ended:
+    """The end of a roll-out whose driver stopped: promoted when its bake was passed, else returned."""
     if is_baked(split.file.record):
         try:
             return promote(split)
@@ -106,15 +99,18 @@ def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     reason = "error" if state.is_failed() else "cancelled"
     try:
         plan = CanaryPlan.model_validate(flow_run.parameters["plan"])
-        folder = RecordFolder(PipelineSettings().records, api().settings.url)
+        folder = RecordFolder(PipelineSettings().records, service_name())
     except (ValidationError, ServiceUnreachable) as error:
         log.warning("the run never began (%s)", type(error).__name__)
         return
     with folder.lock(plan) as is_free:
         if not is_free:
             return  # the roll-out is alive in another process
+        for one in folder.damaged():
+            if one.blocks(plan):
+                log.critical("the record %s is damaged: see to its endpoint's split", one.path)
         for file in folder.of(plan):
-            if is_under_way(file):
+            if file.may_have_moved and not file.is_paused:
                 _return(plan, file, log, reason)
 
 

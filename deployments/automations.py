@@ -1,0 +1,112 @@
+"""Two automations of the Prefect server: a run that falls silent is marked Crashed, and a crash starts the guard.
+
+State hooks do not run for a run whose process is gone with its worker; these do. They look at the flows of this package
+alone, whoever else uses the server. They are found by name and brought up to date, so running this again changes
+nothing. Why the guard is safe to start at any time: `flows/guard.py`.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from prefect.automations import (
+    Automation,
+    ChangeFlowRunState,
+    EventTrigger,
+    Posture,
+    ResourceSpecification,
+    RunDeployment,
+)
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectNotFound
+
+SILENT_AFTER = timedelta(seconds=90)
+"""Three heartbeats of 30 s (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY` of the worker)."""
+GUARD = "guard/guard"
+# Fields with defaults that their annotations do not show.
+_Crashed: Any = ChangeFlowRunState
+_Run: Any = RunDeployment
+RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
+MOVING = ("retrain", "shift-traffic", "tune-and-deploy")
+"""Flows whose crash may leave traffic or resources behind. Not the guard: one that cannot start, for a worker without
+the package, is Crashed too, and would start the next one for ever."""
+SIGNS_OF_LIFE = (
+    "heartbeat",
+    "Completed",
+    "Failed",
+    "Cancelled",
+    "Crashed",
+    "Paused",
+    "Suspended",
+    "TimedOut",
+    "Skipped",
+)
+
+
+def of_flows(names: Sequence[str]) -> ResourceSpecification:
+    """Runs of these flows."""
+    flows = {"prefect.resource.role": "flow", "prefect.resource.name": list(names)}
+    return ResourceSpecification(flows)
+
+
+def silent_runs_crash(after: timedelta = SILENT_AFTER) -> Automation:
+    """After a heartbeat, another one or an end must come in time."""
+    return Automation(
+        name="tuneship: a silent run has crashed",
+        description="The process of a flow run is gone and nobody said so.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={f"prefect.flow-run.{sign}" for sign in SIGNS_OF_LIFE},
+            match=RUNS,
+            match_related=of_flows([*MOVING, "guard"]),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=after,
+        ),
+        actions=[_Crashed(state=StateType.CRASHED, message="no heartbeat")],
+    )
+
+
+def crashes_start_the_guard(guard_id: Any) -> Automation:
+    """The guard looks at every open roll-out; it needs to know nothing of the run."""
+    return Automation(
+        name="tuneship: a crash starts the guard",
+        description="Traffic of an abandoned roll-out returns to the stable deployment.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Crashed"},
+            match=RUNS,
+            match_related=of_flows(MOVING),
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[_Run(source="selected", deployment_id=guard_id)],
+    )
+
+
+def bring_up_to_date(wanted: Automation) -> None:
+    """Make it, or change the one of that name."""
+    with get_client(sync_client=True) as client:
+        found = client.read_automations_by_name(name=wanted.name)
+    if found:
+        wanted.id = found[0].id
+        wanted.update()
+    else:
+        wanted.create()
+
+
+def main() -> None:
+    """Both automations, on the server at PREFECT_API_URL."""
+    bring_up_to_date(silent_runs_crash())
+    with get_client(sync_client=True) as client:
+        try:
+            guard_id = client.read_deployment_by_name(GUARD).id
+        except ObjectNotFound:
+            raise SystemExit(f"the deployment {GUARD} is not registered") from None
+    bring_up_to_date(crashes_start_the_guard(guard_id))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The service's webhooks as events of a Prefect server, so that a new dataset can start a retrain.
+
+Receives signed webhooks, checks them with the `standardwebhooks` library, and passes each on once: the Prefect event's
+id is derived from the webhook's. It answers 2xx only when Prefect has taken the event, so the service tries again until
+then. `make up` starts it; by hand: `python -m deployments.bridge`, with `TUNESHIP_BRIDGE_SECRET_FILE` and
+PREFECT_API_URL.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import httpx
+import uvicorn
+from prefect.settings import PREFECT_API_URL
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from tuneship.settings import LocalSettings
+
+logger = logging.getLogger(__name__)
+
+LARGEST = 64 << 10
+"""Bytes; the service's events are below 20 kB."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def prefect_event(webhook: Mapping[str, Any]) -> dict[str, Any]:
+    """An event of the service as Prefect takes it; its resource is e.g. `tuneship.dataset.ds_…`."""
+    data: Mapping[str, Any] = webhook["data"]
+    kind = str(data["object"]).rpartition(".")[2]
+    return {
+        "id": str(uuid5(NAMESPACE_URL, str(webhook["id"]))),
+        "occurred": webhook["created_at"],
+        "event": webhook["type"],
+        "resource": {"prefect.resource.id": f"tuneship.{kind}.{data['id']}"},
+        "related": [],
+        "payload": dict(data),
+    }
+
+
+class Bridge:
+    """An ASGI application with one address."""
+
+    def __init__(self, secret: str, prefect_url: str) -> None:
+        """`secret`: `whsec_…` of the webhook; `prefect_url`: the API, e.g. http://127.0.0.1:4200/api."""
+        self._webhook = Webhook(secret)
+        self._prefect = httpx.AsyncClient(base_url=prefect_url, trust_env=False, timeout=10.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """200 when Prefect has the event, 400 for what the service did not sign, 502 to be tried again."""
+        if scope["type"] != "http":
+            return
+        status = await self._answer(scope, receive) if scope["method"] == "POST" else 405
+        head = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-length", b"0")],
+        }
+        await send(head)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> int:
+        body = await _body(receive)
+        if body is None:
+            return 413
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        try:
+            webhook: Any = self._webhook.verify(body, headers)
+        except (WebhookVerificationError, ValueError):  # it raises both for bad headers
+            logger.warning("a request without a valid signature was refused")
+            return 400
+        try:
+            answer = await self._prefect.post("/events", json=[prefect_event(webhook)])
+        except httpx.HTTPError as failure:
+            logger.warning("the Prefect server did not take an event: %s", type(failure).__name__)
+            return 502
+        logger.info("%s %s -> %d", webhook["type"], webhook["id"], answer.status_code)
+        return 200 if answer.is_success else 502
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None when it is too large."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > LARGEST:
+            return None
+    return body
+
+
+def main() -> None:
+    """Serve on this machine only."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings, prefect_url = LocalSettings(), PREFECT_API_URL.value()
+    if not prefect_url or not settings.bridge_secret_file.is_file():
+        sys.exit(
+            "the bridge needs PREFECT_API_URL and the webhook's secret in TUNESHIP_BRIDGE_SECRET_FILE"
+        )
+    secret = json.loads(settings.bridge_secret_file.read_text())["secret"]
+    uvicorn.run(
+        Bridge(secret, prefect_url),
+        host="127.0.0.1",
+        port=settings.bridge_port,
+        log_config=None,
+        access_log=False,
+        ws="none",
+        lifespan="off",
+    )
+
+
+if __name__ == "__main__":
+    main()

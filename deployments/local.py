@@ -1,0 +1,181 @@
+"""One machine, everything running: `python -m deployments.local up|down|status` (`make up`, `make down`).
+
+`up` starts the service, a Prefect server, a worker, and the bridge that makes the service's webhooks Prefect events; it
+registers the flows and prints the addresses. What already runs stays. `down` ends exactly these. What the Prefect
+server is set up with is in `deployments/set_up.py`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+
+from deployments.processes import NotStarted, Processes
+from deployments.set_up import WORK_POOL, SetUpFailed, register
+from deployments.webhook import ensure_webhook
+from flows.companions import PREFECT_SERVER
+from tuneship.settings import (
+    ClientSettings,
+    LocalSettings,
+    ServiceSettings,
+    embedded_service_environment,
+)
+
+NAMES = ("service", "prefect-server", "bridge", "worker")
+"""In the order in which they start; they end in the other one."""
+
+
+class Local:
+    """The processes of one machine."""
+
+    def __init__(self, local: LocalSettings, service: ServiceSettings) -> None:
+        """Nothing is started yet."""
+        self._local = local
+        self._service = service
+        self._processes = Processes(local.run_dir)
+        self._environment = embedded_service_environment() | {
+            "PREFECT_HOME": str(local.prefect_dir),
+            "PREFECT_API_URL": self.prefect_url,
+            "DO_NOT_TRACK": "1",
+        }
+
+    @property
+    def prefect_url(self) -> str:
+        """The Prefect server's API."""
+        return f"http://127.0.0.1:{self._local.prefect_port}/api"
+
+    @property
+    def bridge_url(self) -> str:
+        """Where the service's webhooks become Prefect events."""
+        return f"http://127.0.0.1:{self._local.bridge_port}/"
+
+    def up(self) -> None:
+        """Start what does not run. Raises `NotStarted` or `SetUpFailed`."""
+        self._ensure("service", self._start_service)
+        self._ensure("prefect-server", self._start_prefect)
+        client = self._client()
+        environment = self._environment | {
+            "TUNESHIP_URL": client.url,
+            "TUNESHIP_API_KEY": client.api_key.get_secret_value(),
+            "TUNESHIP_CLIENT_ID": client.client_id,
+        }
+        _say("registering flows")
+        register(environment)
+        ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file)
+        self._ensure("bridge", self._start_bridge)
+        self._ensure("worker", lambda: self._start_worker(environment))
+        self.status()
+
+    def _ensure(self, name: str, start: Callable[[], None]) -> None:
+        if self._processes.running(name) is None:
+            _say(f"starting {name}")
+            start()
+
+    def _start_service(self) -> None:
+        command = [sys.executable, "-m", "tuneship.cli", "serve"]
+        place = self._service.data_dir / "service.json"
+        if _url_in(place) and _answers(f"{_url_in(place)}/healthz"):
+            _say("another `tuneship serve` on this data directory is used as it is")
+            return
+        place.unlink(missing_ok=True)
+        # The bridge is a receiver on this machine; receivers on private addresses are closed otherwise.
+        own = {
+            "TUNESHIP_WEBHOOK_ALLOW_CIDRS": "127.0.0.1/32",
+            "TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS": "127.0.0.1",
+        }
+        self._processes.start("service", command, own | self._environment, place.is_file)
+
+    def _start_prefect(self) -> None:
+        address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))
+        command = [sys.executable, "-m", "prefect", "server", "start", *address]
+        if _answers(f"{self.prefect_url}/health"):
+            raise NotStarted(
+                f"port {self._local.prefect_port} is taken: another Prefect server answers there "
+                "(TUNESHIP_PREFECT_PORT chooses another one)"
+            )
+        environment = self._environment | PREFECT_SERVER
+        environment["PREFECT_SERVER_UI_API_URL"] = self.prefect_url
+        self._processes.start(
+            "prefect-server", command, environment, lambda: _answers(f"{self.prefect_url}/health")
+        )
+
+    def _start_bridge(self) -> None:
+        command = [sys.executable, "-m", "deployments.bridge"]
+        self._processes.start(
+            "bridge", command, self._environment, lambda: _answers(self.bridge_url, 405)
+        )
+
+    def _start_worker(self, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL]
+        started = self._processes.log("worker")
+        before = started.stat().st_size if started.is_file() else 0
+        self._processes.start(
+            "worker",
+            [*command, "--name", "local"],
+            environment | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
+            lambda: b"started" in started.read_bytes()[before:].lower(),
+        )
+
+    def _client(self) -> ClientSettings:
+        place = json.loads((self._service.data_dir / "service.json").read_text())
+        credentials = ClientSettings.from_credentials(self._service.data_dir / "credentials.json")
+        return credentials.model_copy(update={"url": place["url"]})
+
+    def down(self) -> None:
+        """End what `up` started, nothing else."""
+        for name in reversed(NAMES):
+            _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
+
+    def status(self) -> None:
+        """Say what runs, and where."""
+        if self._processes.running("service") is not None:
+            _say(f"service         {self._client().url}")
+            _say(f"credentials     {self._service.data_dir / 'credentials.json'}")
+        if self._processes.running("prefect-server") is not None:
+            _say(f"Prefect         {self.prefect_url.removesuffix('/api')}")
+        for name in NAMES:
+            process = self._processes.running(name)
+            state = f"process {process.pid}" if process else "not running"
+            _say(f"{name:<15} {state}, log {self._processes.log(name)}")
+
+
+def _url_in(place: Path) -> str:
+    """Where the last service on a data directory said that it answers."""
+    try:
+        return str(json.loads(place.read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _answers(url: str, status: int = 200) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=2.0).status_code == status
+    except httpx.HTTPError:
+        return False
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> NoReturn:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="deployments.local", description=__doc__)
+    parser.add_argument("command", choices=("up", "down", "status"))
+    chosen = parser.parse_args().command
+    local = Local(LocalSettings(), ServiceSettings())
+    try:
+        {"up": local.up, "down": local.down, "status": local.status}[chosen]()
+    except (NotStarted, SetUpFailed) as failure:
+        sys.stderr.write(f"{failure}\n")
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

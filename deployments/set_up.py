@@ -1,0 +1,67 @@
+"""Brings a Prefect server to what tuneship needs, as often as one likes: work pool, flows, automations, credentials.
+
+`python -m deployments.set_up` does it for the server of PREFECT_API_URL (or of the active profile), from a checkout:
+the installed package has no `prefect.yaml`. `make up` calls it for its own server.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from prefect.settings import get_current_settings
+
+from tuneship.settings import embedded_service_environment
+
+WORK_POOL = "tuneship"
+PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+
+
+class SetUpFailed(Exception):
+    """Prefect refused; the message holds the last line that it said."""
+
+
+def register(environment: Mapping[str, str]) -> None:
+    """Make work pool, deployments of `prefect.yaml`, automations, block; what exists is brought up to date.
+
+    Raises `SetUpFailed`.
+    """
+    if not PREFECT_YAML.is_file():
+        raise SetUpFailed(f"{PREFECT_YAML} does not exist: set up from a checkout of tuneship")
+    prefect = ("prefect",)
+    _run(
+        environment, *prefect, "work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"
+    )
+    _run(
+        environment, *prefect, "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_YAML)
+    )
+    _run(environment, "deployments.automations")
+    _run(environment, "deployments.blocks")
+
+
+def _run(environment: Mapping[str, str], *arguments: str) -> None:
+    """A module in a process of its own: Prefect reads the environment when it is imported."""
+    done = subprocess.run(  # noqa: S603 - our own programs and Prefect's
+        [sys.executable, "-m", *arguments],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PREFECT_YAML.parent,
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        what = " ".join(arguments[:2])
+        raise SetUpFailed(f"{what} failed: {said[-1] if said else 'no message'}")
+
+
+if __name__ == "__main__":
+    if (
+        not get_current_settings().api.url
+    ):  # Prefect would set up a server that ends with the command
+        sys.exit("no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api")
+    try:
+        register(embedded_service_environment())
+    except SetUpFailed as failure:
+        sys.exit(str(failure))

@@ -1,0 +1,38 @@
+"""Makes the webhook that feeds the bridge, once, and keeps its secret in a file that only its owner can read."""
+
+import json
+from pathlib import Path
+
+from tuneship.client import Client
+from tuneship.contract.webhooks import SecretRotation, WebhookCreate, WebhookSecret, WebhookUpdate
+from tuneship.settings import ClientSettings
+
+DESCRIPTION = "Events for the Prefect server"
+
+
+def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> None:
+    """The service calls `url`, and `secret_file` holds `{"id", "secret"}`; a lost file means a new secret."""
+    with Client(settings) as client:
+        found = next((one for one in client.webhooks.iterate() if one.url == url), None)
+        if found is None:
+            wanted = WebhookCreate(url=url, events=["*"], description=DESCRIPTION)
+            _keep(secret_file, client.webhooks.create(wanted))
+            return
+        if _kept(secret_file) != found.id:
+            rotation = SecretRotation(overlap_hours=0)
+            _keep(secret_file, client.webhooks.rotate_secret(found.id, rotation))
+        if not found.active:  # the service switches off a receiver that failed for days
+            client.webhooks.update(found.id, WebhookUpdate(active=True))
+
+
+def _kept(secret_file: Path) -> str | None:
+    try:
+        return str(json.loads(secret_file.read_text())["id"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _keep(secret_file: Path, webhook: WebhookSecret) -> None:
+    secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret_file.touch(mode=0o600)
+    secret_file.write_text(json.dumps({"id": webhook.id, "secret": webhook.secret}) + "\n")

@@ -1,0 +1,112 @@
+"""A person ends a roll-out that is paused: promote its candidate now, or roll back. Name and reason are recorded.
+
+`python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused roll-out
+look on instead, run its own plan again. Who may be told to decide: `tuneship/gates/canary.py`, row "baseline broken".
+"""
+
+import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
+
+# isort: split
+from typing import Literal
+
+from prefect import flow, get_run_logger
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
+from flows.refusals import BadInput
+from flows.rollout.asking import withdraw_question
+from flows.rollout.endings import lost, promote, roll_back
+from flows.rollout.looks import seen
+from flows.rollout.opening import settle
+from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.split import NotConfirmed, Split, SplitLost
+from tasks.api import service_name
+from tasks.endpoints import get_canary_endpoint
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import ApprovalAnswered, Ended
+from tuneship.settings import PipelineSettings
+
+
+class Decision(BaseModel):
+    """What a person decides about a paused roll-out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rollout_id: str = Field(
+        pattern=r"^rollout-[0-9a-f]{16}-[0-9]{4,}$",
+        description="As the result and the report of the paused run name it (`rollout-...`).",
+    )
+    decision: Literal["promote now", "roll back"] = Field(
+        description="promote now: all traffic to the candidate, whatever is not proven; roll back: to the baseline."
+    )
+    approver: str = Field(
+        min_length=1, max_length=200, description="Your name, kept in the audit trail."
+    )
+    reason: str = Field(
+        min_length=1, max_length=2000, description="Why; kept in the audit trail. No patient data."
+    )
+
+
+@flow(name="decide-paused", flow_run_name="{decision.decision}-{decision.rollout_id}")
+def decide_paused(decision: Decision) -> RolloutResult:
+    """End the roll-out as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
+    log = get_run_logger()
+    folder = RecordFolder(PipelineSettings().records, service_name())
+    plan = CanaryPlan.model_validate(_paused(folder, decision.rollout_id).record.begun.plan)
+    with folder.lock(plan) as is_free:
+        if not is_free:
+            return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
+        file = _paused(folder, decision.rollout_id)  # it may have been ended since it was read
+        begun = file.record.begun
+        version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
+        split = Split(plan, file, version, log)
+        ended = _end(split, decision)
+        file.append(ended)
+        withdraw_question(file, ended.outcome)
+    result = result_of(file.record, split.notes)
+    log.info("%s (%s)", result.outcome, result.reason)
+    if result.outcome == "rollback_incomplete":
+        raise RollbackIncomplete(result, f"the split of {result.endpoint_id} is not confirmed")
+    return result
+
+
+def _paused(folder: RecordFolder, rollout_id: str) -> RecordFile:
+    try:
+        file = folder.file(rollout_id)
+    except ValueError:
+        raise BadInput(f"rollout_id: the record of {rollout_id} is damaged") from None
+    if not file.is_paused:
+        raise BadInput(f"rollout_id: {rollout_id} is not paused at this service")
+    return file
+
+
+def _end(split: Split, decision: Decision) -> Ended:
+    candidate = split.plan.candidate_deployment_id
+    is_promoted = decision.decision == "promote now"
+    if is_promoted and seen(candidate).status != "running":
+        raise BadInput(f"decision: the candidate {candidate} is not running")
+    try:
+        settle(split)
+        word = "promote" if is_promoted else "roll back"
+        split.file.append(ApprovalAnswered(word, decision.approver, decision.reason))
+        return _promote_now(split) if is_promoted else roll_back(split, "human_rejected")
+    except SplitLost as error:
+        return lost(split, error.reason)
+
+
+def _promote_now(split: Split) -> Ended:
+    """Without a bake, because there may be no way back; so nothing is deleted either."""
+    try:
+        split.shift(100, "promote_now")
+        promote(split)
+    except NotConfirmed as error:
+        split.log.critical("the candidate was not promoted: %s", error)
+        return roll_back(split, "shift_unconfirmed")
+    split.notes.append(f"baseline {split.plan.baseline_deployment_id} is kept: a person decided")
+    return Ended("promoted", "promoted_now")
+
+
+if __name__ == "__main__":
+    from flows.script import run_script
+
+    run_script(decide_paused, Decision, "End a paused roll-out as a person decides.")

@@ -1,0 +1,57 @@
+"""Give back what a dead run left: the traffic of abandoned roll-outs, and the job and deployment of abandoned releases.
+
+Safe at any time and as often as one likes: a roll-out whose driver lives, one that was promoted, and a split that
+somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
+`python flows/guard.py`. The rules stand in `flows/rollout/abandoned.py`.
+"""
+
+import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
+
+# isort: split
+from datetime import UTC, datetime, timedelta
+
+from prefect import flow, get_run_logger
+
+from flows.abandoned_releases import close_abandoned
+from flows.guard_rules import GuardResult, GuardRules
+from flows.outcome import RollbackIncomplete
+from flows.rollout.abandoned import Watch, finish_abandoned
+from flows.rollout.records import RecordFolder
+from tasks.api import service_name
+from tuneship.settings import PipelineSettings
+
+DEFAULTS = GuardRules()
+
+
+@flow(name="guard")
+def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
+    """End every abandoned roll-out and release. Raises `RollbackIncomplete` where traffic could not be returned."""
+    log, now = get_run_logger(), datetime.now(UTC)
+    settings = PipelineSettings()
+    folder = RecordFolder(settings.records, service_name())
+    silence = timedelta(seconds=rules.silence_seconds)
+    rollouts, notes = finish_abandoned(Watch(folder, now, silence, log))
+    silence = timedelta(hours=rules.release_silence_hours)
+    releases, kept = close_abandoned(Watch(folder, now, silence, log), settings.records)
+    result = GuardResult(
+        outcome="returned" if rollouts or releases else "nothing_to_do",
+        rollouts=rollouts,
+        releases=releases,
+        notes=notes + kept,
+    )
+    for note in result.notes:
+        log.warning(note)
+    stuck = [one.rollout_id for one in rollouts if one.outcome == "rollback_incomplete"]
+    if stuck:
+        failed = result.model_copy(
+            update={"outcome": "rollback_incomplete", "reason": ", ".join(stuck)}
+        )
+        raise RollbackIncomplete(failed, f"not returned: {', '.join(stuck)}")
+    log.info("%s: %d roll-outs, %d releases", result.outcome, len(rollouts), len(releases))
+    return result
+
+
+if __name__ == "__main__":
+    from flows.script import run_script
+
+    run_script(guard, GuardRules, "Return the traffic of roll-outs whose run is gone.")

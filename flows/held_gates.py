@@ -1,0 +1,42 @@
+"""A training gate that holds: a person decides, where the release says that one is there to be asked.
+
+No traffic is at stake, so the chain simply waits. Next: `flows/approval.py`.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from prefect import get_run_logger
+
+from flows.approval import Answer, Question, answer_to, ask, withdraw
+from flows.interruption import uninterrupted
+from tuneship.gates.training import GateResult
+
+POLL_SECONDS = 2.0
+
+
+def ask_about(
+    gates: Sequence[GateResult], model: str, run_key: str, timeout_seconds: int
+) -> Answer:
+    """Wait for a person's decision about a training whose gates hold; no answer in time is "timeout"."""
+    rows = [f"| {gate.name} | {gate.note or 'holds'} |" for gate in gates]
+    question = Question(
+        title=f"deploy-{model}",
+        text="\n".join(
+            [f"## Deploy `{model}` although gates hold?", "", "| gate | why |", "|---|---|", *rows]
+        ),
+        tag=f"{run_key}/training-gates",
+        timeout_seconds=timeout_seconds,
+    )
+    run_id, until = ask(question)
+    get_run_logger().warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+    try:
+        while (answer := answer_to(run_id, until, datetime.now(UTC))) is None:
+            time.sleep(POLL_SECONDS)
+    except BaseException:  # stopped while it waits: nobody would hear the answer
+        with uninterrupted():
+            withdraw(question.tag, "the release was stopped")
+        raise
+    get_run_logger().info("the answer is: %s", answer.decision)
+    return answer

@@ -1,0 +1,109 @@
+"""Train and release again, when there is data that the model that serves now has not seen; else skip and say why.
+
+find data -> what is new since the last success -> skip, or the whole chain of `flows/tune_and_deploy.py`
+
+Runs weekly and on new datasets from `prefect.yaml`, or as `python flows/retrain.py --params retrain.yaml`. The champion
+is what the endpoint serves now. Requires `release.data`, as globs (`data/*.jsonl`) or as tags of datasets.
+"""
+
+import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
+
+# isort: split
+from collections.abc import Sequence
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from flows.clean_up import clean_up
+from flows.new_data import Part, last_success, new_parts, parts_of
+from flows.parameters import ReleaseParameters, TrainingData
+from flows.refusals import BadInput
+from flows.release_result import ReleaseResult
+from flows.retrain_parameters import MinimumNewExamples, RetrainFile, Skipped, TrainOn
+from flows.training_data import is_tagged, resolve
+from flows.tune_and_deploy import tune_and_deploy
+from flows.turns import turn
+from tuneship.settings import PipelineSettings
+
+
+@flow(
+    name="retrain",
+    flow_run_name="retrain-{release.model_name}",
+    on_failure=[clean_up],
+    on_crashed=[clean_up],
+    on_cancellation=[clean_up],
+)
+def retrain(
+    release: ReleaseParameters,
+    train_on: TrainOn = "everything",
+    minimum_new_examples: MinimumNewExamples = 1,
+    dataset_id: str | None = None,
+) -> ReleaseResult | Skipped:
+    """Release a model of newer data, or end as Skipped. The form shows the lines on the arguments.
+
+    Args:
+        release: As in `tune-and-deploy`; `data` is needed.
+        train_on: All data that is found, or only what the last success did not have.
+        minimum_new_examples: Fewer new examples than this are not worth a training: skip.
+        dataset_id: The dataset whose event started this run.
+
+    """
+    if release.data is None:
+        raise BadInput("release.data is needed: retraining trains")
+    with turn(release.endpoint):
+        chosen = _choose(release, release.data, train_on, minimum_new_examples, dataset_id)
+        if isinstance(chosen, Skipped):
+            get_run_logger().info("skipped: %s", chosen.message)
+            return _as_skipped(chosen)
+        return tune_and_deploy(release.model_copy(update={"data": chosen}))
+
+
+def _choose(
+    release: ReleaseParameters,
+    wanted: TrainingData,
+    train_on: TrainOn,
+    minimum_new_examples: int,
+    dataset_id: str | None,
+) -> TrainingData | Skipped:
+    """The data to train on, all of it named, or why there is none."""
+    if dataset_id is not None and not is_tagged(dataset_id, wanted):
+        message = f"dataset {dataset_id} does not carry the tags of `release.data.dataset_tags`"
+        return Skipped(reason="dataset_is_not_for_this", message=message)
+    data = resolve(wanted, may_be_empty=True)
+    parts = parts_of(data)
+    if not parts:
+        return Skipped(reason="no_data", message="no file and no dataset matches")
+    success = last_success(release.endpoint, PipelineSettings().records)
+    new = new_parts(parts, success)
+    if success is not None and not new:
+        message = f"nothing is newer than the success of {success.at:%Y-%m-%d %H:%M} UTC"
+        return Skipped(reason="no_new_data", message=message)
+    examples = sum(part.examples for part in new)
+    if examples < minimum_new_examples:
+        message = f"{examples} new examples, {minimum_new_examples} are wanted"
+        return Skipped(reason="too_little_new_data", message=message)
+    get_run_logger().info("%d of %d parts are new: %d examples", len(new), len(parts), examples)
+    return data if train_on == "everything" else _only(data, new)
+
+
+def _only(data: TrainingData, parts: Sequence[Part]) -> TrainingData:
+    files = [part.file for part in parts if part.file]
+    dataset_ids = [part.dataset_id for part in parts if part.dataset_id]
+    return data.model_copy(update={"files": files, "dataset_ids": dataset_ids})
+
+
+def _as_skipped(skipped: Skipped) -> Skipped:
+    """A completed run that the Prefect UI shows as Skipped, with the reason."""
+    state: State[Skipped] = Completed(name="Skipped", message=skipped.message, data=skipped)
+    return state  # pyright: ignore[reportReturnType] - who calls the flow is given the state's data
+
+
+if __name__ == "__main__":
+    from flows.script import run_script
+
+    def run(file: RetrainFile) -> ReleaseResult | Skipped:
+        """The file's fields are the flow's parameters."""
+        return retrain(file.release, file.train_on, file.minimum_new_examples, file.dataset_id)
+
+    run_script(run, RetrainFile, "Train and release again when there is new data.")

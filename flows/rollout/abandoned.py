@@ -1,0 +1,142 @@
+"""Roll-outs whose driver is gone: who they are, and the end that each of them gets.
+
+A driver lives while it holds its endpoint's lock or writes looks. What is left of a dead one goes back to the baseline
+by the rules of `way_back.py`; a roll-out that had passed its bake is finished forward. Next: `flows/guard.py`.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pydantic import BaseModel, Field, ValidationError
+
+from flows.rollout.asking import withdraw_question
+from flows.rollout.endings import lost, roll_back
+from flows.rollout.opening import settle
+from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.split import FAILURES, PLAIN, Log, Split, SplitLost, describe
+from flows.rollout.way_back import STOP_TRIES, end_stopped
+from tasks.endpoints import get_canary_endpoint
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Ended
+
+SILENT_LOOKS = 3
+
+
+class Found(BaseModel):
+    """What became of one roll-out that its driver had left."""
+
+    rollout_id: str
+    endpoint_id: str
+    outcome: str = Field(description="As in the result of `shift_traffic`.")
+    reason: str
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the guard looks: where, at which moment, and how long a driver may be silent at least."""
+
+    folder: RecordFolder
+    now: datetime
+    silence: timedelta
+    log: Log
+
+
+def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
+    """Give every abandoned roll-out its end. Returns them, and what a person must know about those that have none."""
+    found: list[Found] = []
+    notes: list[str] = []
+    for path in watch.folder.paths():
+        try:
+            with _left(path.stem, watch) as left:
+                if left is not None:
+                    found.append(_finish(left, watch))
+        except (ValueError, ValidationError) as error:
+            notes.append(f"the record {path.name} cannot be read ({type(error).__name__})")
+        except FAILURES as error:
+            notes.append(f"{path.stem} is left as it is ({describe(error)})")
+    return found, notes
+
+
+@dataclass(frozen=True)
+class Left:
+    """A roll-out without a driver, held by this process."""
+
+    plan: CanaryPlan
+    file: RecordFile
+
+
+@contextmanager
+def _left(rollout_id: str, watch: Watch) -> Generator[Left | None]:
+    """The roll-out while nobody else can drive it; None when it is alive, paused in time, or over."""
+    file = watch.folder.file(rollout_id)
+    if not file.record.facts or not file.may_have_moved:
+        yield None
+        return
+    plan = CanaryPlan.model_validate(file.record.begun.plan)
+    with watch.folder.lock(plan) as is_free:
+        again = watch.folder.file(rollout_id)  # its driver may have ended it while it was read
+        is_left = is_free and again.may_have_moved and _is_silent(again, plan, watch)
+        yield Left(plan, again) if is_left else None
+
+
+def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
+    """Nothing was written for three looks and the minimum; for a pause: within the time that a person has."""
+    written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
+    patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
+    if file.is_paused:
+        patience = timedelta(seconds=plan.approval_timeout_seconds)
+    return watch.now - written > patience
+
+
+def _finish(left: Left, watch: Watch) -> Found:
+    """End it and write the end down. A roll-out that is `rollback_incomplete` stays open for the next guard."""
+    begun = left.file.record.begun
+    try:
+        ended = _superseded(left, watch.folder) or _end(left, watch.log)
+    except SplitLost as error:
+        ended = lost(Split(left.plan, left.file, None, watch.log), error.reason)
+    left.file.append(ended)
+    withdraw_question(left.file, ended.outcome)
+    watch.log.warning("%s on %s: %s", begun.rollout_id, begun.endpoint_id, ended.outcome)
+    return Found(
+        rollout_id=begun.rollout_id,
+        endpoint_id=begun.endpoint_id,
+        outcome=ended.outcome,
+        reason=ended.reason,
+    )
+
+
+def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
+    """The endpoint has had another roll-out since: its split is that one's, also where it cannot be read back."""
+    since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
+    later = [path for path in folder.paths() if path.stat().st_mtime > since]
+    if any(_has_moved(path.stem, endpoint_id, folder) for path in later):
+        return Ended("aborted", "foreign_change")
+    return None
+
+
+def _has_moved(rollout_id: str, endpoint_id: str, folder: RecordFolder) -> bool:
+    with suppress(ValueError):  # a damaged record says nothing
+        record = folder.file(rollout_id).record
+        return record.weight > 0 and record.begun.endpoint_id == endpoint_id
+    return False
+
+
+def _end(left: Left, log: Log) -> Ended:
+    """Raises `SplitLost` where the split is not this roll-out's any more."""
+    file, begun = left.file, left.file.record.begun
+    version: int | None = None
+    if not begun.server:
+        try:
+            version = get_canary_endpoint.fn(begun.endpoint_id).version
+        except ResourceNotFound:
+            return Ended("aborted", "endpoint_missing")
+    split = Split(left.plan, file, version, log, calls=PLAIN)
+    if split.is_extended:
+        settle(split)
+    if file.is_paused:
+        return roll_back(split, "approval_timeout", tries=STOP_TRIES)
+    return end_stopped(split, "abandoned")

@@ -1,0 +1,69 @@
+"""The person's part of a roll-out: ask when all is proven, hear the answer between two looks, withdraw what is moot.
+
+The looks go on meanwhile, so that the lease is renewed and a regression beats any approval. Next: `flows/approval.py`
+shows the form; `tuneship/gates/canary.py` says what an answer means.
+"""
+
+from datetime import UTC, datetime
+
+from flows.approval import SERVER_FAILURES, Question, answer_to, ask, withdraw
+from flows.rollout.page import evidence_table
+from flows.rollout.records import RecordFile
+from flows.rollout.split import Split, service_time
+from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase
+
+
+def ask_for_approval(split: Split) -> None:
+    """Show the form, and write down where its answer will be found."""
+    record, plan = split.file.record, split.plan
+    begun = record.begun
+    text = [
+        f"## Give `{plan.candidate_deployment_id}` all traffic of `{begun.endpoint_id}`?",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: `{plan.baseline_deployment_id}`.",
+        evidence_table(record.looks[-1].gates) if record.looks else "",
+    ]
+    question = Question(
+        title=f"promote-{plan.candidate_deployment_id}",
+        text="\n\n".join(text),
+        tag=_tag(split.file),
+        timeout_seconds=plan.approval_timeout_seconds,
+    )
+    try:
+        run_id, until = ask(question)
+    except SERVER_FAILURES as error:  # the next look asks again
+        split.log.warning("nobody could be asked (%s)", type(error).__name__)
+        return
+    split.file.append(ApprovalAsked(service_time(record), run_id, until))
+    split.log.warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+
+
+def hear(split: Split) -> None:
+    """Record the answer once it is there. An approval that could not be used in time is none."""
+    record = split.file.record
+    if record.phase is not Phase.WAIT:
+        return
+    asked, known = record.asked, record.answer
+    if (
+        asked is None or asked.until is None
+    ):  # the roll-out was paused since, and a person resumed it
+        ask_for_approval(split)
+        return
+    now = datetime.now(UTC)
+    if known is not None:
+        if known.decision == "promote" and now >= asked.until:
+            split.file.append(ApprovalAnswered("timeout"))
+        return
+    answer = answer_to(asked.question, asked.until, now)
+    if answer is not None:
+        split.file.append(ApprovalAnswered(answer.decision, answer.approver, answer.comment))
+        split.log.info("the answer is: %s", answer.decision)
+
+
+def withdraw_question(file: RecordFile, why: str) -> None:
+    """The roll-out has ended: a late answer must not be accepted."""
+    if file.record.begun.plan["approval"] == "required":
+        withdraw(_tag(file), f"the roll-out has ended: {why}")
+
+
+def _tag(file: RecordFile) -> str:
+    return f"{file.path.parent.name}/{file.path.stem}"

@@ -1,0 +1,21 @@
+"""Where a service is and what opens it, as a Prefect block: set in the UI, kept by the Prefect server."""
+
+from prefect.blocks.core import Block
+from pydantic import Field, SecretStr
+
+from tuneship.settings import ClientSettings
+
+
+class TuneshipCredentials(Block):
+    """Address, API key and client id of a tuneship service."""
+
+    _block_type_name = "Tuneship credentials"
+    _block_type_slug = "tuneship-credentials"
+
+    url: str = Field(description="Address of the service, e.g. http://127.0.0.1:8700.")
+    api_key: SecretStr
+    client_id: str
+
+    def client_settings(self) -> ClientSettings:
+        """What the client is built from."""
+        return ClientSettings(url=self.url, api_key=self.api_key, client_id=self.client_id)
