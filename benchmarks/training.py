@@ -1,15 +1,17 @@
-"""How fast training is beside a plain transformers `Trainer` + peft run on the same rows, in turns.
+"""How fast LoRA training is beside TRL's `SFTTrainer` and transformers' `Trainer` + peft, on the same rows, in turns.
 
-    python benchmarks/training.py [--base DIR] [--rows 3000] [--rounds 3] [--learning-rate 5e-3]
+    python benchmarks/training.py [--base DIR] [--rows 3000] [--rounds 3] [--learning-rate 1e-3] [--peers PYTHON]
 
-Both learn the ICD-10-CM rows for one epoch on one thread, measured at each quarter. The peer keeps its
-defaults: random order, padding to the longest of a batch, dropout and logits as peft and transformers
-have them. Speed is told only when both end at the same validation loss. CPU seconds are the steadier
-figure on a machine with other work.
+All learn the ICD-10-CM rows for one epoch on one thread from the same adapter, measured at the end. The peers keep
+their defaults (padding to the longest of a batch, dropout and logits as they have them, and in TRL gradient
+checkpointing); as they come they read the rows in the order in which we do, so that losses can be compared, and a
+second time grouped by length. A speed is told only when all learnt as much. CPU seconds are the steadier figure on a
+machine with other work. TRL lives in an environment of its own (`measuring/environments.py`), or in that of `--peers`.
 """
 
 # ruff: noqa: TID251 (it starts itself with a thread setting)
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -17,27 +19,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from measuring.environments import python_with
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
-from tuneship.training.batches import collate, limited_batches
-from tuneship.training.learner import Learner, load_base
+from tuneship.training.base_model import load_base, load_encoder
+from tuneship.training.batches import collate, epoch_batches, limited_batches
+from tuneship.training.learner import Learner
 from tuneship.training.progress import Progress, StopRequest
-from tuneship.training.rows import Rows
-from tuneship.training.run import Data, TrainingRun, load_encoder, read_data
+from tuneship.training.run import Data, TrainingRun, read_data
 from tuneship.training.spec import Hyperparameters, TrainingSpec
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "icd10cm"
-LOSS_TOLERANCE = 0.15
-"""Two seeds of one trainer differ by about a tenth; a loop that learns less would stand out by more."""
+LOSS_TOLERANCE = 0.01
+PEER = ["trl>=1.16,<2"]
+SIDES = ("tuneship", "Trainer", "SFTTrainer", "Trainer, grouped", "SFTTrainer, grouped")
+TARGETS = {"as they come": 1.3, "grouped by length": 1.0}
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,8 @@ class Measurement:
     """Useful ones: without padding."""
     seconds: float
     cpu_seconds: float
-    evaluation_cpu_seconds: float
     validation_loss: float
+    versions: str
 
 
 class Stopwatch:
@@ -70,69 +77,46 @@ class Stopwatch:
             for total, end, begin in zip(self._paused, now, self._pause, strict=True)
         )
 
-    def measurement(self, side: str, tokens: int, validation_loss: float) -> Measurement:
-        """What was measured until now."""
+    def read(self) -> tuple[float, float]:
+        """Wall and CPU seconds until now."""
         wall, cpu = (
             end - begin - paused
             for end, begin, paused in zip(self._now(), self._start, self._paused, strict=True)
         )
-        return Measurement(side, tokens, wall, cpu, self._paused[1], validation_loss)
+        return wall, cpu
 
     @staticmethod
     def _now() -> tuple[float, float]:
         return time.perf_counter(), time.process_time()
 
 
+def versions(*packages: str) -> str:
+    """Names with the versions that run here."""
+    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in packages)
+
+
 def run_tuneship(spec: TrainingSpec) -> Measurement:
-    """Our loop, checkpoints and progress lines included."""
+    """Our loop, checkpoint and progress lines included."""
 
     class TimedRun(TrainingRun):
         def _measure(self) -> None:
             with stopwatch:
                 super()._measure()
 
-    torch.set_num_threads(1)
-    directory = spec.training_file.parent
-    progress = Progress(directory / "progress.jsonl")
-    base = load_base(spec.base_model)
-    data = read_data(spec, load_encoder(spec.base_model, base), progress)
+    base, data, progress = loaded(spec)
     learner = Learner(base, spec.hyperparameters)
-    run = TimedRun(spec, data, learner, progress, StopRequest(directory / "cancel"))
+    stop = StopRequest(spec.training_file.parent / "cancel")
+    run = TimedRun(spec, data, learner, progress, stop)
     stopwatch = Stopwatch()
     standing = run.execute(time.monotonic() + spec.max_runtime_seconds)
-    return stopwatch.measurement("tuneship", len(data.training.tokens), standing.validation_loss)
+    measured, tokens = stopwatch.read(), len(data.training.tokens)
+    return Measurement("tuneship", tokens, *measured, standing.validation_loss, versions("torch"))
 
 
-def run_trainer(spec: TrainingSpec) -> Measurement:
-    """The same rows and labels through transformers' Trainer and peft as they come."""
-    torch.set_num_threads(1)
+def run_peer(spec: TrainingSpec, side: str) -> Measurement:
+    """The same rows and labels through a peer's own loop."""
     settings = spec.hyperparameters
-    torch.manual_seed(settings.seed)
-    base = load_base(spec.base_model)
-    progress = Progress(spec.training_file.parent / "progress.jsonl")
-    data = read_data(spec, load_encoder(spec.base_model, base), progress)
-
-    class TimedTrainer(Trainer):
-        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            with stopwatch:
-                return super().evaluate(*args, **kwargs)
-
-    steps = -(-len(data.training) // settings.batch_size)
-    arguments = TrainingArguments(
-        output_dir=str(spec.output_dir),
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=64,
-        num_train_epochs=settings.epochs,
-        learning_rate=settings.learning_rate,
-        eval_strategy="steps",
-        eval_steps=-(-steps // 4),
-        save_strategy="no",
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        seed=settings.seed,
-        use_cpu=True,
-    )
+    base, data, _ = loaded(spec)
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=int(settings.lora_alpha),
@@ -140,30 +124,85 @@ def run_trainer(spec: TrainingSpec) -> Measurement:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    trainer = TimedTrainer(
-        model=get_peft_model(base, config),
-        args=arguments,
-        train_dataset=_examples(data.training),
-        eval_dataset=_examples(data.validation),
-        data_collator=_pad,
-    )
+    torch.manual_seed(settings.seed)  # the adapter's first weights are ours
+    model = get_peft_model(base, config)
+    choices = arguments_of(spec, grouped=side.endswith("grouped"))
+    trainer = (sft_trainer if side.startswith("SFT") else plain_trainer)(model, choices, data, spec)
     stopwatch = Stopwatch()
-    trainer.evaluate()
     trainer.train()
-    measured = stopwatch.measurement("trainer", len(data.training.tokens), 0.0)
-    return replace(measured, validation_loss=_token_loss(trainer.model, data))
+    measured = stopwatch.read()
+    packages = ("trl",) if side.startswith("SFT") else ("transformers", "peft")
+    loss = token_loss(trainer.model, data)
+    return Measurement(side, len(data.training.tokens), *measured, loss, versions(*packages))
 
 
-def _examples(rows: Rows) -> list[dict[str, list[int]]]:
-    found = []
-    for start, stop in pairwise(rows.starts):
+def loaded(spec: TrainingSpec) -> tuple[Any, Data, Progress]:
+    """Model and rows, on one thread."""
+    torch.set_num_threads(1)
+    progress = Progress(spec.training_file.parent / "progress.jsonl")
+    base = load_base(spec.base_model)
+    return base, read_data(spec, load_encoder(spec.base_model, base), progress), progress
+
+
+def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
+    """What is asked of either peer; everything else stays as it comes."""
+    settings = spec.hyperparameters
+    return {
+        "output_dir": str(spec.output_dir),
+        "per_device_train_batch_size": settings.batch_size,
+        "num_train_epochs": settings.epochs,
+        "learning_rate": settings.learning_rate,
+        "train_sampling_strategy": "group_by_length" if grouped else "sequential",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": settings.seed,
+        "use_cpu": True,
+    }
+
+
+def plain_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
+    """Transformers' own."""
+    rows = [
+        {"input_ids": tokens, "labels": labels, "attention_mask": [1] * len(tokens)}
+        for tokens, labels in in_our_order(data, spec)
+    ]
+    return Trainer(
+        model=model, args=TrainingArguments(**choices), train_dataset=rows, data_collator=pad
+    )
+
+
+def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
+    """TRL's, given tokens and which of them are learnt."""
+    from datasets import Dataset  # noqa: PLC0415 (only in the peer's environment)
+    from transformers import AutoTokenizer  # noqa: PLC0415
+    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415
+
+    rows = [
+        {"input_ids": tokens, "completion_mask": [int(label >= 0) for label in labels]}
+        for tokens, labels in in_our_order(data, spec)
+    ]
+    return SFTTrainer(
+        model=model,
+        args=SFTConfig(**choices),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(spec.base_model),
+    )
+
+
+def in_our_order(data: Data, spec: TrainingSpec) -> Iterator[tuple[list[int], list[int]]]:
+    """Tokens and labels of the rows, as our one epoch takes them."""
+    settings, rows = spec.hyperparameters, data.training
+    batches = epoch_batches(data.training_indices, settings.batch_size, seed=settings.seed, epoch=0)
+    places = list(pairwise(rows.starts))
+    for index in np.concatenate(batches):
+        start, stop = places[index]
         tokens, learnt = rows.tokens[start:stop].tolist(), rows.learnt[start:stop].tolist()
-        labels = [token if mark else -100 for token, mark in zip(tokens, learnt, strict=True)]
-        found.append({"input_ids": tokens, "labels": labels, "attention_mask": [1] * len(tokens)})
-    return found
+        yield tokens, [token if mark else -100 for token, mark in zip(tokens, learnt, strict=True)]
 
 
-def _pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+def pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """To the longest, as transformers' collators do."""
     width = max(len(row["input_ids"]) for row in batch)
     filling = {"input_ids": 0, "labels": -100, "attention_mask": 0}
     return {
@@ -172,8 +211,8 @@ def _pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _token_loss(model: Any, data: Data) -> float:
-    """Mean over validation tokens; the Trainer's own figure is a mean of means of batches."""
+def token_loss(model: Any, data: Data) -> float:
+    """Mean over validation tokens, as ours is; the peers' own figure is a mean of means of batches."""
     model.eval()
     total, tokens = 0.0, 0
     for part in limited_batches(data.validation_indices, data.validation.lengths, 4096):
@@ -181,7 +220,9 @@ def _token_loss(model: Any, data: Data) -> float:
         with torch.inference_mode():
             logits = model(input_ids=torch.from_numpy(batch.tokens)).logits.flatten(0, 1)
         losses = functional.cross_entropy(
-            logits[torch.from_numpy(batch.places)], torch.from_numpy(batch.targets), reduction="sum"
+            logits[torch.from_numpy(batch.places)].float(),
+            torch.from_numpy(batch.targets),
+            reduction="sum",
         )
         total, tokens = total + losses.item(), tokens + len(batch.targets)
     return total / tokens
@@ -210,7 +251,7 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
         dataset_format="instruction",
         output_dir=directory / "output",
         checkpoint_dir=directory / "checkpoints",
-        validation_frequency=0.25,
+        validation_frequency=1.0,
         max_runtime_seconds=3600.0,
         threads=1,
         hyperparameters=settings,
@@ -219,70 +260,79 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
 
 def run_apart(side: str, options: argparse.Namespace) -> Measurement:
     """One run in a process of its own."""
-    call = [sys.executable, "-W", "ignore", __file__, "--side", side, "--base", str(options.base)]
+    python = options.peers if side.startswith("SFT") else sys.executable
+    call = [python, "-W", "ignore", __file__, "--side", side, "--base", str(options.base)]
     call += ["--rows", str(options.rows), "--learning-rate", str(options.learning_rate)]
-    setting = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    setting = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
-        call,
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | setting | {"PYTHONPATH": str(ROOT)},
+        call, check=False, capture_output=True, text=True, env=os.environ | setting
     )
+    if done.returncode:
+        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def check_losses(losses: dict[str, float]) -> list[str]:
+    """The sides that learnt less than we did, and so say little about speed.
+
+    Leaves with 1 when we learnt less than anybody, or when no peer in our order ended where we did.
+    """
+    ours = losses["tuneship"]
+    for side, loss in losses.items():
+        if ours > loss * (1 + LOSS_TOLERANCE):
+            sys.exit(f"{side} ends at {loss:.4f}, tuneship at {ours:.4f}: no speed is told")
+    less = [side for side, loss in losses.items() if loss > ours * (1 + LOSS_TOLERANCE)]
+    if set(SIDES[1:3]) <= set(less):
+        sys.exit("no peer learns in our order what we learn: no speed is told")
+    return less
+
+
 def report(runs: list[Measurement]) -> None:
-    """Print the table, or leave with 1 when the losses differ."""
-    middle = {
-        side: {
-            name: statistics.median(getattr(run, name) for run in runs if run.side == side)
-            for name in (
-                "tokens",
-                "seconds",
-                "cpu_seconds",
-                "evaluation_cpu_seconds",
-                "validation_loss",
-            )
-        }
-        for side in ("trainer", "tuneship")
+    """Print the table and our ratio to the better peer."""
+    by_side = {side: [run for run in runs if run.side == side] for side in SIDES}
+    losses = {
+        side: statistics.median(run.validation_loss for run in of) for side, of in by_side.items()
     }
-    losses = {side: values["validation_loss"] for side, values in middle.items()}
-    print(f"validation loss: Trainer {losses['trainer']:.4f}, tuneship {losses['tuneship']:.4f}")
-    if losses["tuneship"] > losses["trainer"] * (1 + LOSS_TOLERANCE):
-        sys.exit("tuneship learnt less than the Trainer: a speed would mean nothing")
-    print(f"{'':10}{'tokens/s':>10}{'tokens/CPU s':>14}{'evaluation CPU s':>18}")
-    for side, values in middle.items():
-        wall, cpu = (values["tokens"] / values[name] for name in ("seconds", "cpu_seconds"))
-        print(f"{side:10}{wall:>10.0f}{cpu:>14.0f}{values['evaluation_cpu_seconds']:>18.1f}")
-    ratio = {
-        name: middle["trainer"][name] / middle["tuneship"][name]
-        for name in ("seconds", "cpu_seconds")
-    }
-    print(f"tuneship / Trainer: {ratio['seconds']:.2f} (wall), {ratio['cpu_seconds']:.2f} (CPU)")
+    for side, loss in losses.items():
+        print(f"{side:22}validation loss {loss:.4f}   {by_side[side][0].versions}")
+    less = check_losses(losses)
+    print(f"{'':22}{'tokens/s':>10}{'tokens/CPU s':>14}")
+    rates = {}
+    for side, of in by_side.items():
+        wall = statistics.median(run.tokens / run.seconds for run in of)
+        rates[side] = statistics.median(run.tokens / run.cpu_seconds for run in of)
+        print(f"{side:22}{wall:>10.0f}{rates[side]:>14.0f}{'  (learnt less)' * (side in less)}")
+    for peers, (name, target) in zip((SIDES[1:3], SIDES[3:]), TARGETS.items(), strict=True):
+        ratio = rates["tuneship"] / max(rates[side] for side in peers)
+        print(f"tuneship / the better, {name}: {ratio:.2f} (CPU), target {target}")
 
 
 def main() -> None:
-    """Run both sides in turns and compare, or (`--side`, for the program itself) one of them."""
+    """Run all sides in turns and compare, or (`--side`, for the program itself) one of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", type=Path, default=ROOT / "tuneship/base_models/tuneship-tiny")
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--learning-rate", type=float, default=5e-3)
-    parser.add_argument("--side", choices=["tuneship", "trainer"], help=argparse.SUPPRESS)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--peers", type=Path, help="the Python of an environment that has TRL")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         with tempfile.TemporaryDirectory() as directory:
             spec = make_spec(options, Path(directory))
-            run = run_tuneship if options.side == "tuneship" else run_trainer
-            print(json.dumps(asdict(run(spec))))
+            is_ours = options.side == "tuneship"
+            run = run_tuneship(spec) if is_ours else run_peer(spec, options.side)
+            print(json.dumps(asdict(run)))
         return
-    runs = [
-        run_apart(side, options) for _ in range(options.rounds) for side in ("trainer", "tuneship")
-    ]
-    report(runs)
+    options.peers = options.peers or python_with("trl", PEER)
+    report([run_apart(side, options) for _ in range(options.rounds) for side in SIDES])
 
 
 if __name__ == "__main__":

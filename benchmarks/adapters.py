@@ -1,0 +1,136 @@
+"""How soon a tuned model answers: its adapter given to a live replica, beside a merged model that is loaded again.
+
+    python benchmarks/adapters.py [--rounds 5]
+
+Trains on the shipped base through the API, then takes times: from the last training step to the first answer, and from
+the finished adapter to the first answer, here and by merging (peft), saving and loading again: in a process that has
+everything imported, and in a fresh one, which is how a server for one model takes a new one. Prints only after all of
+them have answered with the same greedy text. What one more adapter costs in memory: `serving_engine.py`.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring.running import deploy, example_rows, job_on, running, tune, upload
+
+from tuneship.client import Client
+from tuneship.contract.examples import instruction_messages
+from tuneship.contract.generation import Generate
+from tuneship.contract.jobs import Job
+from tuneship.template import PromptTemplate
+
+BASE = Path(__file__).parents[1] / "tuneship" / "base_models" / "tuneship-tiny"
+NEW_TOKENS = 16
+TARGET_S, TARGET_RATIO = 2.0, 5.0
+
+
+def main() -> None:
+    """Measure, compare, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--merge", type=Path, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.merge is not None:  # the fresh process
+        print(json.dumps(merged(*options.merge)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _compare(Path(folder), options.rounds)
+
+
+def _compare(folder: Path, rounds: int) -> None:
+    rows = example_rows("hospital_a.jsonl", 80)
+    prompt = json.loads(rows[0])["instruction"]
+    with running(folder / "data") as service, Client(service.settings) as client:
+        ready = deploy(client, "tuneship-tiny", "keeps the base loaded")
+        training = upload(client, "rows", rows[:64])
+        request = job_on(training, upload(client, "validation", rows[64:]))
+        whole, hot, adapter, texts = [], [], folder, set[str]()
+        for number in range(rounds):
+            last_step = _LastStep()
+            job = tune(client, request, last_step.watch)
+            finished = time.perf_counter()
+            deployment = deploy(client, job.fine_tuned_model or "", f"d{number}")
+            answer = Generate(prompt=prompt, max_tokens=NEW_TOKENS, temperature=0)
+            texts = {client.deployments.generate(deployment, answer).completion}
+            whole.append(time.perf_counter() - last_step.seen)
+            hot.append(time.perf_counter() - finished)
+            adapter = folder / "data" / "blobs" / "models" / job.id
+        client.deployments.delete(ready)
+        fresh, warm = [], []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            texts.add(_in_a_fresh_process(adapter, folder / "prompt", prompt))
+            fresh.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            texts.add(merged(adapter, folder / "prompt"))
+            warm.append(time.perf_counter() - begun)
+    if len(texts) != 1:
+        raise SystemExit(f"{len(texts)} different answers: the times mean nothing")
+    _print(whole, hot, fresh, warm[1:])
+
+
+class _LastStep:
+    """The moment at which the job was seen to have done its last step."""
+
+    seen = 0.0
+
+    def watch(self, job: Job) -> None:
+        """Called with every look at the job."""
+        if not self.seen and job.total_steps and job.current_step == job.total_steps:
+            self.seen = time.perf_counter()
+
+
+def _in_a_fresh_process(adapter: Path, prompt_file: Path, prompt: str) -> str:
+    prompt_file.write_text(prompt)
+    command = [sys.executable, __file__, "--merge", str(adapter), str(prompt_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def merged(adapter: Path, prompt_file: Path) -> str:
+    """Merge, save, load again and answer, as it is done by hand."""
+    import torch  # noqa: PLC0415 - its time is part of what a fresh process takes
+    from peft import PeftModel  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    libraries: Any = (PeftModel, AutoModelForCausalLM, AutoTokenizer)
+    peft_model, causal, tokenizers = libraries
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = peft_model.from_pretrained(causal.from_pretrained(BASE), adapter)
+        tuned.merge_and_unload().save_pretrained(folder)
+        model, tokenizer = causal.from_pretrained(folder), tokenizers.from_pretrained(BASE)
+        messages = list(instruction_messages(prompt_file.read_text()))
+        text = PromptTemplate.load(adapter).render(messages, add_generation_prompt=True)
+        tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        with torch.inference_mode():
+            made = model.generate(**tokens, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return tokenizer.decode(made[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def _print(whole: list[float], hot: list[float], fresh: list[float], warm: list[float]) -> None:
+    middle = {
+        name: statistics.median(spans)
+        for name, spans in (("whole", whole), ("hot", hot), ("fresh", fresh), ("warm", warm))
+    }
+    print(f"same greedy text by all; medians of {len(whole)} rounds")
+    print(
+        f"  last training step to first answer: {middle['whole']:.2f} s (target below {TARGET_S})"
+    )
+    print(f"  finished adapter to first answer, through the API: {middle['hot']:.2f} s")
+    for name, text in (("fresh", "in a fresh process"), ("warm", "with everything imported")):
+        ratio = middle[name] / middle["hot"]
+        print(f"  merged, saved, loaded again {text}: {middle[name]:.2f} s, {ratio:.1f}x as long")
+    print(f"  target: {TARGET_RATIO:.0f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Clients that ask without a pause, over kept HTTP connections: the same ones for us and for a peer."""
+
+import http.client
+import importlib.metadata
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from measuring.running import Running, cpu_seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. `tokens` is the server's own count; some count an end token, which no text shows."""
+
+    text: str
+    tokens: int = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to ask, how to put a question, how to read the answer, and whose processor time counts."""
+
+    name: str
+    url: str
+    path: str
+    headers: Mapping[str, str]
+    question: Callable[[str, int], dict[str, Any]]
+    """Prompt and most tokens -> body."""
+    answer: Callable[[dict[str, Any]], Answer]
+    pid: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One burst of load."""
+
+    seconds: float
+    cpu_seconds: float
+    answers: tuple[tuple[str, Answer], ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of answers, by the clock."""
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_cpu_s(self) -> float:
+        """Tokens of answers per second of the server's processor time."""
+        return self.tokens / max(self.cpu_seconds, 1e-9)
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(answer.tokens for _, answer in self.answers)
+
+
+def burst(server: Server, clients: int, prompts: Sequence[str], most: int) -> Round:
+    """`clients` at once share out the prompts, each asking again as soon as it is answered."""
+    shares = [prompts[place::clients] for place in range(clients)]
+    answers: list[list[tuple[str, Answer]]] = [[] for _ in shares]
+    lines = [connected(server) for _ in shares]
+
+    def work(place: int) -> None:
+        for prompt in shares[place]:
+            answers[place].append((prompt, ask(server, lines[place], prompt, most)))
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(clients)]
+    begun, cpu = time.perf_counter(), cpu_seconds(server.pid)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds, busy = time.perf_counter() - begun, cpu_seconds(server.pid) - cpu
+    for line in lines:
+        line.close()
+    found = tuple(one for share in answers for one in share)
+    if len(found) != len(prompts):
+        raise SystemExit(f"{server.name} left requests unanswered")
+    return Round(seconds, busy, found)
+
+
+def ask(server: Server, line: http.client.HTTPConnection, prompt: str, most: int) -> Answer:
+    """One question over a kept connection."""
+    body = json.dumps(server.question(prompt, most))
+    headers = {"Content-Type": "application/json", **server.headers}
+    line.request("POST", server.path, body, headers)
+    response = line.getresponse()
+    text = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{server.name} answered {response.status}: {text[:200]!r}")
+    return server.answer(json.loads(text))
+
+
+def connected(server: Server) -> http.client.HTTPConnection:
+    address = urlsplit(server.url)
+    line = http.client.HTTPConnection(address.hostname or "", address.port, timeout=600)
+    line.connect()
+    return line
+
+
+def service(running: Running, path: str) -> Server:
+    """A deployment or an endpoint of ours, asked for greedy answers."""
+
+    def question(prompt: str, most: int) -> dict[str, Any]:
+        turns = [{"role": "user", "content": prompt}]
+        return {"messages": turns, "max_tokens": most, "temperature": 0}
+
+    settings = running.settings
+    return Server(
+        name=f"tuneship {importlib.metadata.version('tuneship')}",
+        url=str(settings.url),
+        path=f"{path}/generate",
+        headers={
+            "Authorization": f"Bearer {settings.api_key.get_secret_value()}",
+            "X-Client-ID": settings.client_id,
+        },
+        question=question,
+        answer=lambda found: Answer(found["completion"], found["usage"]["completion_tokens"]),
+        pid=running.pid,
+    )

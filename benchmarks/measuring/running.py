@@ -1,0 +1,127 @@
+"""A real `tuneship serve` for benchmarks: start, tune, deploy, stop. Everything goes through its HTTP address."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuneship.client import Client
+from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobStatus
+from tuneship.settings import ClientSettings
+
+UNLIMITED = {
+    "TUNESHIP_GENERATE_REQUESTS_PER_MINUTE": "0",
+    "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",
+}
+EXAMPLES = Path(__file__).parents[2] / "examples" / "icd10cm"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service that answers."""
+
+    pid: int
+    data_dir: Path
+    settings: ClientSettings
+
+
+def start(
+    data_dir: Path, environment: dict[str, str] | None = None
+) -> tuple["subprocess.Popen[str]", float]:
+    """A service on a free port, and the seconds until it said `ready`."""
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(data_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=UNLIMITED | (environment or {}),
+    )
+    if process.stdout is None or not process.stdout.readline().startswith("ready"):
+        raise SystemExit("the service did not start")
+    return process, time.perf_counter() - begun
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End it and wait."""
+    process.terminate()
+    process.wait(timeout=60)
+
+
+@contextmanager
+def running(data_dir: Path, environment: dict[str, str] | None = None) -> Generator[Running]:
+    """A service for the time of a `with`."""
+    process, _ = start(data_dir, environment)
+    try:
+        fields = json.loads((data_dir / "credentials.json").read_text())
+        settings = ClientSettings(
+            url=fields["base_url"], api_key=fields["api_key"], client_id=fields["client_id"]
+        )
+        yield Running(process.pid, data_dir, settings)
+    finally:
+        stop(process)
+
+
+def example_rows(source: str, rows: int) -> list[bytes]:
+    """The first rows of an example file."""
+    return (EXAMPLES / source).read_bytes().splitlines(keepends=True)[:rows]
+
+
+def upload(client: Client, name: str, lines: Iterable[bytes]) -> str:
+    """A dataset of these lines."""
+    with tempfile.TemporaryFile() as file:
+        file.writelines(lines)
+        file.seek(0)
+        return client.datasets.upload(DatasetUpload(name=name, format="instruction"), file).id
+
+
+def tune(client: Client, request: JobCreate, watch: Callable[[Job], None] = lambda _: None) -> Job:
+    """A finished job."""
+    job = client.jobs.create(request)
+    while True:
+        found = client.jobs.get(job.id)
+        watch(found)
+        if found.status in ENDED:
+            break
+        time.sleep(0.02)
+    if found.status != JobStatus.COMPLETED:
+        raise SystemExit(f"the job ended as {found.status}")
+    return found
+
+
+def job_on(training: str, validation: str, base_model: str = "tuneship-tiny") -> JobCreate:
+    """One epoch with a rate that a small model learns by."""
+    return JobCreate(
+        base_model=base_model,
+        dataset_id=training,
+        validation_dataset_id=validation,
+        model_name="bench",
+        hyperparameters=Hyperparameters(epochs=1, batch_size=16, learning_rate=1e-3),
+        validation_frequency=1,
+    )
+
+
+def deploy(client: Client, model: str, name: str) -> str:
+    """A running deployment."""
+    made = client.deployments.create(DeploymentCreate(model_name=model, deployment_name=name))
+    while client.deployments.get(made.id).status == "creating":
+        time.sleep(0.01)
+    return made.id
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all that it started, as long as they live."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    below = [int(one) for file in children for one in file.read_text(encoding="ascii").split()]
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(child) for child in below)

@@ -1,0 +1,270 @@
+"""What orchestration costs: a whole release through Prefect, then the same calls by a bare httpx script.
+
+    python benchmarks/pipeline.py
+
+Both run against a real service in an empty folder, one after the other. Compared is what is left of each run without
+the time in the service and without waiting on purpose (between two polls or looks). Every call of the release is
+recorded and sent again, with the ids of the second service; unless both were answered alike, nothing is printed. The
+requests of the traffic driver are load, not calls of the chain: they are not repeated.
+"""
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from measuring.running import example_rows, running
+from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+from flows.companions import prefect_server
+from flows.parameters import ReleaseParameters
+from flows.tune_and_deploy import tune_and_deploy
+from tasks.api import connect, disconnect
+from tuneship.client import Client
+from tuneship.settings import ClientSettings, embedded_service_environment
+
+ID = re.compile(r"\b(?:ds|ft|dep|cep)_([0-9a-z]{24})\b")
+SENT_AGAIN = ("content-type", "idempotency-key", "if-match", "accept")
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request as it went out, and what came back."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    content: bytes
+    status: int
+    answer: bytes
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """Alike in both runs."""
+        return self.method, ID.sub("{id}", self.path.partition("?")[0]), self.status
+
+    @property
+    def state(self) -> str | None:
+        """Of the resource that was read."""
+        if self.method != "GET" or self.status != httpx.codes.OK:
+            return None
+        told = json.loads(self.answer)
+        return told.get("status") if isinstance(told, dict) else None
+
+
+@dataclass
+class Spent:
+    """Seconds of one run."""
+
+    whole: float = 0.0
+    in_service: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """What neither the service nor a chosen pause took."""
+        return self.whole - self.in_service - self.waiting
+
+
+@dataclass
+class Recorder(httpx.BaseTransport):
+    """Sends each request, keeps it with its answer, and adds up the time until the answer is read."""
+
+    spent: Spent
+    calls: list[Call] = field(default_factory=list)
+    inner: httpx.HTTPTransport = field(default_factory=httpx.HTTPTransport)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Read both bodies whole: what is compared is the rest."""
+        content = request.read()
+        begun = time.perf_counter()
+        response = self.inner.handle_request(request)
+        answer = response.read()
+        self.spent.in_service += time.perf_counter() - begun
+        headers = {name: request.headers[name] for name in SENT_AGAIN if name in request.headers}
+        path = request.url.raw_path.decode()
+        self.calls.append(
+            Call(request.method, path, headers, content, response.status_code, answer)
+        )
+        return response
+
+
+@contextmanager
+def pauses_counted(spent: Spent) -> Generator[None]:
+    """Every `time.sleep` of this thread, in which the flow runs, is a pause on purpose; Prefect's threads sleep too."""
+    sleep, flow_thread = time.sleep, threading.current_thread()
+
+    def counted(seconds: float) -> None:
+        begun = time.perf_counter()
+        sleep(seconds)
+        if threading.current_thread() is flow_thread:
+            spent.waiting += time.perf_counter() - begun
+
+    time.sleep = counted
+    try:
+        yield
+    finally:
+        time.sleep = sleep
+
+
+def wanted(folder: Path, rows: int) -> ReleaseParameters:
+    """A small first release: base model against tuned model, under the pipeline's own traffic."""
+    for name in ("hospital_a.jsonl", "validation.jsonl"):
+        (folder / name).write_bytes(b"".join(example_rows(name, rows)))
+    return ReleaseParameters.model_validate(
+        {
+            "model_name": "bench",
+            "data": {
+                "files": [str(folder / "hospital_a.jsonl")],
+                "validation_file": str(folder / "validation.jsonl"),
+            },
+            "hyperparameters": {"epochs": 1, "batch_size": 16, "learning_rate": 1e-3},
+            "endpoint": {"name": "bench"},
+            "evaluation": {"max_rows": 0},
+            "canary": {
+                "steps": [50, 100],
+                "interval": "1s",
+                "look_every_seconds": 1.0,
+                "bake_looks": 3,
+                "latency_gates": None,
+                "traffic": {
+                    "prompts": str(folder / "validation.jsonl"),
+                    "requests_per_second": 15,
+                    "max_tokens": 8,
+                },
+            },
+        }
+    )
+
+
+def chain(release: ReleaseParameters, settings: ClientSettings) -> tuple[Spent, list[Call]]:
+    """The release as its flow makes it."""
+    spent = Spent()
+    recorder = Recorder(spent)
+    connect(settings, Client(settings, transport=recorder))
+    begun = time.perf_counter()
+    try:
+        with pauses_counted(spent):
+            result = tune_and_deploy(release)
+    finally:
+        disconnect()
+    spent.whole = time.perf_counter() - begun
+    if result.outcome not in ("promoted", "rolled_back"):
+        raise SystemExit(f"the release ended as {result.outcome} ({result.reason})")
+    return spent, recorder.calls
+
+
+def bare(calls: list[Call], settings: ClientSettings) -> tuple[Spent, list[Call]]:
+    """The same requests in the same order; one that must find a state waits for it first."""
+    spent = Spent()
+    recorder = Recorder(spent)
+    names: dict[str, str] = {}
+    own = {
+        "authorization": f"Bearer {settings.api_key.get_secret_value() if settings.api_key else ''}",
+        "x-client-id": settings.client_id or "",
+    }
+    begun = time.perf_counter()
+    with (
+        httpx.Client(transport=recorder, trust_env=False, timeout=PATIENCE_S) as http,
+        httpx.Client(trust_env=False, timeout=PATIENCE_S, headers=own) as waiter,
+    ):
+        for call in calls:
+            url = settings.url.rstrip("/") + _renamed(call.path, names)
+            content = _renamed(call.content.decode(), names).encode()
+            if call.state is not None:
+                spent.waiting += _wait_for(waiter, url, call.state)
+            http.request(call.method, url, content=content, headers=own | call.headers)
+            _learn(call.answer, recorder.calls[-1].answer, names)
+    spent.whole = time.perf_counter() - begun
+    return spent, recorder.calls
+
+
+def _wait_for(http: httpx.Client, url: str, state: str) -> float:
+    begun = time.perf_counter()
+    while http.get(url).json().get("status") != state:
+        passing = state in ("queued", "processing", "validating", "creating", "running")
+        if passing or time.perf_counter() - begun > PATIENCE_S:
+            break  # a state on the way may have passed already
+        time.sleep(0.05)
+    return time.perf_counter() - begun
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    for old, new in names.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _learn(old: bytes, new: bytes, names: dict[str, str]) -> None:
+    """The second service calls the same resource by another id; a model's name holds its job's."""
+    before, after = ID.findall(old.decode()), ID.findall(new.decode())
+    if len(before) == len(after):
+        for one, other in zip(before, after, strict=True):
+            names.setdefault(one, other)
+
+
+def compare(first: list[Call], second: list[Call]) -> None:
+    """Raises SystemExit unless both did the same."""
+    did, did_again = Counter(one.kind for one in first), Counter(one.kind for one in second)
+    if did != did_again:
+        raise SystemExit(f"not the same work: {did - did_again} against {did_again - did}")
+
+
+def tasks_at(url: str) -> int:
+    """Task runs that the Prefect server knows."""
+    counted: Any = httpx.post(f"{url}/task_runs/count", json={}, trust_env=False).json()
+    return int(counted)
+
+
+def report(ours: Spent, theirs: Spent, calls: int, tasks: int) -> None:
+    """Two lines and how they compare."""
+    print(f"{'':12} {'whole s':>9} {'service s':>10} {'waiting s':>10} {'left s':>8}")
+    for name, spent in (("release", ours), ("bare httpx", theirs)):
+        row = f"{spent.whole:9.2f} {spent.in_service:10.2f} {spent.waiting:10.2f} {spent.left:8.2f}"
+        print(f"{name:12} {row}")
+    each = 1000 * (ours.left - theirs.left) / tasks
+    print(f"{calls} calls, {tasks} task runs: {each:.0f} ms more for each task run")
+    working = (ours.whole - ours.waiting) / (theirs.whole - theirs.waiting)
+    print(
+        f"{working:.1f} x the bare script, without waiting; {ours.left / theirs.left:.0f} x in what is left"
+    )
+
+
+def main() -> None:
+    """Release, repeat, compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=200)
+    rows = parser.parse_args().rows
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        own = {"TUNESHIP_RECORDS": f"{name}/records", "TUNESHIP_REPORTS": f"{name}/reports"}
+        os.environ.update(own)  # noqa: TID251 - where the flow's own settings are read from
+        environment = embedded_service_environment() | {"PREFECT_HOME": f"{name}/prefect"}
+        with (
+            prefect_server(environment, folder / "prefect.log") as url,
+            running(folder / "first") as first,
+            running(folder / "second") as second,
+        ):
+            own_results = f"{name}/results"
+            with temporary_settings(
+                {PREFECT_API_URL: url, PREFECT_LOCAL_STORAGE_PATH: own_results}
+            ):
+                ours, calls = chain(wanted(folder, rows), first.settings)
+            theirs, again = bare(calls, second.settings)
+            compare(calls, again)
+            report(ours, theirs, len(calls), tasks_at(url))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What a deployment adds to its engine, and what an endpoint adds to its deployment: one token, one request at a time.
+
+    python benchmarks/serving_overhead.py [--requests 300]
+
+The same tuned model and the same prompt four ways, in turn: a bare replica process over its socket, and a running
+service over HTTP by deployment, by plain endpoint and by canary endpoint. Prints medians, the median of the differences
+within a turn, and the service process's own processor time: on a busy machine only that tells the code's cost from the
+wait for a core. All four must answer the same before a number is printed.
+"""
+
+import argparse
+import asyncio
+import http.client
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from measuring.load import Server, ask, connected, service
+from measuring.replicas import replica
+from measuring.running import Running, deploy, example_rows, job_on, running, tune, upload
+
+from tuneship.client import Client
+from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
+from tuneship.service.catalogue import Catalogue
+from tuneship.serving.line import GenerateRequest, ReplicaLine
+
+PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
+WARM_UP = 20
+Spans = dict[str, list[float]]
+"""Milliseconds of each turn, by way."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to the same token over HTTP."""
+
+    name: str
+    server: Server
+    connection: http.client.HTTPConnection
+
+
+def main() -> None:
+    """Serve one model in four ways, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=300)
+    count = parser.parse_args().requests
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as live:
+        spans, busy = asyncio.run(_measure(live, _servers(live), count))
+    for name, found in spans.items():
+        cpu = (
+            f", {statistics.median(busy[name]):6.2f} ms of the service's processor"
+            if name in busy
+            else ""
+        )
+        print(f"{name:38} {statistics.median(found):8.2f} ms (best {min(found):.2f}){cpu}")
+    _print_difference(spans, "deployment", "engine", 2.0)
+    for name in ("endpoint", "canary endpoint"):
+        _print_difference(spans, name, "deployment", 1.0)
+        more = statistics.median(busy[name]) - statistics.median(busy["deployment"])
+        print(f"{name + ' beyond deployment':38} {more:8.2f} ms of the service's processor")
+
+
+def _servers(live: Running) -> dict[str, Server]:
+    with Client(live.settings) as client:
+        training = upload(client, "training", example_rows("hospital_a.jsonl", 64))
+        validation = upload(client, "validation", example_rows("validation.jsonl", 32))
+        model = str(tune(client, job_on(training, validation)).fine_tuned_model)
+        one, two = deploy(client, model, "one"), deploy(client, model, "two")
+        plain = client.endpoints.create(EndpointCreate(name="plain", deployment_id=one))
+        split = [Member(id=one, traffic_percentage=90), Member(id=two, traffic_percentage=10)]
+        canary = client.canary_endpoints.create(
+            CanaryEndpointCreate(name="canary", deployments=split)
+        )
+    paths = {
+        "deployment": f"/v1/deployments/{one}",
+        "endpoint": f"/v1/endpoints/{plain.id}",
+        "canary endpoint": f"/v1/endpoints/{canary.id}",
+    }
+    return {name: service(live, path) for name, path in paths.items()}
+
+
+async def _measure(live: Running, servers: dict[str, Server], count: int) -> dict[str, list[float]]:
+    base = Catalogue().default
+    configs = sorted(live.data_dir.rglob("adapter_config.json"))
+    adapter = next(one.parent for one in configs if "checkpoint" not in str(one))
+    turns = [{"role": "user", "content": PROMPT}]
+    text = base.template.render(turns, add_generation_prompt=True)
+    tokens = tuple(base.tokenizer.encode(text, add_special_tokens=False).ids)
+    request = GenerateRequest(tokens, 1, adapter="a", stop_tokens=base.stop_tokens)
+    spans, busy = dict[str, list[float]](), dict[str, list[float]]()
+    async with replica(base.path) as line:
+        await line.load("a", adapter)
+        ways = [Way(name, server, connected(server)) for name, server in servers.items()]
+        for number in range(WARM_UP + count):
+            begun = time.perf_counter()
+            found = [token for chunk in await _chunks(line, request) for token in chunk]
+            took, cpu = {"engine": time.perf_counter() - begun}, dict[str, float]()
+            expected = base.tokenizer.decode(found)
+            for way in ways:
+                before, begun = _cpu_ms(live.pid), time.perf_counter()
+                answer = ask(way.server, way.connection, PROMPT, 1)
+                took[way.name] = time.perf_counter() - begun
+                cpu[way.name] = _cpu_ms(live.pid) - before
+                if answer.text != expected:
+                    raise SystemExit(f"the {way.name} answers otherwise than the engine")
+            if number >= WARM_UP:
+                for name, seconds in took.items():
+                    spans.setdefault(name, []).append(seconds * 1000)
+                for name, milliseconds in cpu.items():
+                    busy.setdefault(name, []).append(milliseconds)
+    return spans, busy
+
+
+def _cpu_ms(pid: int) -> float:
+    """Processor time of one process without what it started, to the nanosecond."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text(encoding="ascii").split()[0]) for file in files) / 1e6
+
+
+async def _chunks(line: ReplicaLine, request: GenerateRequest) -> list[list[int]]:
+    return [chunk async for chunk in line.generate(request)]
+
+
+def _print_difference(spans: Spans, name: str, below: str, target_ms: float) -> None:
+    more = [a - b for a, b in zip(spans[name], spans[below], strict=True)]
+    text = f"{name} beyond {below}"
+    print(f"{text:38} {statistics.median(more):8.2f} ms, target {target_ms:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""How much of the processor's matrix-product rate a decoding step of 32 rows reaches, on a Llama of 80 M parameters.
+
+    python benchmarks/serving_peak.py [--steps 30]
+
+In one process and thread, in turn: a large matrix product (the peak), a step of the engine, and the bare products of
+such a step with weights of the same sizes. All by the thread's processor time, so that neighbours on the machine count
+less; they still take memory bandwidth, which the large product hardly needs and the other two do. A step's work is 2
+operations per weight and row; attention is not counted. The tokens are compared with those of transformers before a
+number is printed.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251 - before torch is loaded
+import torch
+from measuring.replicas import linear_layers, random_base
+from transformers import AutoModelForCausalLM
+
+from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.replica import load_model
+from tuneship.serving.sequence import GenerateRequest
+
+ROWS, PROMPT_TOKENS, SIDE = 32, 57, 1024
+
+
+def main() -> None:
+    """Both number formats, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=30)
+    steps = parser.parse_args().steps
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        base = random_base(Path(folder))
+        for dtype in ("float32", "bfloat16"):
+            _measure(base, dtype, steps)
+
+
+def _measure(base: Path, dtype: str, steps: int) -> None:
+    model = load_model(base, dtype)
+    engine = Engine(model, EngineLimits(rows=ROWS, prompt_tokens=ROWS * PROMPT_TOKENS))
+    draws = random.Random(0)
+    prompts = [
+        tuple(draws.randrange(model.facts.vocabulary) for _ in range(PROMPT_TOKENS))
+        for _ in range(ROWS)
+    ]
+    for row, prompt in enumerate(prompts):
+        engine.submit(str(row), GenerateRequest(prompt, steps + 2))
+    tokens = [dict(engine.step().tokens) for _ in range(2)]
+    square = torch.randn(SIDE, SIDE, dtype=getattr(torch, dtype))
+    products = _products(base, square.dtype)
+    peaks, rates, bare = [], [], []
+    work = 2 * model.facts.parameters * ROWS
+    for _ in range(steps):
+        peaks.append(2 * SIDE**3 / _seconds(lambda: square @ square))
+        rates.append(work / _seconds(lambda: tokens.append(dict(engine.step().tokens))))
+        bare.append(work / _seconds(lambda: [x @ weight for x, weight in products]))
+    if dtype == "float32":
+        _check(base, prompts[0], [one["0"] for one in tokens])
+    share = statistics.median(rates) / statistics.median(peaks)
+    best = max(rates) / max(peaks)
+    of_bare = statistics.median(rates) / statistics.median(bare)
+    print(
+        f"{model.facts.parameters / 1e6:.0f} M parameters, {dtype}: peak {statistics.median(peaks) / 1e9:.0f} GFLOP/s, "
+        f"step {statistics.median(rates) / 1e9:.0f}: {share:.0%} (best of each {best:.0%}), target 70%; "
+        f"bare products {statistics.median(bare) / 1e9:.0f} GFLOP/s, of which the step reaches {of_bare:.0%}"
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def _products(base: Path, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and weights of every product of a step, each weight apart as in a model."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    shapes = [*linear_layers(base).values()] * config["num_hidden_layers"]
+    shapes.append((config["hidden_size"], config["vocab_size"]))
+    rows = {width: torch.randn(ROWS, width, dtype=dtype) for width, _ in shapes}
+    return [(rows[width], torch.randn(width, out).to(dtype)) for width, out in shapes]
+
+
+def _check(base: Path, prompt: tuple[int, ...], tokens: list[int]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    made = model.generate(
+        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    if made[0, len(prompt) :].tolist() != tokens[:8]:
+        raise SystemExit("the engine's tokens are not those of transformers")
+
+
+if __name__ == "__main__":
+    main()
