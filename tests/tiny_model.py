@@ -18,7 +18,7 @@ def build_tiny_model(directory: Path) -> Path:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
-    vocabulary = _save_tokenizer(directory)
+    vocabulary = save_tokenizer(directory)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=32,
@@ -41,7 +41,8 @@ def build_tiny_model(directory: Path) -> Path:
     return directory
 
 
-def _save_tokenizer(directory: Path) -> int:
+def save_tokenizer(directory: Path) -> int:
+    """Bytes and special tokens, with a chat template; returns how many tokens it knows."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,25 +1,22 @@
 """The client over broken and lying networks: what it repeats, what it raises, and that both clients agree."""
 
-import asyncio
 import io
 import json
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
-from tuneship.client import (
+from tests.client.both_clients import Handler, both
+from tuneship.client import base_url
+from tuneship.client.conversation import (
     LONGEST_RETRY_AFTER_S,
     Answer,
-    AsyncClient,
-    Client,
     Pause,
-    base_url,
     converse,
     retry_after_seconds,
 )
@@ -35,11 +32,7 @@ from tuneship.contract.errors import (
     RateLimitExceeded,
     ServiceUnreachable,
 )
-from tuneship.settings import ClientSettings
 
-SETTINGS = ClientSettings(
-    url="http://service.test/v1/", api_key=SecretStr("k"), client_id="c", tries=3
-)
 JOB = {
     "id": "ft_1", "base_model": "b", "dataset_id": "ds_1", "fine_tuning_method": "lora",
     "model_name": "m", "status": "running", "created_at": "2026-01-01T00:00:00Z",
@@ -148,6 +141,7 @@ def test_no_answer_is_repeated_and_then_unreachable(failure: Exception) -> None:
     assert talk(failure, GOOD)[0].id == "ft_1"
     (error, _), _ = talk(failure, failure)
     assert isinstance(error, ServiceUnreachable)
+    assert error.retryable
 
 
 def tls_failure() -> Exception:
@@ -162,6 +156,7 @@ def tls_failure() -> Exception:
 def test_what_must_fail_again_is_not_repeated(failure: Exception) -> None:
     (error, left), pauses = talk(failure, GOOD)
     assert (type(error), left, pauses) == (ServiceUnreachable, 1, [])
+    assert not error.retryable
 
 
 @pytest.mark.parametrize("text", ['{"id": "ft', "<html>busy</html>", ""])
@@ -170,16 +165,19 @@ def test_a_reading_that_is_no_json_is_repeated_and_then_a_bad_response(text: str
     assert talk(cut, GOOD)[0].id == "ft_1"
     (error, _), _ = talk(cut, cut)
     assert isinstance(error, BadResponse)
+    assert error.retryable
 
 
 def test_a_change_that_is_answered_with_no_json_is_not_repeated() -> None:
     (error, left), _ = talk(httpx.Response(200, text="{"), GOOD, operation=jobs.cancel_job)
     assert (type(error), left) == (BadResponse, 1)
+    assert error.retryable, "who knows that a repeat is harmless may repeat it"
 
 
 def test_a_missing_field_is_named_and_an_extra_one_ignored() -> None:
     (error, _), _ = talk(httpx.Response(200, json={k: v for k, v in JOB.items() if k != "status"}))
     assert "status" in str(error)
+    assert not error.retryable
     assert talk(httpx.Response(200, json=JOB | {"new": 1}))[0].id == "ft_1"
     assert talk(httpx.Response(200, json=JOB | {"status": "paused"}))[0].status == "paused"
 
@@ -192,24 +190,6 @@ def test_the_message_of_a_bad_response_holds_no_content() -> None:
 @pytest.mark.parametrize("url", ["http://h", "http://h/", "http://h/v1", "http://h/v1/"])
 def test_the_address_is_taken_with_and_without_its_version(url: str) -> None:
     assert base_url(url) == "http://h"
-
-
-Handler = Callable[[httpx.Request], httpx.Response]
-
-
-def both(handler: Handler, use: Callable[[Any], Any]) -> list[Any]:
-    """The same use of the blocking and of the asynchronous client."""
-    with Client(SETTINGS, httpx.MockTransport(handler)) as client:
-        first = use(client)
-
-    async def run() -> Any:
-        client = AsyncClient(SETTINGS, httpx.MockTransport(handler))
-        try:
-            return await use(client)
-        finally:
-            await client.close()
-
-    return [first, asyncio.run(run())]
 
 
 def failing_first(answers: Iterable[httpx.Response]) -> tuple[Handler, list[httpx.Request]]:

@@ -227,15 +227,19 @@ class FakeService:
             self._catch_up()
             parts = path.removeprefix("/v1/").split("/")
             resource, rest = parts[0], parts[1:]
-            if resource == "models":
+            if resource == "models" and not rest:
                 page = {"total": 0, "limit": 1, "offset": 0, "next_offset": None}
                 return 200, {"models": [], "pagination": page}
-            if resource == "deployments":
+            if resource == "deployments" and method != "POST":
                 return self._deployments(method, rest, query)
             if resource == "canary-endpoints":
                 return self._endpoints(method, rest, query, body, headers)
             if resource == "endpoints" and method == "POST" and rest[1:] == ["generate"]:
                 return self._generate(body)
+            return self.other(method, parts, query, body)
+
+    def other(self, method: str, parts: list[str], query: dict[str, str], body: Any) -> Answer:
+        """What this half of the service does not have."""
         raise Refusal(404, "resource_not_found", "no such route")
 
     def _deployments(self, method: str, rest: list[str], query: dict[str, str]) -> Answer:
@@ -257,33 +261,37 @@ class FakeService:
             self.after_reads[name] = (left - 1, happens)
         if name == BASELINE and self.seconds_per_bucket is None and self.endpoint:
             self._finish_bucket()
-        return 200, self._deployment(name, arm)
+        return 200, self.shown(name, arm)
 
     def _is_fallback(self, name: str) -> bool:
         lease = self.endpoint["lease"] if self.endpoint else None
         return bool(lease) and any(one["id"] == name for one in lease["fallback"])
 
-    def _deployment(self, name: str, arm: Arm) -> dict[str, Any]:
+    def shown(self, name: str, arm: Arm) -> dict[str, Any]:
+        """A deployment as it is answered."""
         return {
             "id": name,
             "model_name": "tiny",
             "deployment_name": name,
             "status": arm.status,
             "current_replicas": arm.replicas,
-            "created_at": _text(EPOCH),
-            "updated_at": _text(EPOCH),
+            "created_at": as_text(EPOCH),
+            "updated_at": as_text(EPOCH),
         }
 
     def _metrics(self, name: str, query: dict[str, str]) -> Answer:
         if self.metrics_down(self.ticks):
             raise Refusal(503, "internal_error", "metrics are down")
-        start = datetime.fromisoformat(query.get("start_time", _text(EPOCH)))
+        start = datetime.fromisoformat(query.get("start_time", as_text(EPOCH)))
         first = max(0, -(-(start - EPOCH) // BUCKET))
-        rows = [(number, self.buckets[number][name]) for number in range(first, self.ticks)]
+        nothing = Tally(0, 0, 0, self.arms[name].percentiles_ms)  # before it was made
+        rows = [
+            (number, self.buckets[number].get(name, nothing)) for number in range(first, self.ticks)
+        ]
         return 200, {
             "deployment_id": name,
-            "start_time": _text(start),
-            "end_time": _text(self.now),
+            "start_time": as_text(start),
+            "end_time": as_text(self.now),
             "interval": query.get("interval", "1m"),
             "metrics": _series(rows, self.extensions, self.silent.get(name)),
             "summary": {},
@@ -332,8 +340,8 @@ class FakeService:
             "id": ENDPOINT,
             "name": name,
             "url": f"{self.url}/v1/endpoints/{ENDPOINT}/generate",
-            "created_at": _text(self.now),
-            "updated_at": _text(self.now),
+            "created_at": as_text(self.now),
+            "updated_at": as_text(self.now),
             "status": "active",
             "deployments": [],
         }
@@ -388,9 +396,9 @@ class FakeService:
     def _change(self, members: list[dict[str, Any]], lease: dict[str, Any] | None) -> None:
         if self.endpoint is None:
             return
-        self.endpoint |= {"deployments": members, "updated_at": _text(self.now)}
+        self.endpoint |= {"deployments": members, "updated_at": as_text(self.now)}
         if self.extensions:
-            ends = _text(self.now + timedelta(days=1))
+            ends = as_text(self.now + timedelta(days=1))
             shown = {**lease, "expires_at": ends} if lease else None
             self.endpoint |= {"version": self.endpoint["version"] + 1, "lease": shown}
             self.lease_ends = time.monotonic() + lease["seconds"] if lease else None
@@ -424,7 +432,8 @@ class FakeService:
         }
 
 
-def _text(moment: datetime) -> str:
+def as_text(moment: datetime) -> str:
+    """A moment on the wire."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -434,8 +443,8 @@ def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None
         rows = []
     seconds = BUCKET.total_seconds()
     shown = rows if silence in ("zeros", "nulls") else [row for row in rows if row[1].requests]
-    stamps = [_text(EPOCH + number * BUCKET) for number, _ in rows]
-    some = [_text(EPOCH + number * BUCKET) for number, _ in shown]
+    stamps = [as_text(EPOCH + number * BUCKET) for number, _ in rows]
+    some = [as_text(EPOCH + number * BUCKET) for number, _ in shown]
     tallies = [one for _, one in shown]
     nothing = None if silence == "nulls" else 0.0
 
@@ -478,7 +487,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
+        content = self.rfile.read(length)
+        kind = self.headers.get("Content-Type", "")
+        if kind.startswith("multipart/"):  # left to who knows forms
+            body: Any = f"Content-Type: {kind}\r\n\r\n".encode() + content
+        else:
+            body = json.loads(content) if length else None
         parts = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         headers: dict[str, str] = {}

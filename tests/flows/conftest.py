@@ -1,8 +1,12 @@
 """What flow tests share: a Prefect server for the session, a fake service, records of their own, a plan in looks."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ os.environ |= {
 }
 
 from prefect.settings import (
+    PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_LOGGING_TO_API_ENABLED,
     temporary_settings,
@@ -27,17 +32,20 @@ from prefect.testing.utilities import prefect_test_harness
 
 from tasks.api import connect, disconnect
 from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tests.fakes.whole_service import WholeService
 from tuneship.gates.plan import CanaryPlan
 from tuneship.settings import ClientSettings
 
 PATIENCE_S = 60.0
+SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
+SLOW_ENOUGH_TO_BE_STOPPED = 0.25
 
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[None]:
     """One Prefect server for all flow tests; no heartbeats (a second a flow), no log rows."""
     with (
-        prefect_test_harness(server_startup_timeout=90),
+        prefect_test_harness(server_startup_timeout=300),
         temporary_settings(
             {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
         ),
@@ -57,6 +65,27 @@ def use(service: FakeService) -> None:
     connect(
         ClientSettings(url=service.url, api_key="key", client_id="tests", connect_timeout_s=2.0)
     )
+
+
+@contextmanager
+def in_use(
+    service: WholeService, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WholeService]:
+    """The flows' service, until the end of the test; their reports go into a folder of it."""
+    monkeypatch.setenv("TUNESHIP_REPORTS", str(reports))
+    with service as made:
+        use(made)
+        yield made
+    disconnect()
+
+
+@pytest.fixture
+def service(
+    prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WholeService]:
+    """What a whole chain needs: data, jobs, deployments, an endpoint."""
+    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
@@ -87,3 +116,63 @@ def plan(**changes: Any) -> CanaryPlan:
         "bake_looks": 4,
     }
     return CanaryPlan.model_validate(fields | changes)
+
+
+def environment_for(service: FakeService) -> dict[str, str]:
+    """Of a script that works with the fake and with this session's Prefect server."""
+    return {
+        **os.environ,
+        "TUNESHIP_URL": service.url,
+        "TUNESHIP_API_KEY": "key",
+        "TUNESHIP_CLIENT_ID": "tests",
+        "PREFECT_API_URL": PREFECT_API_URL.value() or "",
+        "PYTHONPATH": str(SCRIPT.parents[1]),
+    }
+
+
+@pytest.fixture
+def script_environment(fake: FakeService) -> dict[str, str]:
+    """The environment of any script of this test."""
+    return environment_for(fake)
+
+
+class Script:
+    """`python flows/shift_traffic.py` in a process of its own, against the fake."""
+
+    def __init__(self, service: FakeService, wanted: CanaryPlan, folder: Path) -> None:
+        params, self.result = folder / "plan.json", folder / "result.json"
+        params.write_text(json.dumps({"plan": wanted.model_dump(mode="json")}))
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT, "--params", params, "--result", self.result],
+            env=environment_for(service),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """The result file."""
+        return json.loads(self.result.read_text())
+
+
+@pytest.fixture
+def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Script]]:
+    """Start scripts; none outlives its test."""
+    started: list[Script] = []
+
+    def start(wanted: CanaryPlan) -> Script:
+        folder = tmp_path / f"run-{len(started)}"
+        folder.mkdir()
+        started.append(Script(fake, wanted, folder))
+        return started[-1]
+
+    yield start
+    for script in started:
+        if script.process.poll() is None:
+            script.process.kill()
+        script.process.wait()
+
+
+def slow_plan(**changes: Any) -> CanaryPlan:
+    """A plan that can be stopped in its middle: steps of a second and more."""
+    fields = {"look_every_seconds": SLOW_ENOUGH_TO_BE_STOPPED, "steps": [5, 50, 100]}
+    return plan(**(fields | changes))

@@ -75,6 +75,18 @@ def test_the_hook_works_by_keyword_from_the_record_alone_and_twice(
     assert [fact["outcome"] for fact in ended] == ["aborted"]
 
 
+def test_the_hook_leaves_the_record_open_where_the_service_does_not_answer(
+    fake: FakeService, records: Path
+) -> None:
+    flow_run = FlowRun(flow_id=uuid4(), parameters={})
+    record = begun(records, flow_run.id, candidate=CANDIDATE)
+    fake.__exit__()
+    clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
+    assert not ReleaseRecord(record.path).has_ended, (
+        "the next run, or the guard, finds the candidate"
+    )
+
+
 def test_the_hook_leaves_a_run_that_has_ended_alone(fake: FakeService, records: Path) -> None:
     fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
     flow_run = FlowRun(flow_id=uuid4(), parameters={})

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.parameters import DIRECTORY, ReleaseParameters
+from flows.parameters import DIRECTORY, ReleaseParameters, TrainingData
 from flows.refusals import BadInput
+from flows.retrain_parameters import RetrainFile
 from flows.script import load_parameters
+from flows.training_data import resolve
+from tuneship.contract.jobs import Hyperparameters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL: dict[str, Any] = {
@@ -29,6 +32,26 @@ def test_the_shipped_example_is_valid_and_names_files_that_exist() -> None:
     assert example.canary.traffic is not None
     files = [*example.data.files, example.data.validation_file, example.canary.traffic.prompts]
     assert [file for file in files if not Path(str(file)).is_file()] == []
+
+
+def test_the_shipped_retraining_finds_its_files() -> None:
+    example = load_parameters(EXAMPLES / "retrain.yaml", RetrainFile)
+    assert example.release.data is not None
+    found = resolve(example.release.data)
+    assert [Path(file).name for file in found.files] == ["hospital_a.jsonl", "hospital_b.jsonl"]
+    assert [one.lora_rank for one in example.release.settings] == [16, 32]
+
+
+def test_a_pattern_stands_for_all_that_match_by_name_and_each_once(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.txt"):
+        (tmp_path / name).write_text("{}")
+    data = TrainingData(files=[f"{tmp_path}/*.jsonl", f"{tmp_path}/a.jsonl"])
+    assert resolve(data).files == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"]
+
+    nothing = TrainingData(files=[f"{tmp_path}/*.csv"])
+    assert resolve(nothing, may_be_empty=True).files == []
+    with pytest.raises(BadInput, match="no file and no dataset matches"):
+        resolve(nothing)
 
 
 def test_paths_start_at_the_parameters_file() -> None:
@@ -92,8 +115,22 @@ def test_the_digest_forgets_the_run_key_and_remembers_everything_else() -> None:
     assert release().digest() != release(model_name="other").digest()
 
 
+class LaterParameters(ReleaseParameters):
+    """Of a release of this package with one more field."""
+
+    patience: int = 5
+
+
+def test_an_upgrade_between_a_kill_and_the_next_run_finds_the_same_record() -> None:
+    fields = release(hyperparameters={"epochs": 2}).model_dump(exclude_unset=True)
+    later = LaterParameters.model_validate(fields)
+    assert later.digest() == ReleaseParameters.model_validate(fields).digest()
+    assert later.digest() != LaterParameters.model_validate(fields | {"patience": 6}).digest()
+
+
 def test_the_job_carries_what_the_form_says() -> None:
-    job = release(hyperparameters={"epochs": 2}, validation_frequency=0.25).job("ds_1", None, {})
+    wanted = release(hyperparameters={"epochs": 2}, validation_frequency=0.25)
+    job = wanted.job("ds_1", None, wanted.settings[0])
     told = job.model_dump(mode="json", exclude_unset=True)
     assert told["hyperparameters"] == {"epochs": 2}
     assert told["validation_frequency"] == 0.25
@@ -102,3 +139,25 @@ def test_the_job_carries_what_the_form_says() -> None:
 def test_deployment_tags_belong_to_the_candidate_alone() -> None:
     settings = release(deployment={"tags": {"fault.error_rate": "0.2"}})
     assert settings.deploy("tuneship-tiny", "1", {}).tags == {}
+
+
+def test_the_form_of_a_hyperparameter_set_is_told_of_no_default() -> None:
+    """Prefect's form sends every default that it knows, and a set would hide all of `hyperparameters`."""
+    models = ReleaseParameters.model_json_schema()["$defs"]
+    fields = models["HyperparameterSet"]["properties"]
+    assert set(fields) == set(Hyperparameters.model_fields)
+    assert not [name for name, about in fields.items() if "default" in about]
+    assert models["Hyperparameters"]["properties"]["target_modules"]["default"] == ["all-linear"]
+
+
+def test_a_set_changes_what_it_names_and_nothing_else() -> None:
+    wanted = ReleaseParameters.model_validate(
+        {
+            "model_name": "a",
+            "model": "ft:tuneship-tiny:a:b",
+            "endpoint": {"name": "shop"},
+            "hyperparameters": {"epochs": 2},
+            "hyperparameter_sets": [{"lora_rank": 4}, {"lora_rank": 8}],
+        }
+    )
+    assert [(one.epochs, one.lora_rank) for one in wanted.settings] == [(2, 4), (2, 8)]

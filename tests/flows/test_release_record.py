@@ -3,7 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flows.release_record import ReleaseRecord, ReleaseRecords
+import pytest
+
+from flows.release_record import DamagedRecord, ReleaseRecord, ReleaseRecords
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 DIGEST = "d" * 64
@@ -13,7 +15,8 @@ def begun(
     records: ReleaseRecords, outcome: str | None, *, run_key: str | None = None
 ) -> ReleaseRecord:
     record = records.of(DIGEST, run_key)
-    record.add("begun", NOW, run_key=record.path.stem, flow_run_id="run-1")
+    where = {"endpoint_id": None, "endpoint_name": "shop"}
+    record.add("begun", NOW, run_key=record.path.stem, flow_run_id="run-1", **where)
     record.add("release", NOW, digest="release")
     if outcome is not None:
         record.add("ended", NOW, outcome=outcome, reason="none")
@@ -89,3 +92,51 @@ def test_a_run_is_found_by_its_flow_run(tmp_path: Path) -> None:
     assert found is not None
     assert found.path == record.path
     assert records.of_flow_run("run-2") is None
+
+
+GARBAGE = {
+    "no JSON": b"\x00\x00 rows of a customer",
+    "no text": b"\xff\xfe",
+    "no object": b"[1]",
+    "no time": b'{"kind": "job", "id": "ft_1", "content": []}',
+    "a time without a zone": b'{"kind": "trained", "at": "2026-01-05T08:00:00"}',
+    "a create without its id": b'{"kind": "candidate", "at": "2026-01-05T08:00:00+00:00"}',
+    "an end without its outcome": b'{"kind": "ended", "at": "2026-01-05T08:00:00+00:00"}',
+    "too deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
+def test_a_damaged_record_is_named_by_file_and_line_and_not_gone_on_with(
+    tmp_path: Path, line: bytes
+) -> None:
+    records = ReleaseRecords(tmp_path)
+    damaged = begun(records, None)
+    with damaged.path.open("ab") as file:
+        file.write(line + b"\n")
+    again = ReleaseRecord(damaged.path)
+    again.add("release", NOW, digest="later")
+
+    (told,) = [record.damage for record in records]
+    assert told == (
+        f"the record {damaged.path} cannot be read in line 3:"
+        " see to its job and deployment, then move it away"
+    )
+    assert records.of(DIGEST, None).path != damaged.path
+
+
+def test_damage_in_one_record_hides_no_other(tmp_path: Path) -> None:
+    records = ReleaseRecords(tmp_path)
+    damaged = begun(records, None)
+    damaged.path.write_bytes(b"garbage\n")
+    begun(records, "rolled_back")
+    assert records.rolled_back_since("release", NOW) == NOW
+    assert [bool(record.damage) for record in records] == [True, False]
+
+
+def test_a_damaged_record_of_a_given_key_refuses_that_key(tmp_path: Path) -> None:
+    records = ReleaseRecords(tmp_path)
+    damaged = begun(records, None, run_key="mine")
+    damaged.path.write_bytes(b"garbage\n")
+    with pytest.raises(DamagedRecord, match="line 1"):
+        records.of(DIGEST, "mine")

@@ -93,3 +93,54 @@ def test_one_endpoint_is_driven_by_one_process_at_a_time(tmp_path: Path) -> None
             assert third
     with folder.lock(plan()) as again:
         assert again
+
+
+def damage(path: Path, line: int) -> None:
+    lines = path.read_text().splitlines()
+    lines[line] = lines[line][: len(lines[line]) // 2]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_damaged_record_is_set_aside_and_blocks_its_own_endpoint_alone(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+    file = folder.new(plan())
+    file.append(begun(), SplitIntended(5, "first step"), SplitConfirmed(5))
+    other = folder.new(plan(endpoint_name="other"))
+    other.append(begun(endpoint_name="other"))
+    damage(file.path, 1)
+
+    (damaged,) = folder.damaged()
+
+    assert damaged.path == file.path
+    assert folder.of(plan()) == []
+    assert [one.path for one in folder.of(plan(endpoint_name="other"))] == [other.path]
+    assert damaged.blocks(plan())
+    assert damaged.blocks(plan(endpoint_id="cep_shop", endpoint_name=None))
+    assert damaged.blocks(plan(endpoint_name="renamed"), "cep_shop")
+    assert not damaged.blocks(plan(endpoint_name="other"), "cep_other")
+    assert folder.new(plan()).path != file.path, "the next record must not be written behind it"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n{}\n", b"[]\nnull\n", b'{"kind":"resumed"}\n'])
+def test_a_record_of_which_nothing_can_be_read_blocks_nobody(
+    tmp_path: Path, content: bytes
+) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+    folder.path.mkdir()
+    (folder.path / "rollout-1.jsonl").write_bytes(content)
+
+    (damaged,) = folder.damaged()
+
+    assert folder.of(plan()) == []
+    assert not damaged.blocks(plan(), "cep_shop")
+
+
+def test_a_damaged_record_that_says_that_it_ended_blocks_nobody(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+    file = folder.new(plan())
+    file.append(begun(), SplitIntended(5, "first step"), Ended("rolled_back", "error_rate"))
+    damage(file.path, 1)
+
+    (damaged,) = folder.damaged()
+
+    assert not damaged.blocks(plan())

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from flows.outcome import RollbackIncomplete
-from flows.refusals import BadInput
 from flows.rollout.records import RecordFolder
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
 from tests.flows.conftest import plan, use
+from tuneship.gates.record import Begun, SplitConfirmed, SplitIntended
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -255,13 +255,6 @@ def test_what_another_plan_left_open_blocks_until_its_lease_has_returned_the_tra
     assert shift_traffic(other).outcome == "promoted"
 
 
-def test_approval_by_a_person_is_refused_before_anything_is_touched(fake: FakeService) -> None:
-    with pytest.raises(BadInput, match="approval"):
-        shift_traffic(plan(approval="required"))
-
-    assert fake.created == 0
-
-
 def test_looks_that_are_used_up_can_pause_for_a_person(fake: FakeService) -> None:
     fake.silent[CANDIDATE] = "zeros"
     paused = plan(max_looks_per_step=8, on_inconclusive="pause", approval_timeout_seconds=5000)
@@ -276,3 +269,21 @@ def test_looks_that_are_used_up_can_pause_for_a_person(fake: FakeService) -> Non
     assert shift_traffic(paused).outcome == "promoted"
     assert fake.created == 1
     assert candidate_weights(fake) == [5, 25, 50, 75, 100]
+
+
+def test_a_damaged_record_refuses_its_own_endpoint_and_no_other(
+    fake: FakeService, records: Path
+) -> None:
+    other = RecordFolder(records, fake.url).new(plan(endpoint_name="other"))
+    wanted = plan(endpoint_name="other")
+    begun = Begun("rollout-1", "cep_other", wanted.model_dump(mode="json"), wanted.digest(), ())
+    other.append(begun, SplitIntended(5, "first step"), SplitConfirmed(5))
+    other.path.write_text(other.path.read_text().replace('"split_intended"', '"split_'))
+
+    refused = shift_traffic(wanted)
+    result = shift_traffic(plan())
+
+    assert (refused.outcome, refused.reason) == ("rejected", "record_damaged")
+    assert refused.endpoint_id == "cep_other"
+    assert str(other.path) in refused.notes[0]
+    assert result.outcome == "promoted"

@@ -1,80 +1,23 @@
 """What a roll-out leaves behind when it is stopped: the traffic returned, or, after SIGKILL, a record that goes on."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed, Failed
 
 from flows.rollout.records import RecordFolder
 from flows.rollout.way_back import return_traffic, what_stopped
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
-from tests.flows.conftest import PATIENCE_S, plan, wait_for
+from tests.flows.conftest import PATIENCE_S, Script, plan, slow_plan, wait_for
 from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
-
-SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
-SLOW_ENOUGH_TO_BE_STOPPED = 0.25
-
-
-class Script:
-    """`python flows/shift_traffic.py` in a process of its own, against the fake."""
-
-    def __init__(self, service: FakeService, wanted: CanaryPlan, folder: Path) -> None:
-        params, self.result = folder / "plan.json", folder / "result.json"
-        params.write_text(json.dumps({"plan": wanted.model_dump(mode="json")}))
-        self.process = subprocess.Popen(
-            [sys.executable, SCRIPT, "--params", params, "--result", self.result],
-            env={
-                **os.environ,
-                "TUNESHIP_URL": service.url,
-                "TUNESHIP_API_KEY": "key",
-                "TUNESHIP_CLIENT_ID": "tests",
-                "PREFECT_API_URL": PREFECT_API_URL.value(),
-                "PYTHONPATH": str(SCRIPT.parents[1]),
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def told(self) -> dict[str, Any]:
-        """The result file."""
-        return json.loads(self.result.read_text())
-
-
-@pytest.fixture
-def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Script]]:
-    """Start scripts; none outlives its test."""
-    started: list[Script] = []
-
-    def start(wanted: CanaryPlan) -> Script:
-        folder = tmp_path / f"run-{len(started)}"
-        folder.mkdir()
-        started.append(Script(fake, wanted, folder))
-        return started[-1]
-
-    yield start
-    for script in started:
-        if script.process.poll() is None:
-            script.process.kill()
-        script.process.wait()
-
-
-def slow_plan(**changes: Any) -> CanaryPlan:
-    """A plan that can be stopped in its middle: steps of a second and more."""
-    fields = {"look_every_seconds": SLOW_ENOUGH_TO_BE_STOPPED, "steps": [5, 50, 100]}
-    return plan(**(fields | changes))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -182,7 +125,7 @@ def test_an_unexpected_error_returns_the_traffic_and_is_not_hidden(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError
 
-    fake.at_tick[8] = lambda: monkeypatch.setattr("flows.shift_traffic.take_look", break_down)
+    fake.at_tick[8] = lambda: monkeypatch.setattr("flows.shift_traffic.look_once", break_down)
 
     with pytest.raises(ZeroDivisionError):
         shift_traffic(plan(steps=[50, 100]))

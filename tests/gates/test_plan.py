@@ -74,6 +74,19 @@ def test_a_plan_survives_json_and_its_digest_tells_plans_apart() -> None:
     assert plan.digest() != plan_with().digest()
 
 
+class LaterPlan(CanaryPlan):
+    """Of a release of this package with one more field."""
+
+    patience: int = 5
+
+
+def test_an_upgrade_between_a_kill_and_the_next_run_leaves_the_plan_the_same() -> None:
+    fields = plan_with(steps=[10, 100]).model_dump(exclude_unset=True)
+    later = LaterPlan.model_validate(fields)
+    assert later.digest() == CanaryPlan.model_validate(fields).digest()
+    assert later.digest() != LaterPlan.model_validate(fields | {"patience": 6}).digest()
+
+
 def test_alpha_is_shared_by_the_gates_that_test() -> None:
     plan = plan_with(latency_gates={"slow": None}, error_gate={"ok": None})
     gates = choose_gates(plan, {"metrics": {"token_usage": {"empty_count": []}}})

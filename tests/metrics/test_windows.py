@@ -1,6 +1,5 @@
-"""Windows count, merge and answer percentiles; nothing is lost between recorder and store."""
+"""Windows count and merge; nothing is lost between recorder and store."""
 
-import json
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,30 +10,18 @@ from hypothesis import strategies as st
 
 from tuneship.metrics.observations import Observation, Outcome
 from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import EDGES_MS, Window, merged, window_from_json
+from tuneship.metrics.windows import Window, merged
 
 OBSERVATION = Observation("dep_a", "", 100.5, Outcome.SUCCESS, 10.0, 3, 4)
 OUTCOMES = st.sampled_from(list(Outcome))
-LATENCIES = st.floats(0.02, 500_000)
 
 
 @st.composite
 def windows(draw: st.DrawFn) -> Window:
     window = Window()
-    for outcome, latency in draw(st.lists(st.tuples(OUTCOMES, LATENCIES), max_size=20)):
-        window.add(replace(OBSERVATION, outcome=outcome, latency_ms=round(latency)))
+    for outcome, latency in draw(st.lists(st.tuples(OUTCOMES, st.integers(0, 10**6)), max_size=20)):
+        window.add(replace(OBSERVATION, outcome=outcome, latency_ms=float(latency)))
     return window
-
-
-@given(st.lists(LATENCIES, min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
-def test_a_percentile_is_within_one_percent_of_the_sample_at_its_rank(
-    latencies: list[float], quantile: float
-) -> None:
-    window = Window()
-    for latency in latencies:
-        window.add(replace(OBSERVATION, latency_ms=latency))
-    true = sorted(latencies)[int(quantile * (len(latencies) - 1))]
-    assert window.percentiles_ms([quantile])[0] == pytest.approx(true, rel=0.0101)
 
 
 @given(windows(), windows(), windows())
@@ -42,19 +29,6 @@ def test_merging_is_associative_and_loses_nothing(one: Window, two: Window, thre
     left = merged((merged((one, two)), three))
     assert left == merged((one, merged((two, three)))) == merged((three, two, one))
     assert left.request_count == one.request_count + two.request_count + three.request_count
-
-
-@given(windows())
-def test_a_window_survives_the_store(window: Window) -> None:
-    assert window_from_json(json.loads(json.dumps(window.as_json()))) == window
-
-
-@given(windows())
-def test_the_histogram_is_cumulative_and_ends_with_all(window: Window) -> None:
-    counts = window.histogram()
-    assert len(counts) == len(EDGES_MS) + 1
-    assert counts == sorted(counts)
-    assert counts[-1] == window.success_count == window.request_count - window.error_count
 
 
 def test_the_callers_own_errors_are_not_counted() -> None:
@@ -66,14 +40,13 @@ def test_the_callers_own_errors_are_not_counted() -> None:
 def test_an_error_counts_as_request_and_has_no_latency() -> None:
     window = Window()
     window.add(replace(OBSERVATION, outcome=Outcome.SERVER_ERROR))
-    assert (window.request_count, window.error_count, window.success_count) == (1, 1, 0)
-    assert window.error_percentage == 100.0
+    assert (window.request_count, window.error_count, sum(window.latencies.values())) == (1, 1, 0)
 
 
 def test_a_blank_completion_is_a_success_that_is_counted_apart() -> None:
     window = Window()
     window.add(replace(OBSERVATION, is_empty=True))
-    assert (window.success_count, window.empty_count, window.error_count) == (1, 1, 0)
+    assert (sum(window.latencies.values()), window.empty_count, window.error_count) == (1, 1, 0)
 
 
 def test_a_recorder_loses_nothing_while_it_is_emptied() -> None:

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_alive, until
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.workers import WorkerSpec
 
@@ -28,28 +28,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return make
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.01)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def test_a_worker_runs_with_its_arguments_and_a_small_environment(
     tmp_path: Path, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", "postgresql://secret")
     name = module("import os, sys\nprint(sys.argv[1:], *sorted(os.environ))")
     log = tmp_path / "log"
-    worker = Processes().start(WorkerSpec(name, ("a", "b"), log, threads=1))
+    worker = Processes(isolated=True).start(WorkerSpec(name, ("a", "b"), log, threads=1))
     until(lambda: worker.exit_code() is not None)
     assert worker.exit_code() == 0
     text = log.read_text()
@@ -66,7 +51,7 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(60)"
     )
-    worker = Processes().start(WorkerSpec(name, (), tmp_path / "log"))
+    worker = Processes(isolated=True).start(WorkerSpec(name, (), tmp_path / "log"))
     until(lambda: child.is_file() and child.read_text() != "")
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL
@@ -81,7 +66,7 @@ def test_a_stopped_worker_may_end_in_its_own_way(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('set', flush=True)\ntime.sleep(60)"
     )
-    worker = Processes().start(WorkerSpec(name, (), log))
+    worker = Processes(isolated=True).start(WorkerSpec(name, (), log))
     until(lambda: "set" in log.read_text())
     worker.stop()
     until(lambda: worker.exit_code() is not None)
@@ -96,7 +81,7 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path, module: Callable[[str], s
         "from tuneship.runtime.processes import Processes\n"
         "from tuneship.runtime.workers import WorkerSpec\n"
         f"spec = WorkerSpec({name!r}, (), pathlib.Path({str(tmp_path / 'log')!r}))\n"
-        "worker = Processes().start(spec)\n"
+        "worker = Processes(isolated=True).start(spec)\n"
         "time.sleep(0.5)\nprint(worker.pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen(

@@ -9,21 +9,28 @@ from typing import Any
 import pytest
 
 from tests.service.in_process import Service
+from tests.service.tenants import Tenants, two_tenants
+from tests.service.world import World
+
+DatabaseSettings = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("shared"), allow_fault_injection=True) as service:
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, database_settings: DatabaseSettings
+) -> Iterator[Service]:
+    options: dict[str, Any] = {"allow_fault_injection": True, **database_settings()}
+    with Service(tmp_path_factory.mktemp("shared"), **options) as service:
         yield service
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+def start(tmp_path: Path, database_settings: DatabaseSettings) -> Iterator[Callable[..., Service]]:
     """Starts a service: `start(maximum_deployments=1)`."""
     numbers = count()
     with ExitStack() as opened:
         yield lambda **settings: opened.enter_context(
-            Service(tmp_path / f"data-{next(numbers)}", **settings)
+            Service(tmp_path / f"data-{next(numbers)}", **database_settings(), **settings)
         )
 
 
@@ -31,3 +38,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 def service(start: Callable[..., Service]) -> Service:
     options: dict[str, Any] = {"allow_fault_injection": True}
     return start(**options)
+
+
+@pytest.fixture(scope="session")
+def world(
+    tmp_path_factory: pytest.TempPathFactory, database_settings: DatabaseSettings
+) -> Iterator[World]:
+    options: dict[str, Any] = {"allow_fault_injection": True, **database_settings()}
+    service = Service(tmp_path_factory.mktemp("world"), **options)
+    made = World(service)
+    yield made
+    service.__exit__()
+
+
+@pytest.fixture(scope="session")
+def tenants(world: World) -> Tenants:
+    return two_tenants(world)

@@ -9,11 +9,14 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuneship.runtime.replica import CHECK_TOKENS
 from tuneship.runtime.workers import Worker, WorkerSpec
 
 
@@ -38,9 +41,17 @@ class PlayedWorker:
 class PlayedTrainer(PlayedWorker):
     """Writes the progress lines that the test tells it to."""
 
-    @property
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        self._line = os.fdopen(os.dup(spec.inherited[0])) if spec.inherited else None
+
+    @cached_property
     def folder(self) -> Path:
-        return Path(self.spec.arguments[0])
+        """Of its job, for which one that was started to wait waits."""
+        if self._line is None:
+            return Path(self.spec.arguments[0])
+        with self._line:
+            return Path(self._line.readline().removesuffix("\n"))
 
     def say(self, *lines: dict[str, Any]) -> None:
         with (self.folder / "progress.jsonl").open("a") as file:
@@ -59,7 +70,7 @@ class PlayedTrainer(PlayedWorker):
             }
         )
 
-    def step(self, number: int, loss: float = 1.0) -> None:
+    def step(self, number: int, loss: float = 1.0, evaluated: bool = False) -> None:
         self.say(
             {
                 "kind": "step",
@@ -71,9 +82,13 @@ class PlayedTrainer(PlayedWorker):
                 "validation_loss": loss,
                 "accuracy": 0.5,
                 "perplexity": 2.0,
-                "evaluated": False,
+                "evaluated": evaluated,
             }
         )
+
+    def epoch(self, number: int, loss: float = 1.0) -> None:
+        losses = {"training_loss": loss, "validation_loss": loss}
+        self.say({"kind": "epoch", "epoch": number, **losses})
 
     def complete(self, end: bool = True) -> None:
         adapter = self.folder / "output" / "adapter"
@@ -101,6 +116,7 @@ class PlayedReplica(PlayedWorker):
         self.engines = engines
         self.adapters: set[str] = set()
         self.running: dict[str, str | None] = {}
+        self.hangs = False
         self._lock = threading.Lock()
         self._socket = socket.socket(fileno=os.dup(spec.inherited[0]))
         threading.Thread(target=self._serve, daemon=True).start()
@@ -117,6 +133,10 @@ class PlayedReplica(PlayedWorker):
     def _serve(self) -> None:
         facts = {"pid": 1, "parameters": 1, "context_length": 512, "vocabulary": 9, "dtype": "f"}
         with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):  # hung up
+            self.engines.may_start.wait(30)
+            if self.engines.refusal:
+                self._send({"refused": self.engines.refusal})
+                return
             self._send({"ready": facts})
             for line in lines:
                 self._obey(json.loads(line))
@@ -124,10 +144,10 @@ class PlayedReplica(PlayedWorker):
 
     def _obey(self, frame: dict[str, Any]) -> None:
         name, adapter = frame["id"], frame.get("adapter")
+        if self.hangs:
+            return
         if frame["op"] == "generate":
-            self.running[name] = adapter
-            self.engines.prompts.append(tuple(frame["tokens"]))
-            threading.Thread(target=self._write, args=(name, frame), daemon=True).start()
+            self._generate(name, frame)
             return
         if frame["op"] == "cancel":
             self.running.pop(name, None)
@@ -139,26 +159,65 @@ class PlayedReplica(PlayedWorker):
             self.adapters.add(frame["adapter"])
         elif frame["op"] == "unload":
             self.adapters.discard(adapter)
-        self._send({"id": name, "ok": True})
+        rows = self.engines.rows
+        stats = {"rows": rows, "waiting": max(0, len(self.running) - rows)}
+        self._send({"id": name, "ok": True, **stats})
+
+    def _generate(self, name: str, frame: dict[str, Any]) -> None:
+        if tuple(frame["tokens"]) != CHECK_TOKENS:
+            self.running[name] = frame["adapter"]
+            self.engines.prompts.append(tuple(frame["tokens"]))
+            self.engines.asked.append(frame)
+            threading.Thread(target=self._write, args=(name, frame), daemon=True).start()
+        elif self.engines.cannot_run == (frame["adapter"] or "the base"):
+            self._send({"id": name, "error": "the model's output is not finite"})
+        else:
+            self._send({"tokens": [[name, 1]], "finished": [[name, "length"]]})
 
     def _write(self, name: str, frame: dict[str, Any]) -> None:
         self.engines.may_answer.wait(30)
-        if self.running.pop(name, "gone") == "gone":
-            return
+        if frame.get("adapter") is None:
+            time.sleep(self.engines.base_model_pause_s)
         tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
         reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
+        first = self.engines.tokens_before_pause
         with suppress(OSError):  # the service may have hung up
-            self._send({"tokens": tokens, "finished": [[name, reason]]})
+            if self.engines.error is not None and self.running.pop(name, "gone") != "gone":
+                self._send({"id": name, **self.engines.error})
+                return
+            if first and name in self.running:
+                self._send({"tokens": tokens[:first], "finished": []})
+                self.engines.may_go_on.wait(30)
+            if self.running.pop(name, "gone") != "gone":
+                self._send({"tokens": tokens[first:], "finished": [[name, reason]]})
 
 
 class PlayedEngines:
-    """Obeys `Runtime`. `may_answer` holds generations back while it is cleared."""
+    """Obeys `Runtime`. `may_answer` and `may_start` hold back while cleared; with `refusal` no replica starts."""
 
     def __init__(self, answer: Sequence[int]) -> None:
         self.answer = list(answer)
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.may_start = threading.Event()
+        self.may_start.set()
+        self.refusal = ""
+        self.cannot_run = ""
+        """The adapter (or `the base`) that loads and then computes nothing finite."""
+        self.rows = 32
+        """Requests that a replica says it runs at once."""
+        self.tokens_before_pause = 0
+        """So many tokens come at once, the others when `may_go_on` is set."""
+        self.may_go_on = threading.Event()
+        self.base_model_pause_s = 0.0
+        """Before each answer of a model without an adapter, for those who compare times."""
+        self.trains_at_once = False
+        """Every new training completes by itself, for those who do not play it."""
         self.prompts: list[tuple[int, ...]] = []
+        self.asked: list[dict[str, Any]] = []
+        """The frames that asked for generations."""
+        self.error: dict[str, Any] | None = None
+        """What every generation is answered instead of tokens."""
         self.replicas: list[PlayedReplica] = []
         self.trainers: list[PlayedTrainer] = []
 
@@ -166,5 +225,10 @@ class PlayedEngines:
         if spec.module == "tuneship.serving":
             self.replicas.append(PlayedReplica(spec, self))
             return self.replicas[-1]
-        self.trainers.append(PlayedTrainer(spec))
-        return self.trainers[-1]
+        trainer = PlayedTrainer(spec)
+        self.trainers.append(trainer)
+        if self.trains_at_once:
+            trainer.start_of(1)
+            trainer.step(1)
+            trainer.complete()
+        return trainer

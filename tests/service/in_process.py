@@ -4,33 +4,46 @@ import asyncio
 import json
 import logging
 import random
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import h11
 import httpx
+import uvicorn
 from pydantic import SecretStr
 
 from tests.service.engines import PlayedEngines
 from tuneship.client import AsyncClient
+from tuneship.contract.scopes import SCOPES
+from tuneship.events.attempt import Sender
+from tuneship.events.connector import Receivers, resolve
+from tuneship.events.delivery import Deliverer
+from tuneship.events.vault import Vault
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.replicas import ReplicaPool
-from tuneship.service.access import Keys, RateLimits, every_scope
+from tuneship.service.access import Keys
 from tuneship.service.catalogue import Catalogue
 from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
+from tuneship.service.instance_catalogue import InstanceCatalogue
+from tuneship.service.rates import RateLimits
+from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
+from tuneship.store.audit import Chain
 from tuneship.store.blobs import Blobs
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database, url_of
 
 CATALOGUE = Catalogue()
 ANSWER = "Diseases of the skin"
 LINES = [{"instruction": f"case {number}", "response": "chapter"} for number in range(4)]
+OWN_PORT = 8700
 FAST = {
     "control_requests_per_minute": 10**6,
     "generate_requests_per_minute": 10**6,
@@ -67,7 +80,7 @@ class Lines(logging.Handler):
 class Service:
     """Two tenants, `alice` and `bob`, and a data folder."""
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
+    def __init__(self, data_dir: Path, *, isolates: bool = True, **settings: Any) -> None:
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
         for name in ("work", "logs", "blobs", "scratch"):
@@ -77,34 +90,58 @@ class Service:
         self.clock = Clock()
         dice = random.Random(7)  # noqa: S311 - a draw of a test
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
-        self.database = Database(sqlite_url(data_dir / "tuneship.sqlite"))
+        self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
+        """Host names and what they resolve to; any other name is asked of the system."""
+        self.database = Database(url_of(self.settings.database_url, data_dir))
         self.parts = Parts(
             settings=self.settings,
             public_url="http://service.test",
             database=self.database,
             blobs=Blobs(str(data_dir / "blobs"), data_dir / "scratch"),
-            catalogue=CATALOGUE,
+            catalogue=Catalogue(self.settings.model_catalogue)
+            if self.settings.model_catalogue
+            else CATALOGUE,
+            instances=InstanceCatalogue(self.settings.instance_catalogue),
             recorder=Recorder(),
             replicas=ReplicaPool(self.engines, data_dir / "logs"),
             cursors=Cursors(b"secret"),
+            receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
+            vault=Vault(b"v" * 32),
+            audit=Chain(b"a" * 32),
+            isolates=isolates,
             clock=self.clock,
             draw=self._draw,
         )
-        self.keys = Keys(self.database, b"pepper", self.clock)
+        self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
         self.supervisor = Supervisor(self.parts, self.engines, data_dir / "work", "test")
         limits = RateLimits(
-            self.settings.control_requests_per_minute, self.settings.generate_requests_per_minute
+            self.settings.control_requests_per_minute,
+            self.settings.generate_requests_per_minute,
+            self.clock,
         )
         self.app = build_app(Border(self.parts, self.keys, limits, self.supervisor.wake))
         self.log = Lines()
         self.headers = {name: self.key_headers(name) for name in ("alice", "bob")}
         self._addresses = iter(range(1, 1 << 20))
+        self._server: uvicorn.Server | None = None
+        self.url = "http://service.test"
 
     def _draw(self) -> int:
         return self.draws()
 
+    def _resolve(self, host: str, port: int) -> Sequence[str]:
+        return self.names.get(host) or resolve(host, port)
+
+    def start_deliveries(self) -> None:
+        """Webhooks go out, as `tuneship serve` sends them."""
+        parts = self.parts
+        deliverer = Deliverer(
+            parts.database, parts.vault, Sender(parts.receivers), self.clock, random.random
+        )
+        asyncio.run_coroutine_threadsafe(deliverer.run(), self.loop)
+
     def key_headers(self, client: str, scopes: frozenset[str] | None = None) -> dict[str, str]:
-        key = self.keys.issue(client, every_scope() if scopes is None else scopes, None)
+        key = self.keys.issue(client, SCOPES if scopes is None else scopes, None)
         return {"Authorization": f"Bearer {key}", "X-Client-ID": client}
 
     def __enter__(self) -> "Service":
@@ -116,8 +153,20 @@ class Service:
         logging.getLogger("tuneship").setLevel(logging.INFO)
         return self
 
+    def listen(self) -> None:
+        """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does."""
+        with listener_on("127.0.0.1", 0) as listener:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self._server = uvicorn.Server(server_config(self.app, self.settings))
+            sockets = [listener.dup()]
+        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
+        self.until(lambda: self._server is not None and self._server.started)
+
     def __exit__(self, *_: object) -> None:
         self.engines.may_answer.set()
+        if self._server is not None:
+            self._server.should_exit = True
+            self._serving.result(30)
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -136,9 +185,13 @@ class Service:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
-    def transport(self) -> httpx.ASGITransport:
+    def transport(self) -> httpx.AsyncBaseTransport:
         """From an address of its own, so that failed authentications do not add up over tests."""
         number = next(self._addresses)
+        if self._server is not None:
+            return httpx.AsyncHTTPTransport(
+                verify=False, local_address=f"127.1.{number >> 8}.{number & 255}"
+            )
         return httpx.ASGITransport(self.app, client=(f"10.0.{number >> 8}.{number & 255}", 1))
 
     async def ask(
@@ -146,10 +199,20 @@ class Service:
     ) -> httpx.Response:
         own, more = (httpx.Headers(self.headers.get(client or "")), options.pop("headers", None))
         headers = [*own.raw, *httpx.Headers(more).raw]
+        try:
+            return await self._ask(self.transport(), method, path, headers=headers, **options)
+        except (httpx.LocalProtocolError, h11.LocalProtocolError):
+            # No client would send that, but the service must refuse it.
+            below = httpx.ASGITransport(self.app, client=("10.1.0.1", 1))
+            return await self._ask(below, method, path, headers=headers, **options)
+
+    async def _ask(
+        self, transport: httpx.AsyncBaseTransport, method: str, path: str, **options: Any
+    ) -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=self.transport(), base_url="http://service.test", trust_env=False
+            transport=transport, base_url=self.url, trust_env=False, timeout=30
         ) as http:
-            return await http.request(method, path, headers=headers, **options)
+            return await http.request(method, path, **options)
 
     def call(
         self, method: str, path: str, client: str | None = "alice", **options: Any
@@ -158,9 +221,7 @@ class Service:
 
     def client(self, tenant: str = "alice") -> AsyncClient:
         key = self.headers[tenant]["Authorization"].removeprefix("Bearer ")
-        settings = ClientSettings(
-            url="http://service.test", api_key=SecretStr(key), client_id=tenant
-        )
+        settings = ClientSettings(url=self.url, api_key=SecretStr(key), client_id=tenant)
         return AsyncClient(settings, transport=self.transport())
 
     # What many tests need first.
@@ -171,6 +232,16 @@ class Service:
         answer = self.call("POST", "/v1/datasets", client, data=form, files=files)
         assert answer.status_code == 201, answer.text
         return answer.json()["id"]
+
+    def validate(self, content: bytes, **form: str) -> dict[str, Any]:
+        answer = self.call(
+            "POST",
+            "/v1/datasets/validate",
+            data={"format": "instruction"} | form,
+            files={"file": ("x", content)},
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def job(self, client: str = "alice", **fields: Any) -> str:
         body = {"base_model": "tuneship-tiny", "model_name": "m", **fields}
@@ -183,14 +254,26 @@ class Service:
         self.until(lambda: len(self.engines.trainers) > number)
         return self.engines.trainers[number]
 
+    def trainer_of(self, job_id: str) -> Any:
+        """The trainer of the job's newest attempt; those of other jobs may start at any time."""
+        found: list[Any] = []
+
+        def has_started() -> bool:
+            found[:] = [one for one in self.engines.trainers if job_id in str(one.folder)]
+            return bool(found)
+
+        self.until(has_started)
+        return found[-1]
+
     def job_status(self, job_id: str, client: str = "alice") -> str:
         return self.call("GET", f"/v1/fine-tuning/jobs/{job_id}", client).json()["status"]
 
     def model(self, client: str = "alice") -> str:
         """A fine-tuned model, out of a played training."""
-        job_id, number = self.job(client), len(self.engines.trainers)
-        self.trainer(number).start_of(2)
-        self.trainer(number).complete()
+        job_id = self.job(client)
+        trainer = self.trainer_of(job_id)
+        trainer.start_of(2)
+        trainer.complete()
         self.until(lambda: self.job_status(job_id, client) == "completed")
         return self.call("GET", f"/v1/fine-tuning/jobs/{job_id}", client).json()["fine_tuned_model"]
 
@@ -211,6 +294,12 @@ class Service:
         answer = self.call(
             "POST", "/v1/canary-endpoints", client, json=split(shares, name=name, **fields)
         )
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def endpoint(self, name: str, deployment_id: str, client: str = "alice") -> str:
+        body = {"name": name, "deployment_id": deployment_id}
+        answer = self.call("POST", "/v1/endpoints", client, json=body)
         assert answer.status_code == 201, answer.text
         return answer.json()["id"]
 

@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.waiting import until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate
@@ -19,21 +18,17 @@ ROOT = Path(__file__).parents[2]
 COLOURS = ("red", "green", "blue", "black")
 
 
-def until(holds: Callable[[], bool], patience_s: float = 90.0) -> None:
-    end = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.1)
-
-
 class Serve:
     """One service process on a data folder; started again on the same folder after a kill."""
 
-    def __init__(self, data_dir: Path, *options: str, preload: bool = False) -> None:
+    def __init__(
+        self, data_dir: Path, *options: str, preload: bool = False, **settings: str
+    ) -> None:
         self.data_dir = data_dir
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self._options = options
         self._preload = preload
+        self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
         self._clients: list[Client] = []
         self.process = self.start()
 
@@ -48,6 +43,7 @@ class Serve:
                     "PYTHONPATH": str(ROOT),
                     "TUNESHIP_PRELOAD_BASE_MODELS": str(self._preload).lower(),
                     "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # tests poll faster than people
+                    **self._settings,
                 },
                 stdout=subprocess.PIPE,
                 stderr=log,

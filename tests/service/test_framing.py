@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,44 @@ def test_a_body_that_stops_coming_is_408() -> None:
     assert (refused.value.status, refused.value.retryable) == (408, True)
 
 
+@pytest.mark.parametrize(
+    ("media", "block", "is_taken"),
+    [
+        pytest.param("application/json", b" " * (1 << 18), False, id="JSON after 30 s"),
+        pytest.param("multipart/form-data", b" " * (1 << 20), True, id="100 KiB a second"),
+        pytest.param("multipart/form-data", b" " * (1 << 18), False, id="26 KiB a second"),
+    ],
+)
+def test_a_body_that_comes_drop_by_drop_is_408(media: str, block: bytes, is_taken: bool) -> None:
+    """A block every ten seconds: the connection is never idle."""
+    passed = count(step=10)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": block, "more_body": True}
+
+    async def read() -> None:
+        headers = [(b"content-type", media.encode())]
+        patience = Patience({"headers": headers}, receive, clock=lambda: next(passed))
+        for _ in range(8):
+            await patience.receive()
+
+    if is_taken:
+        asyncio.run(read())
+        return
+    with pytest.raises(InvalidRequestError) as refused:
+        asyncio.run(read())
+    assert (refused.value.status, refused.value.retryable) == (408, True)
+
+
+@pytest.mark.slow
+def test_a_body_that_stops_coming_ends_its_connection(serve: Serve) -> None:
+    """Fifteen seconds of patience, of the real service."""
+    status, received = exchange(serve, "Content-Length: 100", body=b"{")
+    assert status == 408
+    assert _one_error(received, 408)["code"] == "invalid_request_error"
+
+
 def test_after_the_body_a_request_may_take_its_time() -> None:
     whole = {"type": "http.request", "body": b"{}", "more_body": False}
 
@@ -110,3 +149,42 @@ def test_the_folder_of_a_service_is_its_owners_alone(serve: Serve) -> None:
     files = [path for path in Path(serve.data_dir).rglob("*") if not path.is_symlink()]
     assert files
     assert {oct(path.stat().st_mode & 0o077) for path in files} == {"0o0"}
+
+
+def _raw(serve: Serve, *blocks: bytes) -> bytes:
+    """What comes back until the server closes the connection."""
+    port = int(serve.url.rpartition(":")[2])
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for block in blocks:
+            connection.sendall(block)
+        while block := connection.recv(1 << 16):
+            received += block
+    return received
+
+
+def _one_error(received: bytes, status: int) -> dict[str, Any]:
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    error = json.loads(body)["error"]
+    assert set(error) == {"code", "message", "type", "param", "details", "request_id"}
+    assert f"X-Request-ID: {error['request_id']}".lower().encode() in head.lower()
+    return error
+
+
+def test_what_is_no_http_gets_the_one_error_body(serve: Serve) -> None:
+    error = _one_error(_raw(serve, b"HELLO\r\n\r\n"), 400)
+    assert error["code"] == "invalid_request_error"
+
+
+def test_half_a_head_is_ended_with_408(serve: Serve) -> None:
+    _one_error(_raw(serve, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"), 408)
+
+
+def test_a_connection_that_says_nothing_is_closed(serve: Serve) -> None:
+    assert _raw(serve) == b""
+
+
+def test_a_web_socket_is_an_unknown_route(serve: Serve) -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    assert _raw(serve, head).split()[1] == b"401"  # an ordinary request, and without a key

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import tuneship
 from tests.serving.conftest import quiet_peft
+from tuneship.serving import cache
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
+from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
 from tuneship.serving.llama import LlamaModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import FinishReason, GenerateRequest
@@ -41,8 +42,8 @@ def engine(base: Path, adapters: Mapping[str, Path]) -> Engine:
     return build(base, adapters, rows=6)
 
 
-def build(base: Path, adapters: Mapping[str, Path], rows: int) -> Engine:
-    engine = Engine(load_model(base), EngineLimits(rows=rows))
+def build(base: Path, adapters: Mapping[str, Path], rows: int, **limits: Any) -> Engine:
+    engine = Engine(load_model(base), EngineLimits(rows=rows, **limits))
     for name, path in adapters.items():
         engine.load(name, path)
     return engine
@@ -101,6 +102,100 @@ def test_a_mixed_batch_with_joiners_answers_each_request_as_if_it_were_alone(
     ]
     answers = run(engine, requests, joining=joining)
     assert answers == [expected(references[request.adapter], request) for request in requests]
+
+
+def test_prompts_that_enter_in_parts_give_the_same_answers(
+    base: Path, adapters: Mapping[str, Path], references: Mapping[str | None, Any]
+) -> None:
+    engine = build(base, adapters, rows=4, prompt_tokens=7)
+    draws = random.Random(5)  # noqa: S311 (test data)
+    requests = [
+        GenerateRequest(
+            tuple(draws.randrange(5, 261) for _ in range(length)),
+            max_tokens=draws.randrange(1, 12),
+            adapter=draws.choice([None, "wide", "narrow"]),
+        )
+        for length in (90, 3, 7, 40, 1, 8, 15, 200)
+    ]
+    answers = run(engine, requests, joining=2)
+    assert answers == [expected(references[request.adapter], request) for request in requests]
+
+
+def test_a_long_prompt_does_not_hold_up_those_who_generate(base: Path) -> None:
+    engine = build(base, {}, rows=4, prompt_tokens=10)
+    engine.submit("short", GenerateRequest(PROMPT, max_tokens=50))
+    engine.step()
+    engine.submit("long", GenerateRequest((9,) * 101, max_tokens=5))
+    told = [sorted(name for name, _ in engine.step().tokens) for _ in range(12)]
+    assert told == [["short"]] * 10 + [["long", "short"]] * 2
+
+
+def test_cancelling_a_prompt_that_enters_frees_its_row(
+    base: Path, references: Mapping[str | None, Any]
+) -> None:
+    engine = build(base, {}, rows=2, prompt_tokens=10)
+    request = GenerateRequest(PROMPT, max_tokens=30)
+    engine.submit("short", request)
+    made = [token for _, token in engine.step().tokens]
+    engine.submit("long", GenerateRequest((9,) * 90, max_tokens=5))
+    made += [token for _ in range(3) for _, token in engine.step().tokens]
+    engine.cancel("long")
+    other = GenerateRequest((8,) * 30, max_tokens=9)
+    engine.submit("other", other)
+    others: list[int] = []
+    while not engine.idle:
+        for name, token in engine.step().tokens:
+            (made if name == "short" else others).append(token)
+    assert made == expected(references[None], request)
+    assert others == expected(references[None], other)
+
+
+def test_memory_bounds_what_runs_and_whoever_needs_more_than_all_of_it_is_refused(
+    base: Path, references: Mapping[str | None, Any]
+) -> None:
+    model = load_model(base)
+    token_bytes = model.facts.cache.token_bytes
+    engine = Engine(model, EngineLimits(rows=8, cache_bytes=100 * token_bytes))
+    with pytest.raises(RequestTooLarge, match=r"101 tokens of prompt and answer, .* holds 100"):
+        engine.submit("huge", GenerateRequest((7,) * 91, max_tokens=10))
+    requests = [GenerateRequest((n + 9,) * (5 + 9 * (n % 4)), max_tokens=12) for n in range(12)]
+    answers: dict[str, list[int]] = {str(n): [] for n in range(12)}
+    for number, request in enumerate(requests):
+        engine.submit(str(number), request)
+    most = 0
+    while not engine.idle:
+        for name, token in engine.step().tokens:
+            answers[name].append(token)
+        most = max(most, engine.stats()["running"])
+        assert engine.stats()["cache_bytes"] <= 100 * token_bytes
+    assert 1 < most < 8
+    assert list(answers.values()) == [expected(references[None], one) for one in requests]
+    assert engine.stats()["cache_limit_bytes"] == 100 * token_bytes
+
+
+def test_an_idle_engine_gives_its_memory_back(
+    base: Path, references: Mapping[str | None, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "KEPT_BYTES", 20_000)
+    engine = build(base, {}, rows=8)
+    few, many = GenerateRequest((7,) * 9, max_tokens=3), GenerateRequest((7,) * 200, max_tokens=9)
+    assert run(engine, [few]) == [expected(references[None], few)]
+    assert 0 < engine.stats()["cache_bytes"] <= 20_000
+    assert run(engine, [many] * 5) == [expected(references[None], many)] * 5
+    assert engine.stats()["cache_bytes"] == 0
+    assert run(engine, [few]) == [expected(references[None], few)]
+
+
+def test_a_hundred_requests_of_one_deployment_do_not_hold_up_one_of_another(base: Path) -> None:
+    engine = build(base, {}, rows=2)
+    for number in range(100):
+        engine.submit(f"a{number}", GenerateRequest(PROMPT, max_tokens=3, queue="a"))
+    engine.step()
+    engine.submit("b", GenerateRequest(PROMPT, max_tokens=3, queue="b"))
+    ended: list[str] = []
+    while "b" not in ended:
+        ended += [name for name, _ in engine.step().finished]
+    assert len(ended) <= 4
 
 
 def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_path: Path) -> None:
@@ -170,6 +265,20 @@ def test_the_same_seed_repeats_whatever_the_neighbours(engine: Engine) -> None:
     )
     assert crowd[2] == alone
     assert len({tuple(answer) for answer in crowd}) == 4
+
+
+def test_temperature_top_p_seed_and_length_each_change_the_answer(engine: Engine) -> None:
+    def answer(**settings: Any) -> list[int]:
+        return run(engine, [GenerateRequest(PROMPT, **{"max_tokens": 20, **settings})])[0]
+
+    greedy = answer()
+    hot = answer(temperature=1.5, seed=1)
+    assert hot != greedy
+    assert answer(temperature=1.5, seed=2) != hot
+    assert answer(temperature=1.5, seed=1, top_p=0.3) != hot
+    assert answer(temperature=1.5, seed=1, top_p=1e-6) == greedy
+    assert answer(temperature=1e-4, seed=1) == greedy
+    assert answer(max_tokens=7) == greedy[:7]
 
 
 def test_a_stop_token_ends_an_answer_before_it(engine: Engine) -> None:
@@ -246,8 +355,13 @@ def test_a_request_that_cannot_be_answered_is_refused_before_it_joins(
     assert engine.idle
 
 
+@pytest.mark.parametrize("prompt_tokens", [2000, 9])
 def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_row(
-    base: Path, adapters: Mapping[str, Path], references: Mapping[str | None, Any], tmp_path: Path
+    base: Path,
+    adapters: Mapping[str, Path],
+    references: Mapping[str | None, Any],
+    tmp_path: Path,
+    prompt_tokens: int,
 ) -> None:
     sick = shutil.copytree(adapters["narrow"], tmp_path / "sick")
     weights = load_file(sick / "adapter_model.safetensors")
@@ -255,7 +369,7 @@ def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_r
         {name: tensor * 1e37 for name, tensor in weights.items()},
         sick / "adapter_model.safetensors",
     )
-    engine = build(base, {"sick": sick}, rows=2)
+    engine = build(base, {"sick": sick}, rows=2, prompt_tokens=prompt_tokens)
     long, short = GenerateRequest((9,) * 90, max_tokens=30), GenerateRequest(PROMPT, max_tokens=9)
     engine.submit("long", long)
     engine.submit("sick", GenerateRequest((8,) * 80, max_tokens=5, adapter="sick"))

@@ -28,20 +28,37 @@ def save(directory: Path, kind: str, **options: object) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "mistral", "phi3"])
+WINDOW = {"sliding_window": 12}
+TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen2", {}),
+        ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen3", {"head_dim": 8}),
+        ("mistral", WINDOW),
+        ("phi3", {}),
+        ("gemma", {"head_dim": 16}),
+        ("gemma2", {**WINDOW, **TURNS, "head_dim": 8, "attn_logit_softcapping": 2.0}),
+        ("gemma3_text", {**WINDOW, **TURNS, "head_dim": 8}),
+    ],
+)
 def test_another_architecture_answers_as_generate_does_with_and_without_an_adapter(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, options: dict[str, object]
 ) -> None:
+    """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side."""
     from peft import PeftModel
 
-    reference = save(tmp_path / "base", kind)
+    reference = save(tmp_path / "base", kind, **options)
     adapter = make_adapter(
         tmp_path / "base", tmp_path / "adapter", r=4, target_modules="all-linear", seed=3
     )
     assert isinstance(load_model(tmp_path / "base"), GenericModel)
-    engine = build(tmp_path / "base", {"a": adapter}, rows=4)
+    engine = build(tmp_path / "base", {"a": adapter}, rows=4, prompt_tokens=20)
     requests = [
-        GenerateRequest(tuple(range(9, 20 + n)), 12, adapter="a" if n % 2 else None)
+        GenerateRequest(tuple(range(9, 20 + 9 * n)), 12, adapter="a" if n % 2 else None)
         for n in range(6)
     ]
     answers = run(engine, requests, joining=2)
@@ -51,15 +68,25 @@ def test_another_architecture_answers_as_generate_does_with_and_without_an_adapt
     assert answers[1::2] == [expected(tuned, request) for request in requests[1::2]]
 
 
-def test_a_model_with_a_sliding_window_is_served_up_to_its_window(tmp_path: Path) -> None:
+def test_a_model_with_a_sliding_window_is_served_beyond_its_window(tmp_path: Path) -> None:
     save(tmp_path, "mistral", sliding_window=48)
-    assert load_model(tmp_path).facts.context_length == 48
+    assert load_model(tmp_path).facts.context_length == SHAPE["max_position_embeddings"]
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("gemma2", {"head_dim": 8}, "gemma2 models do not run here"),
+        (
+            "phi3",
+            {**WINDOW, "layer_types": ["full_attention"] * 2},
+            "where phi3 models look back",
+        ),
+        (
+            "llama4_text",
+            {"head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 16},
+            "llama4_text",
+        ),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "lfm2"),
         ("gpt_oss", {"head_dim": 8, "num_local_experts": 2}, "gpt_oss models do not run here"),
         ("bloom", {}, "attention of bloom models is not plain causal attention"),
     ],

@@ -16,6 +16,7 @@ from tuneship.serving.line import (
     Generation,
     ReplicaLost,
     ReplicaRefused,
+    RequestTooLarge,
 )
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,22 @@ def test_a_prompt_that_fills_the_context_is_refused(start_replica: StartReplica)
             last = process.line.generate(GenerateRequest((7,) * (length - 1), 3))
             assert len(await collect(last)) == 1
             assert last.finish_reason is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+
+
+def test_what_needs_more_than_all_memory_is_refused_and_the_others_wait_for_room(
+    start_replica: StartReplica,
+) -> None:
+    async def scenario() -> None:
+        async with start_replica("--cache-bytes", str(100 * 2 * 2 * 2 * 8 * 4)) as process:
+            stats = await process.line.stats()
+            tokens = stats["cache_limit_bytes"] // (2 * 2 * 2 * 8 * 4)
+            with pytest.raises(RequestTooLarge, match=f"holds {tokens}"):
+                await collect(process.line.generate(GenerateRequest(PROMPT, tokens)))
+            requests = [GenerateRequest(PROMPT, 20) for _ in range(12)]
+            answers = await asyncio.gather(*(collect(process.line.generate(r)) for r in requests))
+            assert [len(answer) for answer in answers] == [20] * 12
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from tests.serving.conftest import spawn
 pytestmark = pytest.mark.slow
 
 GENERATE = {"op": "generate", "adapter": None, "tokens": [9, 8, 7], "max_tokens": 4, "temperature": 0.0, "top_p": 1.0,
-            "seed": None, "stop_tokens": []}  # fmt: skip
+            "seed": None, "stop_tokens": [], "queue": ""}  # fmt: skip
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Wire:
 @pytest.fixture
 def wire(base: Path) -> Iterator[Wire]:
     ours, process = spawn(base, stderr=subprocess.PIPE)
-    ours.settimeout(30)
+    ours.settimeout(120)  # torch is imported first, maybe on a busy machine
     with process:
         with ours, ours.makefile("rb") as lines:
             yield Wire(process, ours, lines)

@@ -11,6 +11,14 @@ def waiting(name: str, prompt: int = 4) -> Sequence:
     return Sequence(name, GenerateRequest((1,) * prompt, max_tokens=9), token_limit=9)
 
 
+def step(scheduler: Scheduler) -> list[int]:
+    """What the engine does after it has asked: the parts are in the cache then."""
+    parts = scheduler.schedule()
+    for sequence, part in zip(scheduler.running[-len(parts) :], parts, strict=False):
+        sequence.cached += part
+    return parts
+
+
 def names(scheduler: Scheduler) -> str:
     return "".join(sequence.id for sequence in scheduler.running)
 
@@ -19,11 +27,11 @@ def test_those_who_came_first_run_first_and_the_rest_wait() -> None:
     scheduler = Scheduler(rows=2, prompt_tokens=100)
     for name in "abc":
         scheduler.add(waiting(name))
-    assert scheduler.schedule() == 2
+    assert step(scheduler) == [4, 4]
     assert names(scheduler) == "ab"
-    assert scheduler.schedule() == 0
+    assert step(scheduler) == []
     scheduler.release(scheduler.running[0])
-    assert scheduler.schedule() == 1
+    assert step(scheduler) == [4]
     assert names(scheduler) == "bc"
 
 
@@ -31,46 +39,140 @@ def test_the_last_row_moves_into_the_gap_so_that_rows_stay_a_prefix() -> None:
     scheduler = Scheduler(rows=4, prompt_tokens=100)
     for name, prompt in (("a", 4), ("b", 5), ("c", 6)):
         scheduler.add(waiting(name, prompt))
-    scheduler.schedule()
-    assert scheduler.release(scheduler.running[0]) == Move(source=2, target=0, length=6)
+    step(scheduler)
+    assert scheduler.release(scheduler.running[0]) == [Move(source=2, target=0, length=6)]
     assert names(scheduler) == "cb"
-    assert scheduler.release(scheduler.running[1]) is None
+    assert scheduler.release(scheduler.running[1]) == []
 
 
 def test_a_step_takes_in_no_more_prompt_tokens_than_its_budget() -> None:
     scheduler = Scheduler(rows=8, prompt_tokens=10)
     for name in "abc":
-        scheduler.add(waiting(name, prompt=5))
-    assert scheduler.schedule() == 2
-    assert scheduler.schedule() == 1
+        scheduler.add(waiting(name, prompt=6))
+    assert step(scheduler) == [6, 4]
+    assert step(scheduler) == [2, 6]
+    assert step(scheduler) == []
 
 
-def test_a_prompt_above_the_budget_joins_alone_instead_of_waiting_for_ever() -> None:
+def test_a_long_prompt_enters_in_parts_and_the_next_joins_with_its_last_one() -> None:
     scheduler = Scheduler(rows=8, prompt_tokens=10)
-    for name, prompt in (("a", 99), ("b", 2)):
+    for name, prompt in (("a", 25), ("b", 2)):
         scheduler.add(waiting(name, prompt))
-    assert scheduler.schedule() == 1
-    assert scheduler.schedule() == 1
+    assert [step(scheduler) for _ in range(4)] == [[10], [10], [5, 2], []]
+
+
+def test_the_more_rows_generate_the_more_prompt_tokens_a_step_may_take() -> None:
+    scheduler = Scheduler(rows=8, prompt_tokens=4)
+    for name in "abcd":
+        scheduler.add(waiting(name, prompt=1))
+    step(scheduler)
+    scheduler.add(waiting("long", prompt=50))
+    assert [step(scheduler) for _ in range(2)] == [[8], [8]]
+
+
+def test_a_gap_is_filled_by_a_row_that_generates_and_its_place_by_the_one_that_enters() -> None:
+    scheduler = Scheduler(rows=8, prompt_tokens=10)
+    for name, prompt in (("a", 2), ("b", 3), ("long", 50)):
+        scheduler.add(waiting(name, prompt))
+    step(scheduler)
+    assert names(scheduler) == "ablong"
+    moves = scheduler.release(scheduler.running[0])
+    assert moves == [Move(source=1, target=0, length=3), Move(source=2, target=1, length=5)]
+    assert scheduler.release(scheduler.running[0]) == [Move(source=1, target=0, length=5)]
+    assert names(scheduler) == "long"
+
+
+def of_queue(queue: str, number: int) -> Sequence:
+    request = GenerateRequest((1,), max_tokens=9, queue=queue)
+    return Sequence(f"{queue}{number} ", request, token_limit=9)
+
+
+def test_queues_take_turns_so_that_a_hundred_requests_do_not_hold_up_one() -> None:
+    scheduler = Scheduler(rows=1, prompt_tokens=100)
+    for number in range(100):
+        scheduler.add(of_queue("a", number))
+    scheduler.add(of_queue("b", 0))
+    scheduler.add(of_queue("c", 0))
+    order = ""
+    for _ in range(5):
+        step(scheduler)
+        order += names(scheduler)
+        scheduler.release(scheduler.running[0])
+    assert order == "a0 b0 c0 a1 a2 "
+    scheduler.add(of_queue("b", 1))
+    for _ in range(2):
+        step(scheduler)
+        order += names(scheduler)
+        scheduler.release(scheduler.running[0])
+    assert order.endswith("a3 b1 ")
+
+
+def test_without_a_queue_of_their_own_requests_wait_by_adapter() -> None:
+    scheduler = Scheduler(rows=1, prompt_tokens=100)
+    for number, adapter in enumerate(["x", "x", "x", None]):
+        request = GenerateRequest((1,), max_tokens=9, adapter=adapter)
+        scheduler.add(Sequence(str(number), request, token_limit=9))
+    order = ""
+    while not scheduler.idle:
+        step(scheduler)
+        order += names(scheduler)
+        scheduler.release(scheduler.running[0])
+    assert order == "0312"
+
+
+def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
+    scheduler = Scheduler(rows=8, prompt_tokens=100, cache_tokens=60)
+    for name, prompt in (("a", 4), ("big", 40), ("c", 4)):
+        scheduler.add(waiting(name, prompt))
+    step(scheduler)
+    assert names(scheduler) == "a"
+    assert step(scheduler) == []
+    scheduler.release(scheduler.running[0])
+    step(scheduler)
+    assert names(scheduler) == "big"
+    scheduler.release(scheduler.running[0])
+    step(scheduler)
+    assert names(scheduler) == "c"
+
+
+def test_what_would_not_even_fit_alone_is_told_apart() -> None:
+    scheduler = Scheduler(rows=8, prompt_tokens=100, cache_tokens=60)
+    assert scheduler.fits(waiting("a", prompt=51))
+    assert not scheduler.fits(waiting("a", prompt=52))
 
 
 @given(
-    st.lists(st.sampled_from(["add", "step", "release"]), max_size=60), st.integers(1, 5), st.data()
+    st.lists(st.sampled_from(["add", "step", "release", "forget"]), max_size=60),
+    st.integers(1, 5),
+    st.sampled_from([None, 40]),
+    st.data(),
 )
-def test_every_running_sequence_knows_its_own_row(
-    events: list[str], rows: int, data: st.DataObject
+def test_rows_stay_a_prefix_of_generating_ones_and_at_most_one_that_enters(
+    events: list[str], rows: int, room: int | None, data: st.DataObject
 ) -> None:
-    scheduler = Scheduler(rows=rows, prompt_tokens=12)
+    scheduler = Scheduler(rows=rows, prompt_tokens=12, cache_tokens=room)
+    held: list[Sequence] = []
     for number, event in enumerate(events):
         if event == "add":
-            scheduler.add(waiting(str(number), prompt=1 + number % 7))
+            held.append(waiting(str(number), prompt=1 + 5 * (number % 7)))
+            scheduler.add(held[-1])
         elif event == "step":
-            scheduler.schedule()
-        elif scheduler.running:
-            scheduler.release(data.draw(st.sampled_from(scheduler.running)))
-        assert [sequence.row for sequence in scheduler.running] == list(
-            range(len(scheduler.running))
-        )
-        assert len(scheduler.running) <= rows
+            assert sum(step(scheduler)) <= 12
+        elif event == "release" and scheduler.running:
+            gone = data.draw(st.sampled_from(scheduler.running))
+            scheduler.release(gone)
+            held.remove(gone)
+        elif event == "forget" and scheduler.waiting:
+            gone = data.draw(st.sampled_from([one for one in held if one.row < 0]))
+            scheduler.remove(gone)
+            held.remove(gone)
+        running = scheduler.running
+        assert [sequence.row for sequence in running] == list(range(len(running)))
+        assert not any(sequence.is_entering for sequence in running[:-1])
+        assert len(running) <= rows
+        assert room is None or len(running) * max([0, *(o.longest for o in running)]) <= room
+        assert scheduler.waiting == len(held) - len(running)
+        assert scheduler.idle == (not held)
 
 
 def test_a_stop_token_ends_a_sequence_and_is_not_part_of_it() -> None:

@@ -1,32 +1,26 @@
-"""Leases fence, blobs are whole or absent, keys are single, and the migrations make the tables."""
+"""Leases fence, blobs are whole or absent, keys are single."""
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy.exc import IntegrityError
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import idempotency, job_records, leases, metric_windows, rows, tables
+from tuneship.store import idempotency, leases, rows, tables
 from tuneship.store.blobs import Blobs
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database
 from tuneship.store.leases import LEASE, Claim, LeaseLost
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(sqlite_url(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
+pytestmark = pytest.mark.both_databases
 
 
 def add_job(database: Database, job_id: str = "ft_1", **values: Any) -> None:
@@ -43,23 +37,6 @@ def add_job(database: Database, job_id: str = "ft_1", **values: Any) -> None:
 def claim(database: Database, now: datetime) -> rows.Row | None:
     with database.write() as connection:
         return leases.claim(connection, "owner", now)
-
-
-def test_the_migrations_make_exactly_the_tables(database: Database) -> None:
-    with database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": False})
-        assert compare_metadata(context, tables.METADATA) == []
-
-
-def test_sqlite_survives_power_loss_and_waits_for_other_writers(database: Database) -> None:
-    with database.read() as connection:
-        found = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-            for name in ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
-        }
-    assert found == {
-        "journal_mode": "wal", "synchronous": 2, "busy_timeout": 30000, "foreign_keys": 1,
-    }  # fmt: skip
 
 
 def test_an_error_of_the_database_carries_no_values(database: Database) -> None:
@@ -120,6 +97,15 @@ def test_jobs_are_taken_oldest_first(database: Database) -> None:
     assert [claim(database, NOW)["id"] for _ in range(2)] == ["ft_old", "ft_new"]  # type: ignore[index]
 
 
+def test_many_who_claim_at_once_get_different_jobs(database: Database) -> None:
+    for number in range(16):
+        add_job(database, f"ft_{number}")
+    with ThreadPoolExecutor(16) as threads:
+        taken = list(threads.map(lambda _: claim(database, NOW), range(20)))
+    names = [row["id"] for row in taken if row is not None]
+    assert (len(names), len(set(names)), taken.count(None)) == (16, 16, 4)
+
+
 def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Database) -> None:
     key = idempotency.Key("alice", "k", "f")
     answer = idempotency.StoredAnswer(201, "/x", b"{}")
@@ -144,21 +130,6 @@ def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Databa
     assert isinstance(begin(idempotency.Key("bob", "k", "other"), NOW), idempotency.Hold)
     after = NOW + idempotency.KEPT + timedelta(minutes=5)
     assert isinstance(begin(key, after), idempotency.Hold)
-
-
-def test_old_metric_windows_are_forgotten(database: Database) -> None:
-    from tuneship.metrics.recorder import WindowKey
-    from tuneship.metrics.windows import Window
-
-    with database.write() as connection:
-        for start in (10, 20):
-            metric_windows.store(
-                connection, {WindowKey("dep_1", "", start): Window(request_count=1)}
-            )
-        metric_windows.store(connection, {WindowKey("dep_1", "", 20): Window(request_count=2)})
-        metric_windows.forget(connection, 20)
-        found = metric_windows.between(connection, "dep_1", None, 0, 99)
-    assert [(start, window.request_count) for start, window in found] == [(20, 3)]
 
 
 def test_a_blob_is_at_its_key_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -193,15 +164,3 @@ with blobs.staged() as staged:
     assert list((tmp_path / "scratch").iterdir()) != []
     blobs.sweep()
     assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
-    def write_and_fail() -> None:
-        with database.write() as connection:
-            job_records.add_log(connection, "ft_1", NOW, "info", "m")
-            raise RuntimeError("planted")
-
-    with pytest.raises(RuntimeError, match="planted"):
-        write_and_fail()
-    with database.read() as connection:
-        assert rows.count(connection, tables.job_logs) == 0

@@ -69,8 +69,7 @@ def wire() -> Iterator[Wire]:
     """A wire instead of a network."""
     made = Wire()
     settings = ClientSettings(url="http://service", api_key="key", client_id="tests")
-    tasks_api.disconnect()
-    tasks_api._connected.append(Client(settings, transport=httpx.MockTransport(made)))
+    tasks_api.connect(settings, Client(settings, transport=httpx.MockTransport(made)))
     yield made
     tasks_api.disconnect()
 

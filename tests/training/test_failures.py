@@ -1,5 +1,7 @@
 """What the owner of a job is told when something unforeseen ends it."""
 
+import errno
+
 import pytest
 import torch
 
@@ -18,6 +20,15 @@ def test_the_cpu_allocators_refusal_is_out_of_memory() -> None:
     assert failure_of(caught("allocate")).reason == "out_of_memory"
     assert failure_of(MemoryError()).reason == "out_of_memory"
     assert failure_of(torch.OutOfMemoryError()).reason == "out_of_memory"
+
+
+def test_a_full_disk_is_told_as_such() -> None:
+    failure = failure_of(OSError(errno.ENOSPC, "No space left on device", "CANARY"))
+    assert (failure.reason, failure.message[:30]) == ("internal", "the service's disk is full: a ")
+
+
+def test_out_of_memory_names_what_to_lower() -> None:
+    assert "a smaller lora_rank or batch_size" in failure_of(MemoryError()).message
 
 
 def test_an_unforeseen_error_is_told_by_kind_and_place_not_by_its_text(

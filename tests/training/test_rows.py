@@ -33,7 +33,7 @@ def template() -> PromptTemplate:
 @pytest.fixture
 def encoder(tiny_model: Path) -> Encoder:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
-    return Encoder(PromptTemplate.load(tiny_model), tokenizer, 64, frozenset([1]))
+    return Encoder(PromptTemplate.load(tiny_model), tokenizer, 64, frozenset([1]), 261)
 
 
 def test_only_what_the_assistant_says_is_learnt(template: PromptTemplate) -> None:

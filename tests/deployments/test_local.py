@@ -1,0 +1,81 @@
+"""`make up` and `make down` as a user runs them, in an empty home: everything real, on free ports."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.machine import Machine
+from tests.waiting import until
+from tuneship.contract.datasets import DatasetUpload
+
+pytestmark = pytest.mark.slow
+NAMES = {"service", "prefect-server", "bridge", "worker"}
+
+
+def test_everything_runs_and_a_second_up_changes_nothing(machine: Machine) -> None:
+    before = machine.records
+    assert set(before) == NAMES
+    said = machine.run("up")
+    assert machine.records == before
+    assert machine.prefect.removesuffix("/api") in said
+    with machine.client() as client:
+        assert client.models.list().models
+        assert len(client.webhooks.list().webhooks) == 1
+
+
+def test_every_flow_is_registered_with_its_automations_and_credentials(machine: Machine) -> None:
+    names = {one["name"] for one in machine.ask("POST", "/deployments/filter", {})}
+    assert {"tune-and-deploy", "shift-traffic", "guard"} <= names
+    automations = [one["name"] for one in machine.ask("POST", "/automations/filter", {})]
+    assert sorted(one for one in automations if one.startswith("tuneship: ")) == [
+        "tuneship: a crash starts the guard",
+        "tuneship: a silent run has crashed",
+    ]
+    blocks = machine.ask("POST", "/block_documents/filter", {"include_secrets": False})
+    stored = next(one for one in blocks if one["block_type"]["slug"] == "tuneship-credentials")
+    assert set(stored["data"]["api_key"]) == {"*"}
+
+
+def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machine) -> None:
+    line = b'{"instruction":"a","response":"b"}\n'
+    file = machine.home / "rows.jsonl"
+    file.write_bytes(line * 2)
+    with machine.client() as client, file.open("rb") as opened:
+        made = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
+    wanted = {"filter": {"event": {"name": ["dataset.processed"]}}}
+
+    def told() -> list[Any]:
+        found = machine.ask("POST", "/events/filter", wanted)["events"]
+        return [one for one in found if one["payload"]["id"] == made.id]
+
+    until(lambda: len(told()) == 1)
+    assert told()[0]["resource"]["prefect.resource.id"] == f"tuneship.dataset.{made.id}"
+
+
+def test_the_bridge_passes_nothing_on_that_the_service_did_not_sign(machine: Machine) -> None:
+    port = machine.environment["TUNESHIP_BRIDGE_PORT"]
+    forged = {"type": "dataset.processed", "id": "evt_forged", "data": {"object": "d", "id": "x"}}
+    answer = httpx.post(f"http://127.0.0.1:{port}/", json=forged, trust_env=False)
+    assert answer.status_code == 400
+
+
+def test_the_worker_runs_the_guard(machine: Machine) -> None:
+    guard = machine.ask("GET", "/deployments/name/guard/guard")
+    started = {"state": {"type": "SCHEDULED"}}
+    run = machine.ask("POST", f"/deployments/{guard['id']}/create_flow_run", started)
+
+    def state() -> str:
+        return str(machine.ask("GET", f"/flow_runs/{run['id']}")["state"]["type"])
+
+    until(lambda: state() in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), 120)
+    assert state() == "COMPLETED"
+
+
+def test_schedules_make_runs(machine: Machine) -> None:
+    """Prefect's scheduler fails silently where its database library does not suit it."""
+    wanted = {
+        "deployments": {"name": {"any_": ["guard"]}},
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+    }
+    until(lambda: bool(machine.ask("POST", "/flow_runs/filter", wanted)), 180)

@@ -1,0 +1,102 @@
+"""A flow whose process is gone, and nobody noticed: its heartbeats stop, it is marked Crashed, and the guard starts."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments.automations import bring_up_to_date, silent_runs_crash
+from flows.parameters import Endpoint
+from flows.turns import turn
+from tasks.api import connect, disconnect
+from tests.machine import ROOT, Machine
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+LONG_S = 180.0
+SHORTEST = timedelta(seconds=10)
+"""Of a trigger on what does not happen; the shipped one waits for three heartbeats."""
+
+
+@pytest.fixture
+def waiting(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A script that waits for its turn, which this process has, and does nothing else."""
+    home = machine.home / ".tuneship"
+    monkeypatch.setenv("TUNESHIP_RECORDS", str(home / "records"))
+    monkeypatch.setenv("TUNESHIP_DATA_DIR", str(home / "data"))
+    params = machine.home / "waiting.json"
+    release = {"model_name": "m", "model": "ft:b:m:0123456789", "endpoint": {"name": "waiting"}}
+    params.write_text(json.dumps(release))
+    with machine.client() as client:
+        settings = client.settings
+    own = {
+        "TUNESHIP_URL": settings.url,
+        "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+        "TUNESHIP_CLIENT_ID": settings.client_id,
+        "PREFECT_API_URL": machine.prefect,
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PYTHONPATH": str(ROOT),
+    }
+    script = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py"), "--params", str(params)]
+    connect(settings)
+    with (
+        temporary_settings({PREFECT_API_URL: machine.prefect}),
+        (machine.home / "waiting.log").open("wb") as said,
+        turn(Endpoint(name="waiting")),
+    ):
+        process = subprocess.Popen(script, env=machine.environment | own, stdout=said, stderr=said)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            disconnect()
+
+
+def runs(machine: Machine, flow: str) -> list[dict[str, Any]]:
+    return machine.ask("POST", "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
+
+
+def resource(run: dict[str, Any]) -> str:
+    return f"prefect.flow-run.{run['id']}"
+
+
+def running(machine: Machine, flow: str) -> set[str]:
+    """Resources of the runs that Prefect takes for running."""
+    return {resource(one) for one in runs(machine, flow) if one["state_type"] == "RUNNING"}
+
+
+def beating(machine: Machine) -> set[str]:
+    """The resources that had a heartbeat."""
+    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
+    events = machine.ask("POST", "/events/filter", wanted)["events"]
+    return {one["resource"]["prefect.resource.id"] for one in events}
+
+
+def test_a_run_that_falls_silent_is_marked_crashed_and_the_guard_starts(
+    machine: Machine, waiting: "subprocess.Popen[bytes]"
+) -> None:
+    bring_up_to_date(silent_runs_crash(SHORTEST))
+    try:
+        until(lambda: bool(beating(machine) & running(machine, "tune-and-deploy")), LONG_S)
+        (run,) = beating(machine) & running(machine, "tune-and-deploy")
+        waiting.send_signal(signal.SIGKILL)
+        until(lambda: run not in running(machine, "tune-and-deploy"), LONG_S)
+        (ended,) = (one for one in runs(machine, "tune-and-deploy") if resource(one) == run)
+        assert (ended["state_type"], ended["state"]["message"]) == ("CRASHED", "no heartbeat")
+    finally:
+        bring_up_to_date(silent_runs_crash())
+
+    def guards() -> list[str]:
+        found = [one for one in runs(machine, "guard") if one["created_by"]]
+        return [one["state_type"] for one in found if one["created_by"]["type"] == "AUTOMATION"]
+
+    until(lambda: "COMPLETED" in guards(), LONG_S)

@@ -1,0 +1,247 @@
+"""A TCP proxy between the pipeline and the service that spoils what a script says. One connection, one request.
+
+A fault is a coroutine that is given the request on its way (`Exchange`): it may pass it on, cut it, or answer itself.
+`Proxy.play` says which requests meet which faults, in turn; all others pass.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+HEAD_END = b"\r\n\r\n"
+RESET = struct.pack("ii", 1, 0)
+BLOCK = 16_384
+
+
+@dataclass
+class Exchange:
+    """One request on its way: its first lines, the body still to be read, and the service behind."""
+
+    head: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    service_port: int
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        found = re.search(rb"\r\ncontent-length: *(\d+)", self.head, re.IGNORECASE)
+        return int(found[1]) if found else 0
+
+    async def pass_on(self, count: int | None = None) -> bytes:
+        """The service's answer; with `count` only so many bytes of the body reach it, and it has no answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.service_port)
+        wanted = self.length if count is None else count
+        try:
+            writer.write(re.sub(rb"(?i)(\r\nconnection: )[^\r]*", rb"\1close", self.head))
+            while wanted and (block := await self.reader.read(min(wanted, BLOCK))):
+                writer.write(block)
+                await writer.drain()
+                wanted -= len(block)
+            if count is None:
+                return await reader.read()
+            reset(writer)
+            return b""
+        finally:
+            writer.close()
+
+    async def answer(self, content: bytes) -> None:
+        """Send it to the client."""
+        self.writer.write(content)
+        await self.writer.drain()
+
+    async def swallow(self) -> None:
+        """Read the whole body, so that the client is at its answer."""
+        await self.reader.readexactly(self.length)
+
+
+Fault = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass
+class Rule:
+    """Which requests meet faults, and which: in turn, the last one for ever where it is said so."""
+
+    wanted: Callable[[str, str], bool]
+    faults: list[Fault]
+    for_ever: bool
+
+
+class Proxy:
+    """Listens on a port of its own while it is entered."""
+
+    def __init__(self, service_port: int) -> None:
+        """Behind it, on this host."""
+        self._service_port = service_port
+        self._rules: list[Rule] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        """Listen."""
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close everything that is under way."""
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.sockets[0].getsockname()[1]
+
+    def play(self, method: str, path: str, faults: Sequence[Fault], for_ever: bool = False) -> None:
+        """Requests whose method and path match as a whole meet these faults; earlier rules come first."""
+        pattern = re.compile(path)
+
+        def wanted(asked: str, target: str) -> bool:
+            return (
+                re.fullmatch(method, asked) is not None
+                and pattern.fullmatch(target.partition("?")[0]) is not None
+            )
+
+        self._rules.append(Rule(wanted, list(faults), for_ever))
+
+    def heal(self) -> None:
+        """From now on everything passes."""
+        self._rules.clear()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _close(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for one in others:
+            one.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            head = await reader.readuntil(HEAD_END)
+            method, target, _ = head.decode("latin-1").split(" ", 2)
+            await self._fault(method, target)(Exchange(head, reader, writer, self._service_port))
+            await writer.drain()
+        writer.close()
+
+    def _fault(self, method: str, target: str) -> Fault:
+        for rule in self._rules:
+            if rule.faults and rule.wanted(method, target):
+                return rule.faults[0] if rule.for_ever else rule.faults.pop(0)
+        return passed
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """RST instead of FIN."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()
+
+
+async def passed(exchange: Exchange) -> None:
+    """No fault."""
+    await exchange.answer(await exchange.pass_on())
+
+
+def canned(status: int, body: object = None, **headers: str) -> Fault:
+    """The proxy answers; the service sees nothing. A `str` is sent as it is, anything else as JSON."""
+    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+    kind = "text/html" if isinstance(body, str) else "application/json"
+    lines = [f"HTTP/1.1 {status} Told", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    whole = "\r\n".join([*lines, "Connection: close"]).encode() + HEAD_END + content
+
+    async def fault(exchange: Exchange) -> None:
+        await exchange.swallow()
+        await exchange.answer(whole)
+
+    return fault
+
+
+def refused(status: int, code: str, **headers: str) -> Fault:
+    """A refusal in the service's own form."""
+    error = {"code": code, "message": "refused", "type": code, "param": None, "details": []}
+    return canned(status, {"error": error}, **headers)
+
+
+def cut_request(share: float) -> Fault:
+    """So much of the body reaches the service, then both sides are reset; 1: all of it, and the service acts."""
+
+    async def fault(exchange: Exchange) -> None:
+        if share < 1:
+            await exchange.pass_on(int(exchange.length * share))
+        else:
+            await exchange.pass_on()
+        reset(exchange.writer)
+
+    return fault
+
+
+def cut_answer(share: float) -> Fault:
+    """So much of the answer's body comes, then the connection closes."""
+
+    async def fault(exchange: Exchange) -> None:
+        head, _, body = (await exchange.pass_on()).partition(HEAD_END)
+        await exchange.answer(head + HEAD_END + body[: int(len(body) * share)])
+
+    return fault
+
+
+async def reset_unheard(exchange: Exchange) -> None:
+    """The whole request is taken, nothing of it reaches the service."""
+    await exchange.swallow()
+    reset(exchange.writer)
+
+
+async def lost(exchange: Exchange) -> None:
+    """The service acts, its answer never comes: the connection stays open until the client gives up."""
+    await exchange.pass_on()
+    await exchange.reader.read()
+
+
+async def half_open(exchange: Exchange) -> None:
+    """Accepted and never answered."""
+    await exchange.reader.read(-1)
+
+
+def trickled(pause_s: float = 0.001) -> Fault:
+    """The answer comes whole, byte by byte."""
+
+    async def fault(exchange: Exchange) -> None:
+        answer = await exchange.pass_on()
+        for place in range(len(answer)):
+            await exchange.answer(answer[place : place + 1])
+            await asyncio.sleep(pause_s if place % 64 == 0 else 0)
+
+    return fault
+
+
+def rewritten(change: Callable[[dict[str, Any]], object]) -> Fault:
+    """The service acts; `change` spoils its JSON in place, or returns another text."""
+
+    async def fault(exchange: Exchange) -> None:
+        head, _, body = (await exchange.pass_on()).partition(HEAD_END)
+        content: dict[str, Any] = json.loads(body)
+        other = change(content)
+        told = other.encode() if isinstance(other, str) else json.dumps(content).encode()
+        head = re.sub(rb"(?i)\r\ncontent-length: *\d+", b"", head)
+        size = f"\r\nContent-Length: {len(told)}".encode()
+        await exchange.answer(head + size + HEAD_END + told)
+
+    return fault
+
+
+def merged(fields: Mapping[str, object]) -> Callable[[dict[str, Any]], None]:
+    """For `rewritten`: these fields on top."""
+    return lambda content: content.update(fields)

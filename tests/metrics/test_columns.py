@@ -1,0 +1,109 @@
+"""Columns say what exact arithmetic over the same samples says, merged or not, and survive storing."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tuneship.metrics import columns
+from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns
+from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.windows import Window
+
+LATENCIES = st.floats(0.02, 500_000)
+REQUESTS = st.lists(st.tuples(st.sampled_from(list(Outcome)), LATENCIES), max_size=30)
+
+
+@dataclass
+class Sample:
+    """What a merged row must say, from the requests themselves."""
+
+    requests: list[tuple[Outcome, float]]
+
+    @property
+    def latencies(self) -> list[float]:
+        return sorted(latency for outcome, latency in self.requests if outcome is Outcome.SUCCESS)
+
+
+def window_of(requests: Sequence[tuple[Outcome, float]]) -> Window:
+    window = Window()
+    for outcome, latency in requests:
+        window.add(Observation("dep_a", "", 1.0, outcome, latency, 2, 3, is_empty=latency > 100))
+    return window
+
+
+def derived(windows: Sequence[Window]) -> Columns:
+    return columns.grouped(columns.from_windows(windows), np.arange(len(windows)))[1]
+
+
+@given(st.lists(LATENCIES, min_size=1, max_size=300))
+@example([1.0] * 21)
+@example([0.02, 500_000.0])
+def test_percentiles_are_within_one_percent_of_the_exact_ones(latencies: list[float]) -> None:
+    [row] = derived([window_of([(Outcome.SUCCESS, one) for one in latencies])]).facts
+    for name, quantile in QUANTILES.items():
+        exact = sorted(latencies)[math.floor(quantile * (len(latencies) - 1))]
+        assert row[name] == pytest.approx(exact, rel=0.01 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), REQUESTS), min_size=1, max_size=12))
+def test_a_merged_row_says_what_its_requests_say(
+    parts: list[tuple[int, list[tuple[Outcome, float]]]],
+) -> None:
+    stored = derived([window_of(requests) for _, requests in parts]).encoded()
+    places, found = columns.grouped(
+        columns.from_stored(stored), np.array([place for place, _ in parts])
+    )
+    assert places.tolist() == sorted({place for place, _ in parts})
+    for place, row in zip(places, found.facts, strict=True):
+        own = [request for into, requests in parts if into == place for request in requests]
+        counted = [one for one in own if one[0] is not Outcome.CALLER_ERROR]
+        exact = Sample(own).latencies
+        assert row["requests"] == len(counted)
+        assert row["errors"] == len(counted) - len(exact)
+        assert (row["input"], row["output"]) == (2 * len(counted), 3 * len(counted))
+        assert row["empty"] == sum(latency > 100 for latency in exact)
+        assert row["latency_sum_ms"] == pytest.approx(sum(exact))
+        for name, quantile in QUANTILES.items():
+            true = exact[math.floor(quantile * (len(exact) - 1))] if exact else 0.0
+            assert row[name] == pytest.approx(true, rel=0.01 + 1e-9)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=4))
+def test_what_was_stored_is_read_again_bit_for_bit(
+    windows: list[list[tuple[Outcome, float]]],
+) -> None:
+    whole = derived([window_of(one) for one in windows])
+    again = columns.from_stored(whole.encoded())
+    assert np.array_equal(again.facts, whole.facts)
+    assert np.array_equal(again.sketches, whole.sketches)
+    assert np.array_equal(again.lengths, whole.lengths)
+
+
+@given(REQUESTS)
+def test_the_histogram_is_cumulative_and_ends_with_every_success(
+    requests: list[tuple[Outcome, float]],
+) -> None:
+    [row] = derived([window_of(requests)]).facts
+    exact = Sample(requests).latencies
+    assert row["histogram"].tolist() == sorted(row["histogram"])
+    assert row["histogram"][-1] == len(exact)
+    for edge, count in zip(EDGES_MS, row["histogram"], strict=False):
+        surely = sum(latency <= edge / 1.0101 for latency in exact)
+        assert surely <= count <= sum(latency <= edge * 1.0101 for latency in exact)
+
+
+@pytest.mark.parametrize("latency", [0.0, 1e-9, 1e12])
+def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
+    [row] = derived([window_of([(Outcome.SUCCESS, latency)])]).facts
+    assert row["histogram"][-1] == 1
+
+
+def test_no_windows_at_all_are_no_rows() -> None:
+    places, none = columns.grouped(columns.from_windows([]), np.array([], np.int64))
+    assert (len(places), len(none), none.facts.dtype) == (0, 0, FACTS)
+    assert columns.from_stored([]).encoded() == []

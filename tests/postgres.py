@@ -1,0 +1,166 @@
+"""A Postgres of the test run's own: a cluster in a temporary folder, behind a Unix socket, ended by its process id.
+
+Nothing of it outlives the run, and it may forget on power loss (`fsync=off`): tests kill the service, never this.
+`Cluster.new_database()` copies a migrated template, or empties one that a test has left.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tuneship.runtime.launch import die_with_parent
+from tuneship.store import tables
+from tuneship.store.database import Database
+
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "400",
+    "shared_buffers": "64MB",
+}
+TEMPLATE = "tuneship_template"
+
+
+def programs() -> Path | None:
+    """The folder of `initdb` and `postgres`: Debian does not put it on PATH."""
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def unprivileged() -> dict[str, Any]:
+    """Postgres refuses to run as root: who runs it then, as options of `subprocess`."""
+    if os.getuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+class Cluster:
+    """One Postgres server."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._owner = unprivileged()
+        self._numbers = count(1)
+        self._free: list[str] = []
+        self.lent: list[str] = []
+        """Databases handed out, in order."""
+        self.folder = Path(tempfile.mkdtemp(prefix="tuneship-postgres-"))
+        if self._owner:
+            os.chown(self.folder, self._owner["user"], self._owner["group"])
+        subprocess.run(
+            [
+                str(programs / "initdb"), "--pgdata", str(self.folder / "data"), "--no-sync",
+                "--username=tuneship", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8",
+            ],
+            check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self._owner,
+        )  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        options = [f"-c{name}={value}" for name, value in SETTINGS.items()]
+        parent = os.getpid()
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(self._programs / "postgres"), "-D", str(self.folder / "data"),
+                    "-k", str(self.folder), *options,
+                ],
+                stdout=log, stderr=log, cwd=self.folder, **self._owner,
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGINT),  # noqa: PLW1509 - it only calls prctl
+            )  # fmt: skip
+        self._wait()
+
+    def _wait(self) -> None:
+        end = time.monotonic() + 30
+        while True:
+            try:
+                self.run("select 1")
+            except sa.exc.OperationalError:
+                assert time.monotonic() < end, (self.folder / "log").read_text()[-2000:]
+                assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
+                time.sleep(0.05)
+            else:
+                return
+
+    def stop(self) -> None:
+        """At once: sessions are ended, not waited for."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://tuneship@/{database}?host={self.folder}"
+
+    def run(self, statement: str, database: str = "postgres") -> list[Any]:
+        """One statement outside any transaction; answers its rows."""
+        engine = sa.create_engine(self.url(database), poolclass=sa.NullPool)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            result = connection.exec_driver_sql(statement)
+            return list(result.all()) if result.returns_rows else []
+
+    def new_database(self) -> str:
+        """The URL of an empty database with every table."""
+        name = self._emptied() if self._free else self._copied(next(self._numbers))
+        self.lent.append(name)
+        return self.url(name)
+
+    def _copied(self, number: int) -> str:
+        if number == 1:
+            self.run(f"create database {TEMPLATE}")
+            Database(self.url(TEMPLATE)).close()
+        self.run(f"create database tuneship_{number} template {TEMPLATE}")
+        return f"tuneship_{number}"
+
+    def _emptied(self) -> str:
+        """Hundreds of copies would be gigabytes."""
+        name = self._free.pop()
+        self.run(f"truncate {', '.join(tables.METADATA.tables)} restart identity", name)
+        return name
+
+    def take_back(self, since: int) -> None:
+        """Use again what was lent since and nobody is connected to: the service of one test, not of many."""
+        names = self.lent[since:]
+        query = "select datname from pg_stat_activity where datname like 'tuneship_%%'"
+        end = time.monotonic() + 0.3  # an ended session is seen a little longer
+        while in_use := {row[0] for row in self.run(query)} & {*names}:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.02)
+        self._free += [name for name in names if name not in in_use]
+
+    def refuse(self, url: str, *, refuses: bool) -> None:
+        """Let one database be down, and up again."""
+        name = sa.make_url(url).database
+        self.run(f"alter database {name} allow_connections {str(not refuses).lower()}")
+        sessions = f"pg_stat_activity where datname = '{name}'"
+        self.run(f"select pg_terminate_backend(pid) from {sessions}")  # noqa: S608 - a name of ours
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    found = programs()
+    if found is None:
+        pytest.skip("no PostgreSQL on this machine: .ci/run installs it")
+    cluster = Cluster(found)
+    yield cluster
+    cluster.remove()

@@ -1,0 +1,45 @@
+"""What the service may use of its machine, and how many more processes fit on it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tuneship.service import machine
+from tuneship.service.machine import (
+    free_memory,
+    more_processes,
+    resident_memory,
+    this_machine,
+)
+
+GIB = 1 << 30
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, used = tmp_path / "limit", tmp_path / "used"
+    used.write_text("1048576\n")
+    monkeypatch.setattr(machine, "CGROUPS", ((limit, used), (tmp_path / "none", used)))
+    whole = this_machine().memory_bytes
+    limit.write_text("max\n")
+    assert this_machine().memory_bytes == whole
+    limit.write_text("3145728\n")
+    assert this_machine().memory_bytes == 3 << 20
+    assert free_memory() == 2 << 20
+    used.write_text("4194304\n")
+    assert free_memory() == 0
+
+
+def test_as_many_processes_fit_as_the_free_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = resident_memory(os.getpid())
+    assert 1 << 20 < own < 100 * GIB
+    limit, used = tmp_path / "limit", tmp_path / "used"
+    limit.write_text(str(100 * GIB))
+    monkeypatch.setattr(machine, "CGROUPS", ((limit, used),))
+    monkeypatch.setattr(machine, "SHARE", 1.0)
+    for share, number in ((2.5, 2), (0.5, 0)):
+        used.write_text(str(100 * GIB - int(share * own)))
+        assert more_processes([os.getpid(), 0]) == number
+    assert more_processes([]) == 1

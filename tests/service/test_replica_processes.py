@@ -1,0 +1,197 @@
+"""Replicas as real processes: their number follows the deployment and its load, and killing them loses no request."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event
+
+import pytest
+
+from tests.service.processes import Serve, running_deployment
+from tests.waiting import until
+from tuneship.client import Client
+from tuneship.contract.deployments import (
+    Deployment,
+    DeploymentCreate,
+    DeploymentStatus,
+    DeploymentUpdate,
+    ModelConfiguration,
+)
+from tuneship.contract.errors import InternalError
+from tuneship.contract.generation import Generate
+
+pytestmark = pytest.mark.slow
+SERVING = "tuneship.serving"
+MODEL = "tuneship-tiny"
+LONG = Generate(prompt="case", max_tokens=128, temperature=2.0)
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    settings = {
+        "auto_scaling_idle_s": "2",
+        "auto_scaling_queue_s": "0.02",
+        "generate_requests_per_minute": "0",
+    }
+    made = Serve(tmp_path_factory.mktemp("serve") / "data", **settings)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def client(serve: Serve) -> Client:
+    return serve.client()
+
+
+@pytest.fixture
+def deployment(client: Client) -> Iterator[str]:
+    made = running_deployment(client, "one", MODEL)
+    yield made
+    client.deployments.delete(made)
+    until(lambda: client.deployments.get(made).status == "deleted")
+
+
+@dataclass
+class Load:
+    """What the answers were to requests that do not end before they are told to."""
+
+    is_over: Event = field(default_factory=Event)
+    statuses: list[int] = field(default_factory=list[int])
+    ids: list[str] = field(default_factory=list[str])
+
+    def ask(self, client: Client, deployment: str, request: Generate) -> None:
+        while not self.is_over.is_set():
+            try:
+                self.ids.append(client.deployments.generate(deployment, request).id)
+            except InternalError as error:
+                self.statuses.append(error.status)
+            else:
+                self.statuses.append(200)
+
+    def go_on(self) -> None:
+        """Until some more have been answered."""
+        seen = len(self.statuses)
+        until(lambda: len(self.statuses) > seen + 8)
+
+
+@contextmanager
+def load(client: Client, deployment: str, callers: int, request: Generate = LONG) -> Iterator[Load]:
+    """So many callers ask one request after the other, each tried once."""
+    made, once = Load(), client.with_options(tries=1)
+    with ThreadPoolExecutor(callers) as pool:
+        asking: list[Future[None]] = [
+            pool.submit(made.ask, once, deployment, request) for _ in range(callers)
+        ]
+        try:
+            yield made
+        finally:
+            made.is_over.set()
+    for one in asking:
+        one.result()
+
+
+def replicas(client: Client, deployment: str) -> Callable[[], int]:
+    return lambda: client.deployments.get(deployment).current_replicas
+
+
+def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
+    serve: Serve, client: Client, deployment: str
+) -> None:
+    (first,) = serve.workers(SERVING)
+    now = replicas(client, deployment)
+
+    def changed(update: DeploymentUpdate) -> Deployment:
+        client.deployments.update(deployment, update)
+        until(lambda: client.deployments.get(deployment).status == DeploymentStatus.RUNNING)
+        return client.deployments.get(deployment)
+
+    with load(client, deployment, 4) as answers:
+        assert changed(DeploymentUpdate(min_replicas=2, max_replicas=2)).current_replicas == 2
+        assert len(serve.workers(SERVING)) == 2
+        generation = ModelConfiguration(default_temperature=0.1)
+        changed(DeploymentUpdate(model_config=generation))
+        until(lambda: len(answers.statuses) > 8)
+        changed(DeploymentUpdate(min_replicas=1, max_replicas=1))
+        until(lambda: serve.workers(SERVING) == [first])
+        until(lambda: now() == 1)
+    assert set(answers.statuses) == {200}
+
+
+def test_kills_under_load_lose_no_request_and_answer_none_twice(
+    serve: Serve, client: Client
+) -> None:
+    made = client.deployments.create(
+        DeploymentCreate(model_name=MODEL, deployment_name="two", min_replicas=2, max_replicas=2)
+    ).id
+    now = replicas(client, made)
+    until(lambda: now() == 2)
+    with load(client, made, 8) as answers:
+        for _ in range(2):  # one of two: the other does its requests
+            answers.go_on()
+            os.kill(serve.workers(SERVING)[0], signal.SIGKILL)
+            until(lambda: len(serve.workers(SERVING)) == 2 and now() == 2)
+        assert set(answers.statuses) == {200}
+        for process in serve.workers(SERVING):  # both: they wait for the next
+            os.kill(process, signal.SIGKILL)
+        until(lambda: client.deployments.get(made).health == "unhealthy" or now() == 2)
+        until(lambda: now() == 2)
+        answers.go_on()
+    counts = Counter(answers.statuses)
+    assert set(counts) <= {200, 503}
+    assert counts[200] == len(answers.ids) == len(set(answers.ids))
+    summary = client.deployments.metrics(made).summary.error_rate
+    assert summary is not None
+    assert (summary.request_count, summary.error_count) == (counts.total(), counts[503])
+    record = client.deployments.get(made)
+    assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
+    found = client.deployments.logs(made, filter="message~replica lost").logs
+    assert len(found) == 4
+    client.deployments.delete(made)
+    until(lambda: client.deployments.get(made).status == "deleted")
+
+
+def test_a_deployment_grows_with_its_queue_shrinks_sleeps_and_wakes(
+    serve: Serve, client: Client
+) -> None:
+    made = client.deployments.create(
+        DeploymentCreate(
+            model_name=MODEL,
+            deployment_name="auto",
+            min_replicas=0,
+            max_replicas=2,
+            auto_scaling=True,
+        )
+    ).id
+    now = replicas(client, made)
+    until(lambda: now() == 1)
+    if len(os.sched_getaffinity(0)) > 1:
+        with load(client, made, 48) as answers:
+            until(lambda: now() == 2)
+        assert set(answers.statuses) == {200}
+        found = client.deployments.logs(made, filter="message~requests wait").logs
+        assert found[-1].message.startswith("replicas wanted: 2 instead of 1")
+    until(lambda: now() == 0)
+    until(lambda: serve.workers(SERVING) == [])
+    record = client.deployments.get(made)
+    assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
+        assert {one.result().deployment_id for one in asked} == {made}
+    assert len(serve.workers(SERVING)) == 1
+    client.deployments.delete(made)
+
+
+def test_a_killed_process_comes_back_without_a_request(
+    serve: Serve, client: Client, deployment: str
+) -> None:
+    (first,) = serve.workers(SERVING)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: serve.workers(SERVING) not in ([], [first]))
+    until(lambda: client.deployments.get(deployment).health == "healthy")
+    found = client.deployments.logs(deployment, filter="component=replica", order="asc").logs
+    kinds = [entry.message.partition(":")[0] for entry in found]
+    assert kinds[-2:] == ["replica lost", "replica started"]

@@ -1,0 +1,108 @@
+"""A security setting has its effect, or is refused by name; what this host can do is told."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.service.in_process import Service
+from tuneship.service.catalogue import SHIPPED
+
+JOB = {"base_model": "tuneship-tiny", "model_name": "m"}
+DEPLOYMENT = {"model_name": "tuneship-tiny", "deployment_name": "d"}
+
+
+def asked(service: Service, kind: str, settings: dict[str, Any]) -> Any:
+    if kind == "job":
+        body = {**JOB, "dataset_id": service.dataset(), "security_settings": settings}
+        return service.call("POST", "/v1/fine-tuning/jobs", json=body)
+    return service.call(
+        "POST", "/v1/deployments", json={**DEPLOYMENT, "security_settings": settings}
+    )
+
+
+@pytest.mark.parametrize("kind", ["job", "deployment"])
+@pytest.mark.parametrize("name", ["audit_logging", "network_isolation"])
+def test_what_is_enforced_is_taken_and_shown(service: Service, kind: str, name: str) -> None:
+    made = asked(service, kind, {name: True})
+    assert made.status_code == 201, made.text
+    place = "fine-tuning/jobs" if kind == "job" else "deployments"
+    shown = service.call("GET", f"/v1/{place}/{made.json()['id']}").json()["security_settings"]
+    assert [key for key, value in shown.items() if value is True] == [name]
+
+
+@pytest.mark.parametrize("kind", ["job", "deployment"])
+def test_isolation_is_refused_where_the_host_cannot_isolate(
+    start: Callable[..., Service], kind: str
+) -> None:
+    service = start(isolates=False)
+    refused = asked(service, kind, {"network_isolation": True})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (422, "security_settings.network_isolation")
+    assert error["details"][0]["code"] == "not_enforced"
+    assert service.call("GET", "/healthz", None).json()["capabilities"] == {
+        "audit_logging": True,
+        "network_isolation": False,
+        "private_endpoints": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("networks", "status"),
+    [
+        (("10.0.0.0/8",), 200),
+        (("10.0.0.0/16", "::1/128"), 200),
+        (("192.168.0.0/16",), 404),
+        ((), 404),
+    ],
+)
+def test_a_private_deployment_answers_only_to_the_listed_networks(
+    start: Callable[..., Service], networks: tuple[str, ...], status: int
+) -> None:
+    service = start(private_networks=networks)
+    settings = {"security_settings": {"private_endpoints": True}}
+    private = service.deployment("private", **settings)
+    public = service.deployment("public")
+    endpoint = service.canary("shop", {private: 100})
+    prompt = {"json": {"prompt": "a"}}
+    places = f"/v1/deployments/{private}", f"/v1/endpoints/{endpoint}"
+    for place, noun in zip(places, ("deployment", "endpoint"), strict=True):
+        answer = service.call("POST", f"{place}/generate", **prompt)
+        assert answer.status_code == status, answer.text
+        if status == 404:
+            missing = service.call("POST", f"{place[:-3]}xxx/generate", **prompt).json()["error"]
+            hidden = answer.json()["error"]
+            assert {**hidden, "request_id": ""} == {**missing, "request_id": ""}, noun
+    assert service.call("GET", places[0]).status_code == 200, "its record is not hidden"
+    assert service.call("POST", f"/v1/deployments/{public}/generate", **prompt).status_code == 200
+
+
+@pytest.mark.parametrize(("proxies", "status"), [(("127.0.0.0/8",), 200), ((), 404)])
+def test_an_address_that_was_forwarded_is_believed_from_a_declared_proxy_only(
+    start: Callable[..., Service], proxies: tuple[str, ...], status: int
+) -> None:
+    service = start(private_networks=("10.9.0.0/16",), trusted_proxies=proxies)
+    private = service.deployment("private", security_settings={"private_endpoints": True})
+    service.listen()
+    answer = service.call(
+        "POST",
+        f"/v1/deployments/{private}/generate",
+        json={"prompt": "a"},
+        headers={"X-Forwarded-For": "10.9.1.1"},
+    )
+    assert answer.status_code == status
+
+
+def test_isolation_is_refused_on_an_engine_that_speaks_over_sockets(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    file = tmp_path / "models.yaml"
+    entry = {"id": "theirs", "path": str(SHIPPED / "tuneship-tiny"), "runtime": "vllm"}
+    file.write_text(yaml.safe_dump({"models": [entry]}))
+    service = start(model_catalogue=file)
+    body = {**DEPLOYMENT, "model_name": "theirs", "security_settings": {"network_isolation": True}}
+    refused = service.call("POST", "/v1/deployments", json=body)
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["error"]["param"] == "security_settings.network_isolation"

@@ -1,0 +1,140 @@
+"""Deltas of many adapters over one site, against the plain product of each row with its own matrices."""
+
+import random
+
+import pytest
+import torch
+
+from tuneship.serving.adapters import Matrices
+from tuneship.serving.lora import SPARE_SLOTS, Lora, Site
+
+SITES = (
+    Site(("q", "k"), 6, (8, 4), (None, None)),
+    Site(("down",), 5, (6,), (None,)),
+)
+
+
+def matrices(seed: int, rank: int, *modules: str) -> dict[str, Matrices]:
+    made = torch.Generator().manual_seed(seed)
+    shapes = {"q": (6, 8), "k": (6, 4), "down": (5, 6)}
+    return {
+        module: Matrices(
+            torch.randn(rank, shapes[module][0], generator=made),
+            torch.randn(rank, shapes[module][1], generator=made),
+        )
+        for module in modules
+    }
+
+
+def expected(site: Site, x: torch.Tensor, pairs: dict[str, Matrices]) -> torch.Tensor:
+    parts = [
+        x @ pairs[module].a.t() @ pairs[module].b if module in pairs else x.new_zeros(len(x), width)
+        for module, width in zip(site.modules, site.outputs, strict=True)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def check(lora: Lora, loaded: dict[str, dict[str, Matrices]], rows: list[str | None]) -> None:
+    """A step of these rows, and a prompt of the last row's adapter behind them."""
+    joiner = rows[-1]
+    for name in (*rows, joiner):
+        if name:
+            lora.hold(name)
+    routes = lora.route(rows, [(joiner, len(rows), len(rows) + 3)])
+    for number, site in enumerate(SITES):
+        x = torch.randn(len(rows) + 3, site.inputs)
+        out = torch.ones(len(x), sum(site.outputs))
+        lora.add(number, x, out, routes)
+        owners = [*rows, joiner, joiner, joiner]
+        wanted = torch.cat(
+            [
+                expected(site, x[n : n + 1], loaded[name] if name else {})
+                for n, name in enumerate(owners)
+            ]
+        )
+        torch.testing.assert_close(out, wanted + 1)
+    for name in (*rows, joiner):
+        if name:
+            lora.release(name)
+
+
+@pytest.fixture
+def loaded() -> dict[str, dict[str, Matrices]]:
+    """More than there are spare slots, of three ranks, some for a part of the modules only."""
+    choices = [("q", "k", "down"), ("q",), ("k", "down")]
+    return {
+        str(n): matrices(n, (2, 4, 8)[n // 3 % 3], *choices[n % 3]) for n in range(SPARE_SLOTS + 20)
+    }
+
+
+@pytest.fixture
+def lora(loaded: dict[str, dict[str, Matrices]]) -> Lora:
+    lora = Lora(SITES, torch.float32)
+    for name, pairs in loaded.items():
+        lora.load(name, pairs)
+    return lora
+
+
+def test_every_row_gets_its_own_delta_whichever_adapters_ran_before(
+    lora: Lora, loaded: dict[str, dict[str, Matrices]]
+) -> None:
+    draws = random.Random(1)  # noqa: S311 (which rows, not secrets)
+    names: list[str | None] = [*loaded, None]
+    for _ in range(60):
+        few = draws.sample(names, draws.randint(1, 12))
+        check(lora, loaded, draws.choices(few, k=draws.randint(1, 16)))
+    assert len(lora) == len(loaded)
+
+
+def test_rows_in_the_order_of_their_slots_need_no_gathering(
+    lora: Lora, loaded: dict[str, dict[str, Matrices]]
+) -> None:
+    for name in "0123":
+        lora.hold(name)
+    groups = lora.route([*"00112233"], []).groups
+    assert groups is not None
+    assert groups.gather is None
+    check(lora, loaded, [*"00112233"])
+
+
+def test_more_adapters_than_spare_slots_run_at_once(
+    lora: Lora, loaded: dict[str, dict[str, Matrices]]
+) -> None:
+    check(lora, loaded, [*loaded])
+
+
+def test_the_matrices_of_an_adapter_are_in_one_place_only() -> None:
+    lora = Lora(SITES, torch.float32)
+    names = [str(n) for n in range(SPARE_SLOTS + 10)]
+    for n, name in enumerate(names):
+        lora.load(name, matrices(n, 4, "q", "k", "down"))
+    for name in names:
+        lora.hold(name)
+        lora.release(name)
+    one = sum(t.numel() for p in matrices(0, 4, "q", "k", "down").values() for t in (p.a, p.b))
+    at_rest = [
+        tensor
+        for sites in lora._at_rest.values()
+        for members in sites.values()
+        for pair in members.values()
+        for tensor in (pair.a, pair.b)
+    ]
+    in_slots = [tensor for stack in lora._stacks for tensor in (stack._a, *stack._b)]
+    assert sum(tensor.numel() for tensor in (*at_rest, *in_slots)) == len(names) * one
+
+
+def test_a_site_that_no_adapter_changes_takes_no_memory() -> None:
+    lora = Lora(SITES, torch.float32)
+    lora.load("one", matrices(1, 4, "q"))
+    lora.hold("one")
+    assert [stack._a.numel() for stack in lora._stacks] == [8 * 6, 0]
+
+
+def test_an_adapter_that_was_unloaded_is_gone_and_its_slot_is_used_again(lora: Lora) -> None:
+    lora.hold("0")
+    lora.release("0")
+    assert lora.unload("0")
+    assert "0" not in lora
+    assert not lora.unload("0")
+    lora.hold("1")
+    assert lora._residents == ["1"]

@@ -1,0 +1,260 @@
+"""Debian's Chromium without a screen, driven by what a person reads: labels, buttons, tabs.
+
+A form of Prefect's UI hands what was typed to the form around it 10 ms later, and that one to the next: a `Submit` that
+is pressed before the outermost has it is refused, although the field shows the text. So whatever changes a form ends
+with `settle`, and is looked at again.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import (
+    ElementNotInteractableException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+    TimeoutException,
+)
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
+
+PROGRAMS = ("chromium", "chromedriver")
+PATIENCE_S = 300.0
+"""Two busy cores may need a minute for the largest form."""
+REFUSALS = (
+    "is a required property",
+    "is not of type",
+    "is not valid under any of",
+    "Something went wrong",  # the server said 503, its SQLite was locked; this page repeats no call
+    "Failed to",
+)
+AGAIN_AFTER_S = 20.0
+SETTLE = """
+const done = arguments[0];
+let left = 15;  // deeper than any form, and each timer later than those that the page has set before
+(function next() { left-- ? setTimeout(next, 20) : done(true); })();
+"""
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--no-proxy-server",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1400,1800",
+)
+NOT_YET = (
+    NoSuchElementException,
+    StaleElementReferenceException,
+    ElementNotInteractableException,  # also: something lies over it
+    TimeoutException,  # the page is too busy to answer
+    AssertionError,
+)
+
+
+class Browser:
+    """One window. Whatever is looked for is waited for."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` gets the profile, the driver's log and the pictures."""
+        chromium, driver = (shutil.which(name) for name in PROGRAMS)
+        options = Options()
+        options.binary_location = str(chromium)
+        for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+            options.add_argument(flag)
+        service = Service(executable_path=str(driver), log_output=str(folder / "driver.log"))
+        self._driver = webdriver.Chrome(options=options, service=service)
+        self._driver.set_page_load_timeout(PATIENCE_S)
+        self._driver.set_script_timeout(PATIENCE_S)
+        self._folder = folder
+
+    def close(self) -> None:
+        """End Chromium and its driver."""
+        self._driver.quit()
+
+    def open(self, url: str, shows: str) -> None:
+        """Go there, and wait until the page says so."""
+        self._driver.get(url)
+        self.wait_for_text(shows)
+
+    def open_form(self, url: str) -> None:
+        """Go there, and wait until every default is filled in: one field shows only after another."""
+        self.open(url, shows="Validate parameters")
+
+        def is_still() -> bool:
+            before = self.titles()
+            self.settle()
+            assert self.titles() == before, "the form still grows"
+            return True
+
+        self.wait(is_still)
+
+    def settle(self) -> None:
+        """Until the page has done what it had put off, by its own clock."""
+        self._driver.execute_async_script(SETTLE)
+
+    @property
+    def text(self) -> str:
+        """What a person can read now, one space between words."""
+        return " ".join(self._driver.find_element(By.TAG_NAME, "body").text.split())
+
+    @property
+    def source(self) -> str:
+        """The page as it is now, attributes and hidden parts included."""
+        return self._driver.page_source
+
+    def wait_for_text(self, text: str) -> None:
+        """Until the page says it."""
+        self.wait(lambda: text in self.text or None)
+
+    def wait(self, look: Callable[[], Any]) -> Any:
+        """Look until there is something; the last complaint is told when there never is."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            found, complaint = None, "nothing was found"
+            try:
+                found = look()
+            except NOT_YET as error:
+                complaint = f"{type(error).__name__}: {error}"
+            if found is not None:
+                return found
+            if time.monotonic() > end:
+                file = self.picture("never")
+                raise AssertionError(f"{complaint}\n{file}\nThe page says: {self.text[:2000]}")
+            time.sleep(0.2)
+
+    def press(self, name: str) -> None:
+        """The button of this name; the last one where a dialog lies over the page."""
+
+        def click() -> bool:
+            path = f"//button[normalize-space()='{name}']"
+            shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
+            assert shown, f"no button {name!r}"
+            shown[-1].click()
+            return True
+
+        self.wait(click)
+
+    def submit(self, came: Callable[[], Any]) -> Any:
+        """Press `Submit` and wait for what comes of it; where the page shows that it failed, press again."""
+        pressed_at = [0.0]
+
+        def press_or_look() -> Any:
+            if not pressed_at[0] or (self._refuses() and _since(pressed_at[0]) > AGAIN_AFTER_S):
+                self.settle()
+                self.press("Submit")
+                pressed_at[0] = time.monotonic()
+            return came() or None
+
+        return self.wait(press_or_look)
+
+    def _refuses(self) -> bool:
+        shown = self.text
+        return any(words in shown for words in REFUSALS)
+
+    def tab(self, name: str) -> None:
+        """Turn to it."""
+
+        def click() -> bool:
+            self._one(f"//*[@role='tablist']/*[normalize-space()='{name}']").click()
+            return True
+
+        self.wait(click)
+
+    def titles(self) -> list[str]:
+        """Of all fields of a form."""
+        return self._shown("[...document.querySelectorAll('label')].map(read)")
+
+    def write(self, title: str, text: str, under: str = "") -> None:
+        """Type into the field of this title (the first one below the title `under`), in place of what it holds."""
+
+        def type_in() -> bool:
+            field = self._field(title, under)
+            field.clear()
+            field.send_keys(text)
+            self.settle()
+            held = self._field(title, under).get_property("value")
+            assert held == text, f"{title!r} holds {held!r}"
+            return True
+
+        self.wait(type_in)
+
+    def choose(self, title: str, option: str) -> None:
+        """One of the values that the field of this title offers."""
+
+        def pick() -> bool:
+            Select(self._field(title)).select_by_visible_text(option)
+            self.settle()
+            held = Select(self._field(title)).first_selected_option.text
+            assert held == option, f"{title!r} holds {held!r}"
+            return True
+
+        self.wait(pick)
+
+    def value(self, title: str) -> str:
+        """What the field of this title holds."""
+        return str(self.wait(lambda: self._field(title).get_property("value")))
+
+    def give_a_value(self, title: str, kind: str) -> None:
+        """A field that may be empty shows an input only after its kind of value was pressed; a list, `Add item`."""
+        path = f"{_label(title)}/following::button[normalize-space()='{kind}'][1]"
+
+        def click() -> bool:
+            self._one(path).click()
+            self.settle()
+            return True
+
+        self.wait(click)
+
+    def rows(self) -> list[list[str]]:
+        """Every row of every table, cells as text."""
+        return self._shown("[...document.querySelectorAll('tr')].map(r => [...r.cells].map(read))")
+
+    def picture_widths(self) -> dict[str, int]:
+        """By alternative text: pixels of every picture as Chromium has decoded it, 0 for a broken one."""
+        shown = "return [...document.images].map(i => [i.alt, i.complete ? i.naturalWidth : 0])"
+        return dict(self._driver.execute_script(shown))
+
+    def picture(self, name: str) -> Path:
+        """A screenshot, for people."""
+        file = self._folder / f"{name}.png"
+        self._driver.save_screenshot(str(file))
+        return file
+
+    def show_end(self) -> None:
+        """Scroll to the last table."""
+        last = "[...document.querySelectorAll('tr')].pop()"
+        self._driver.execute_script(f"{last}.scrollIntoView({{block: 'end'}})")
+
+    def _field(self, title: str, under: str = "") -> WebElement:
+        kinds = "self::input or self::textarea or self::select"
+        label = f"{_label(under)}/following::{_label(title)[2:]}[1]" if under else _label(title)
+        return self._one(f"{label}/following::*[{kinds}][1]")
+
+    def _shown(self, what: str) -> Any:
+        """In one call: hundreds of them, one for each element, would take a busy machine minutes."""
+        read = "const read = e => e.innerText.trim().replace(/\\s+/g, ' ');"
+        return self._driver.execute_script(f"{read} return {what}")
+
+    def _one(self, path: str) -> WebElement:
+        return self._driver.find_element(By.XPATH, path)
+
+    def _all(self, path: str) -> list[WebElement]:
+        return self._driver.find_elements(By.XPATH, path)
+
+
+def _since(moment: float) -> float:
+    return time.monotonic() - moment
+
+
+def _label(title: str) -> str:
+    return f"//label[normalize-space()='{title}']"
