@@ -4,16 +4,34 @@
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
+PIPELINE = tests/flows tests/tasks tests/faults tests/kill_matrix tests/deployments tests/ui tests/end_to_end
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo up down test fast slow-pipeline slow-others soak check bench clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev.stamp ## fast tests, then those that start processes and train
+up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on this machine; prints the addresses
+	@$(BIN)/python -m deployments.local up
+
+down: $(VENV)/service.stamp ## end what `make up` started
+	@$(BIN)/python -m deployments.local down
+
+test: $(VENV)/dev.stamp ## every test but `make soak`: the pipeline's slow ones, which mostly wait, beside all others
+	@$(MAKE) -j2 --output-sync=line --no-print-directory slow-pipeline fast slow-others
+
+fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -q -m "not slow"
-	$(BIN)/python -m pytest -q -m slow
+
+slow-pipeline: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE)
+
+slow-others: fast
+	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE:%=--ignore=%)
+
+soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix
+	$(BIN)/python -m pytest -q -m soak
 
 check: $(VENV)/dev.stamp ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

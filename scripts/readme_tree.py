@@ -26,7 +26,9 @@ FOLDERS = {
     "tests": "mirrors the rooms; end_to_end/ starts everything as a user would",
     "tuneship": "the library; knows nothing of Prefect",
     "tuneship/base_models": "base models that are shipped",
+    "tuneship/client": "the typed client, sync and async from one core",
     "tuneship/contract": "THE wire: models, operations, errors; one file per resource",
+    "tuneship/events": "webhooks go out: addresses, signatures, tries, a queue per receiver",
     "tuneship/gates": "pure: measurements + limits -> verdict",
     "tuneship/metrics": "pure: observations -> windows, percentiles, rates; and the recorder",
     "tuneship/runtime": "start, watch and stop worker processes",
@@ -46,9 +48,12 @@ FILES = {
     ".ci/run": "checks, then tests, on a bare machine",
     ".gitignore": "what is not kept",
     "deployments/worker.env.example": "the settings of a Prefect worker",
+    "docs/api-decisions.md": "every gap of the API description, with what was decided and why",
     "docs/architecture.md": "the two halves, the rooms, who may import whom",
     "docs/datasets.md": "what a line may hold, what is refused",
     "docs/gates.md": "how the gates decide",
+    "docs/webhooks.md": "how to receive, verify and repeat webhooks",
+    "docs/openapi.json": "the API as OpenAPI 3.1, written by `tuneship openapi`",
     "examples/release.yaml": "annotated parameters of a release",
 }
 WHOLE = ("examples/icd10cm", "tuneship/base_models", "tuneship/store/migrations", "tests")

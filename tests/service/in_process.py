@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
