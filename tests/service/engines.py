@@ -155,7 +155,10 @@ class PlayedReplica(PlayedWorker):
         if frame["op"] == "unload" and adapter in self.running.values():
             self._send({"id": name, "error": "in use"})
             return
-        if frame["op"] == "load":
+        if frame["op"] == "stats":
+            self.engines.probes += 1
+            self.engines.may_probe.wait(30)
+        elif frame["op"] == "load":
             self.adapters.add(frame["adapter"])
         elif frame["op"] == "unload":
             self.adapters.discard(adapter)
@@ -193,7 +196,10 @@ class PlayedReplica(PlayedWorker):
 
 
 class PlayedEngines:
-    """Obeys `Runtime`. `may_answer` and `may_start` hold back while cleared; with `refusal` no replica starts."""
+    """Obeys `Runtime`. `may_answer`, `may_start` and `may_probe` hold back while cleared.
+
+    With `refusal` no replica starts.
+    """
 
     def __init__(self, answer: Sequence[int]) -> None:
         self.answer = list(answer)
@@ -201,6 +207,9 @@ class PlayedEngines:
         self.may_answer.set()
         self.may_start = threading.Event()
         self.may_start.set()
+        self.may_probe = threading.Event()
+        self.may_probe.set()
+        self.probes = 0
         self.refusal = ""
         self.cannot_run = ""
         """The adapter (or `the base`) that loads and then computes nothing finite."""

@@ -231,3 +231,15 @@ def test_a_patch_to_more_replicas_that_do_not_start_leaves_it_running_and_goes_o
     service.until(lambda: bool(logs(service, made, filter="message~not started")))
     service.engines.refusal = ""
     service.until(lambda: current(service, made) == 2)
+
+
+def test_replicas_that_came_while_the_others_were_probed_stay(service: Service) -> None:
+    service.deployment("one")
+    service.engines.may_probe.clear()
+    before = service.engines.probes
+    service.until(lambda: service.engines.probes > before)
+    service.deployment("larger", min_replicas=3, max_replicas=3)
+    service.engines.may_probe.set()
+    after = service.engines.probes
+    service.until(lambda: service.engines.probes >= after + 3)  # the next round, which sees them
+    assert [one.code for one in service.engines.replicas] == [None] * 3

@@ -93,6 +93,9 @@ class OpenReplica(Protocol):
 class ReplicaGroup(Protocol):
     """The replicas of one base model, as the service sees them. A model is an adapter's name, or None for the base."""
 
+    asked: int
+    """How often `ready` was called: whoever decides by facts from before a call decides anew."""
+
     @property
     def pids(self) -> Sequence[int]:
         """Processes that can be asked."""

@@ -99,6 +99,7 @@ class BaseReplicas:
         self._fault = ""
         self._no_start_before = 0.0
         self._turn = 0
+        self.asked = 0
 
     # What there is.
 
@@ -248,6 +249,7 @@ class BaseReplicas:
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
         """Start what is missing, load and check the adapter. Raises `ServingError` when then none can answer."""
+        self.asked += 1
         model = None if adapter is None else adapter.name
         if model in self._widths:  # at once, not at the next `resize`
             self._widths = {**self._widths, model: max(width, self._widths[model])}

@@ -109,6 +109,7 @@ class Rounds:
 
     async def _look(self) -> None:
         """Each base model is visited by itself: a replica that hangs holds up no other model's."""
+        asked = {path: group.asked for path, group in self._parts.replicas.groups.items()}
         try:
             charges = await asyncio.to_thread(self._charges)
         except Exception:  # a round must not be the last; the next one tries again
@@ -120,13 +121,13 @@ class Rounds:
             by_base.setdefault(charge.served.base.path, []).append(charge)
         for path, group in by_base.items():
             if path not in self._visits:
-                task = asyncio.create_task(self._visit_safely(path, group))
+                task = asyncio.create_task(self._visit_safely(path, group, asked.get(path, 0)))
                 self._visits[path] = task
                 task.add_done_callback(lambda _, path=path: self._visits.pop(path, None))
 
-    async def _visit_safely(self, path: Path, charges: Sequence[Charge]) -> None:
+    async def _visit_safely(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
         try:
-            await self._visit(path, charges)
+            await self._visit(path, charges, asked)
         except Exception:  # the next round visits it again
             logger.exception("a visit failed")
 
@@ -153,10 +154,12 @@ class Rounds:
         except ModelNotFound:
             logger.warning("a deployment's model is missing: %s", row["id"])
 
-    async def _visit(self, path: Path, charges: Sequence[Charge]) -> None:
-        """One base model's replicas and the deployments that they serve."""
+    async def _visit(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
+        """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
         group = self._parts.replicas.of(path)
         await group.probe(PROBE_PATIENCE_S)
+        if group.asked != asked:  # a deployment came since: its replicas are not to be ended
+            return
         charges = [
             replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in charges
         ]
