@@ -30,14 +30,13 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.examples import DatasetFormat
-from tuneship.contract.jobs import ENDED
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.dataset_advice import suggestions
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
 from tuneship.service.models import base_of
 from tuneship.service.serving_table import serves
-from tuneship.store import rows, tables
+from tuneship.store import job_records, rows, tables
 from tuneship.store.blobs import StagedFile
 from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
@@ -246,10 +245,9 @@ def list_datasets(
 @serves(contract.delete_dataset)
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
     """The row in the transaction, its file after the commit: the start of the service sweeps a file without a row."""
-    connection, jobs = context.transaction, tables.jobs
+    connection = context.transaction
     own_dataset(context, dataset_id)
-    uses_it = sa.or_(jobs.c.dataset_id == dataset_id, jobs.c.validation_dataset_id == dataset_id)
-    if rows.count(connection, jobs, jobs.c.status.not_in(ENDED), uses_it):
+    if job_records.is_dataset_needed(connection, dataset_id):
         raise DatasetError("a job that has not ended uses the dataset", status=409)
     rows.remove(connection, tables.datasets, dataset_id)
     context.afterwards.append(lambda: context.parts.blobs.delete(f"datasets/{dataset_id}"))

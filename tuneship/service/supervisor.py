@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -110,8 +111,11 @@ class Supervisor:
         if now < self._forget_at:
             return
         self._forget_at = now + FORGET_EVERY
-        with self._parts.database.write() as connection:
-            metric_windows.forget(connection, now.timestamp())
-            deployment_logs.forget(connection, now - LOGS_KEPT, MOST_LOG_LINES)
-            events.forget(connection, now)
-            idempotency.forget(connection, now)
+        for forget in (
+            partial(metric_windows.forget, now=now.timestamp()),
+            partial(deployment_logs.forget, before=now - LOGS_KEPT, most=MOST_LOG_LINES),
+            partial(events.forget, now=now),
+            partial(idempotency.forget, now=now),
+        ):
+            with self._parts.database.write() as connection:  # requests wait for one of them only
+                forget(connection)

@@ -110,7 +110,7 @@ def abandon(connection: sa.Connection, hold: Hold) -> None:
 
 
 def forget(connection: sa.Connection, now: datetime) -> None:
-    """Drop what is kept no longer; not at every request, for it looks at every row."""
+    """Drop what is kept no longer."""
     connection.execute(sa.delete(idempotency).where(idempotency.c.created_at < now - KEPT))
 
 

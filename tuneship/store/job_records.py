@@ -6,8 +6,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.contract.jobs import ALIVE
 from tuneship.store.rows import Row
 from tuneship.store.tables import job_logs, job_metrics, jobs
+
+
+def is_dataset_needed(connection: sa.Connection, dataset_id: str) -> bool:
+    """Whether a job that has not ended trains or validates on it. Those alive are found by their state: few."""
+    uses_it = sa.or_(jobs.c.dataset_id == dataset_id, jobs.c.validation_dataset_id == dataset_id)
+    query = sa.select(jobs.c.id).where(jobs.c.status.in_(ALIVE), uses_it).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def add_log(

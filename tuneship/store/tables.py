@@ -221,6 +221,7 @@ endpoints = _resource(
     sa.Column("lease_seconds", sa.BigInteger),
     _moment("lease_until", optional=True),
     _json("lease_fallback", optional=True),
+    sa.Index("ix_endpoints_lease_until", "lease_until"),
 )
 
 events = sa.Table(
@@ -267,6 +268,7 @@ deliveries = sa.Table(
     sa.Index(
         "ix_deliveries_webhook_id_created_at_event_id", "webhook_id", "created_at", "event_id"
     ),
+    sa.Index("ix_deliveries_event_id", "event_id"),
 )
 
 idempotency = sa.Table(
@@ -280,6 +282,7 @@ idempotency = sa.Table(
     sa.Column("status", sa.Integer),
     sa.Column("location", sa.Text),
     sa.Column("body", sa.LargeBinary),
+    sa.Index("ix_idempotency_created_at", "created_at"),
 )
 
 metric_windows = sa.Table(
