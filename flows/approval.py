@@ -25,7 +25,7 @@ from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_base_key
 from prefect.logging import get_logger
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Paused
+from prefect.states import Cancelled, Completed, Paused, Pending
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import Field
 
@@ -93,7 +93,7 @@ def ask(question: Question) -> tuple[str, datetime]:
     until = datetime.now(UTC) + timedelta(seconds=question.timeout_seconds)
     with get_client(sync_client=True) as client:
         # Only an open one: an answer that was given to another run of the same name approves nothing here.
-        for run in _open(client, question.tag):
+        for run in _open(client, question.tag, StateType.PAUSED):
             asked_until = run.state.state_details.pause_timeout if run.state else None
             if asked_until is not None and asked_until > datetime.now(UTC):
                 return str(run.id), asked_until
@@ -103,10 +103,11 @@ def ask(question: Question) -> tuple[str, datetime]:
             parameters={"question": question.title},
             tags=[question.tag, PAUSE_KEY],
             parent_task_run_id=_place_in_parent(),
-            state=state,
+            state=Pending(),
         )
-    # The form comes a moment after the state: until then a resume is refused, and can be repeated.
-    Approval.with_initial_data(description=question.text).save(KEYS, flow_run_id=run.id)
+        # The form comes first: a paused run without one could be resumed by nobody.
+        Approval.with_initial_data(description=question.text).save(KEYS, flow_run_id=run.id)
+        client.set_flow_run_state(run.id, state, force=True)
     return str(run.id), until
 
 
@@ -156,13 +157,14 @@ def withdraw(tag: str, why: str) -> None:
     """Take an open question away, so that no late answer is accepted. Never raises: what matters has happened."""
     try:
         with get_client(sync_client=True) as client:
-            for run in _open(client, tag):
+            for run in _open(client, tag, StateType.PAUSED, StateType.PENDING):
                 client.set_flow_run_state(run.id, Cancelled(message=why))
     except SERVER_FAILURES as error:
         _LOG.warning("the question was not withdrawn (%s)", type(error).__name__)
 
 
-def _open(client: SyncPrefectClient, tag: str) -> list[FlowRun]:
-    paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+def _open(client: SyncPrefectClient, tag: str, *states: StateType) -> list[FlowRun]:
+    """Paused: it can be answered. Pending: whoever asked died before the form was there."""
+    among = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
     tagged = FlowRunFilterTags(all_=[tag])
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=paused))
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=among))

@@ -34,19 +34,32 @@ def questions() -> list[FlowRun]:
     return sorted(runs, key=lambda run: run.created or run.expected_start_time, reverse=True)
 
 
+def is_asked(before: int) -> bool:
+    """Whether a question more than there were can be answered now."""
+    state = questions()[0].state if len(questions()) > before else None
+    return state is not None and state.is_paused()
+
+
 def resume(run: FlowRun, **said: Any) -> httpx.Response:
-    """What the UI's Resume button sends."""
+    """What the UI's Resume button sends; pressed again while Prefect's SQLite is locked (503)."""
     url = f"{PREFECT_API_URL.value()}/flow_runs/{run.id}/resume"
-    return httpx.post(url, json={"run_input": said}, trust_env=False, timeout=30)
+    answers: list[httpx.Response] = []
+
+    def press() -> bool:
+        answers.append(httpx.post(url, json={"run_input": said}, trust_env=False, timeout=30))
+        return answers[-1].status_code != 503
+
+    wait_for(press)
+    return answers[-1]
 
 
 @contextmanager
 def a_person(says: Callable[[FlowRun], object]) -> Iterator[None]:
     """Somebody who waits for the next question."""
-    before = {run.id for run in questions()}
+    before = len(questions())
 
     def act() -> None:
-        wait_for(lambda: bool(questions()) and questions()[0].id not in before)
+        wait_for(lambda: is_asked(before))
         says(questions()[0])
 
     person = Thread(target=act)
@@ -58,7 +71,7 @@ def a_person(says: Callable[[FlowRun], object]) -> Iterator[None]:
 
 
 def approve(run: FlowRun) -> None:
-    wait_for(lambda: resume(run, decision="promote", approver="Ann").status_code == 201)
+    assert resume(run, decision="promote", approver="Ann").status_code == 201
 
 
 def waiting(**changes: Any) -> CanaryPlan:
@@ -82,7 +95,7 @@ def test_who_approves_is_asked_once_and_the_candidate_is_promoted(fake: FakeServ
 def test_no_means_no_and_says_who(fake: FakeService) -> None:
     def refuse(run: FlowRun) -> None:
         said = {"decision": "roll back", "approver": "Ben", "comment": "not in this week"}
-        wait_for(lambda: resume(run, **said).status_code == 201)
+        assert resume(run, **said).status_code == 201
 
     with a_person(refuse):
         result = shift_traffic(waiting(steps=[5, 25, 50, 75, 100]))
@@ -155,13 +168,34 @@ def test_a_question_that_somebody_cancels_is_a_no(fake: FakeService) -> None:
     assert (result.outcome, result.reason) == ("rolled_back", "human_rejected")
 
 
+def test_who_asked_and_died_before_the_form_was_there_asks_again(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = approval.Question(f"promote-{CANDIDATE}", "All?", "died-while-asking", 60)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(approval.Approval, "save", die)
+        approval.ask(question)
+    leftover = questions()[0]
+    run_id, _ = approval.ask(question)
+    assert run_id != str(leftover.id)
+    assert approval.ask(question)[0] == run_id
+    assert resume(questions()[0], decision="promote", approver="Ann").status_code == 201
+    approval.withdraw(question.tag, "the test ends")
+    states = {str(run.id): run.state for run in questions()}
+    assert states[str(leftover.id)].is_cancelled()
+
+
 def test_a_killed_run_goes_on_with_the_answer_that_came_meanwhile(
     fake: FakeService, run: Callable[[CanaryPlan], Script]
 ) -> None:
     wanted = waiting(look_every_seconds=0.25)
     before = len(questions())
     script = run(wanted)
-    wait_for(lambda: len(questions()) > before)
+    wait_for(lambda: is_asked(before))
     script.process.kill()
     script.process.wait()
     approve(questions()[0])
@@ -179,7 +213,7 @@ def test_the_guard_returns_what_waited_for_a_person_and_withdraws_the_question(
 ) -> None:
     before = len(questions())
     script = run(waiting(look_every_seconds=0.25))
-    wait_for(lambda: len(questions()) > before)
+    wait_for(lambda: is_asked(before))
     script.process.kill()
     script.process.wait()
 
