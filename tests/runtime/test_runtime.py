@@ -44,6 +44,15 @@ def test_a_worker_runs_with_its_arguments_and_a_small_environment(
     assert "DATABASE" not in text
 
 
+def test_a_worker_leaves_no_core_file(tmp_path: Path, module: Callable[[str], str]) -> None:
+    name = module("import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))")
+    for isolated in (True, False):
+        log = tmp_path / f"log-{isolated}"
+        worker = Processes(isolated=isolated).start(WorkerSpec(name, (), log))
+        until(lambda worker=worker: worker.exit_code() is not None)
+        assert log.read_text() == "(0, 0)\n"
+
+
 def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[str], str]) -> None:
     child = tmp_path / "child"
     name = module(

@@ -139,8 +139,14 @@ class Service:
         )
         asyncio.run_coroutine_threadsafe(deliverer.run(), self.loop)
 
-    def key_headers(self, client: str, scopes: frozenset[str] | None = None) -> dict[str, str]:
-        key = self.keys.issue(client, SCOPES if scopes is None else scopes, None)
+    def key_headers(
+        self,
+        client: str,
+        scopes: frozenset[str] | None = None,
+        lifetime: timedelta | None = None,
+    ) -> dict[str, str]:
+        end = None if lifetime is None else self.clock() + lifetime
+        key = self.keys.issue(client, SCOPES if scopes is None else scopes, end)
         return {"Authorization": f"Bearer {key}", "X-Client-ID": client}
 
     def __enter__(self) -> "Service":

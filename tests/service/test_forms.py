@@ -329,6 +329,7 @@ def test_health_needs_no_key(shared: Service) -> None:
             "status": "ok",
             "capabilities": {
                 "audit_logging": True,
+                "compliance_mode": False,
                 "network_isolation": True,
                 "private_endpoints": True,
             },

@@ -138,6 +138,12 @@ def test_injected_faults_break_a_deployment_and_are_counted(client: Client) -> N
     assert summary.average_percentage == 100
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_service_leaves_no_core_file(serve: Serve) -> None:
+    limits = Path(f"/proc/{serve.process.pid}/limits").read_text()
+    assert re.search(r"Max core file size +0 +0 ", limits)
+
+
 def test_a_second_service_on_the_folder_is_refused(serve: Serve) -> None:
     command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0", "--data-dir"]
     second = subprocess.run(

@@ -44,6 +44,7 @@ def test_isolation_is_refused_where_the_host_cannot_isolate(
     assert error["details"][0]["code"] == "not_enforced"
     assert service.call("GET", "/healthz", None).json()["capabilities"] == {
         "audit_logging": True,
+        "compliance_mode": False,
         "network_isolation": False,
         "private_endpoints": True,
     }

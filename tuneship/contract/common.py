@@ -19,6 +19,16 @@ SERVICE = "service"
 """Validation context of the service. Ids are opaque to a client (§1), so only their maker checks their shape."""
 
 
+ComplianceMode = Annotated[
+    Literal["none", "hipaa"],
+    Field(
+        description="`hipaa` turns every other safeguard on; one that is sent and says otherwise is refused by name. "
+        "What is in this mode answers to requests over TLS or from the service's own machine, with keys of at most "
+        "90 days."
+    ),
+]
+
+
 class Request(BaseModel):
     """A body as a client sends it. Unknown fields are refused: a typo must not switch a safeguard off."""
 

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, ConfigDict, Field, computed_field, model_vali
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import (
+    ComplianceMode,
     CreateRequest,
     DeploymentId,
     Limit,
@@ -114,13 +115,16 @@ class VpcConfig(CreateRequest):
 
 
 class DeploymentSecuritySettings(CreateRequest):
-    """Safeguards. One that this release does not enforce yet is refused by name, never accepted and ignored."""
+    """Safeguards. One that the installation cannot enforce is refused by name, never accepted and ignored.
+
+    A model that was trained in `compliance_mode: hipaa` is deployed in that mode only.
+    """
 
     network_isolation: bool = False
     private_endpoints: bool = False
     encryption_level: Literal["standard", "maximum"] = "standard"
     audit_logging: bool = False
-    compliance_mode: Literal["none", "hipaa"] = "none"
+    compliance_mode: ComplianceMode = "none"
 
 
 def _by_either_name(schema: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
 from tuneship.contract.common import (
+    ComplianceMode,
     CreateRequest,
     DatasetId,
     Int64,
@@ -106,12 +107,12 @@ class ComputeConfig(CreateRequest):
 
 
 class JobSecuritySettings(CreateRequest):
-    """Safeguards. One that this release does not enforce yet is refused by name, never accepted and ignored."""
+    """Safeguards. One that the installation cannot enforce is refused by name, never accepted and ignored."""
 
     network_isolation: bool = False
     encryption_level: Literal["standard", "maximum"] = "standard"
     audit_logging: bool = False
-    compliance_mode: Literal["none", "hipaa"] = "none"
+    compliance_mode: ComplianceMode = "none"
 
 
 FineTuningMethod = Literal["lora"]

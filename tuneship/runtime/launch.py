@@ -28,11 +28,16 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
         sys.exit(1)
 
 
+def leave_no_core() -> None:
+    """What is in memory stays there when this process crashes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main() -> None:
     """Become the named module."""
     parent, network, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    leave_no_core()
     os.umask(0o077)
     if network == ISOLATED:
         isolate()

@@ -45,6 +45,8 @@ class Principal:
     client_id: str
     key_id: str
     scopes: frozenset[str]
+    lifetime: timedelta | None = None
+    """Of the key, from its making to its end; None: it never ends."""
 
     def require(self, scope: str) -> None:
         """Raises `PermissionDenied` without the scope."""
@@ -234,7 +236,8 @@ class Keys:
         ):
             raise AuthenticationError("the API key or the client id is not valid")
         self._note_use(public, now)
-        return Principal(row["client_id"], row["id"], frozenset(row["scopes"]))
+        lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
+        return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
 
     def is_at_hand(self, authorization: list[str]) -> bool:
         """Whether `recognise` need not ask the database: then it may run on the event loop."""

@@ -18,16 +18,18 @@ from tuneship.runtime.replicas import ReplicaPool
 from tuneship.service.catalogue import Catalogue
 from tuneship.service.cursors import Cursors
 from tuneship.service.drain import Drain
+from tuneship.service.hipaa import Caller, is_in_mode, refuse_use
 from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.log_recorder import LogRecorder
 from tuneship.service.streaming import Bell
 from tuneship.service.trail import Trail
 from tuneship.service.under_way import UnderWay
 from tuneship.settings import ApiProfile, ServiceSettings
-from tuneship.store import deployment_logs, metric_windows
+from tuneship.store import deployment_logs, metric_windows, rows, tables
 from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
+from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class Context:
     profile: ApiProfile = "auto"
     """Which reference's fields the answer shall have."""
     last_event_id: str | None = None
+    caller: Caller = field(default_factory=Caller)
     trail: Trail = field(default_factory=Trail)
     """What the audit chain will say of this request."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -117,6 +120,19 @@ class Context:
             return
         with self.parts.database.read() as connection:
             yield connection
+
+    def touch(self, row: Row) -> None:
+        """A handler looked at this job or deployment; it may ask for an audit row, or refuse this caller (400, 403)."""
+        self.trail.touch(row)
+        if is_in_mode(row):
+            refuse_use(self.caller)
+
+    def touch_named(self, connection: sa.Connection, identifier: str) -> None:
+        """The same for an answer from memory, by the id that it is about."""
+        for table in (tables.jobs, tables.deployments):
+            row = rows.fetch(connection, table, identifier, client_id=self.client_id)
+            if row is not None:
+                self.touch(row)
 
     def refuse_stale(self, etag: str, message: str) -> None:
         """`If-Match` names the state that the caller has seen, `etag` is the present one. Raises 412."""

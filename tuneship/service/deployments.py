@@ -33,14 +33,12 @@ from tuneship.contract.errors import (
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.faults import faults_of
+from tuneship.service.hipaa import HIPAA, MODE, is_in_mode
 from tuneship.service.instances import check_instance_type, check_region, require_serving_type
-from tuneship.service.models import served_model
+from tuneship.service.models import job_of, served_model
 from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import (
-    refuse_isolation_of_others,
-    refuse_what_is_not_enforced,
-)
+from tuneship.service.safeguards import in_force, refuse_isolation_of_others
 from tuneship.service.serving_table import serves
 from tuneship.store import deployment_records, endpoint_records, rows, tables
 from tuneship.store.identifiers import new_id
@@ -56,7 +54,9 @@ PATCHED = ("deployment_name", "min_replicas", "max_replicas", "auto_scaling", "t
 @serves(contract.create_deployment)
 def create_deployment(context: Context, deployment: DeploymentCreate) -> DeploymentCreated:
     """Refuse what cannot work, then record it as `creating`."""
-    refuse_what_is_not_enforced(context.parts, deployment.security_settings)
+    _check_networks(deployment)
+    safeguards = in_force(context, deployment.security_settings)
+    deployment = deployment.model_copy(update={"security_settings": safeguards})
     kind = check_instance_type(context.parts, deployment.instance_type, "instance_type")
     check_region(context.parts, deployment.region)
     faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
@@ -79,7 +79,8 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     connection = context.transaction
     served = served_model(connection, context.parts, context.client_id, deployment.model_name)
     row["generation"] = _generation(served.base, {}, deployment.generation)
-    refuse_isolation_of_others(deployment.security_settings, served.base)
+    refuse_isolation_of_others(safeguards, served.base)
+    _check_mode(context, connection, deployment)
     require_serving_type(kind, deployment, served.base)
     _check_capacity(context, row)
     _check_name(context, connection, deployment.deployment_name)
@@ -90,6 +91,26 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     check_quota(context, tables.deployments, most, "deployments", is_live)
     stored = deployment_records.create(connection, row, context.now)
     return DeploymentCreated(**_fields(context, stored))
+
+
+def _check_networks(deployment: DeploymentCreate) -> None:
+    """Elsewhere a `vpc_config` is kept without effect; in hipaa mode nobody may think that it has one."""
+    named = deployment.vpc_config
+    if (
+        deployment.security_settings.compliance_mode == HIPAA
+        and named is not None
+        and (named.subnet_ids or named.security_group_ids)
+    ):
+        raise refused("vpc_config", "names networks that this installation does not know")
+
+
+def _check_mode(context: Context, connection: sa.Connection, deployment: DeploymentCreate) -> None:
+    """A tuned model may repeat what it was trained on: what was trained in hipaa mode is served in that mode only."""
+    if deployment.security_settings.compliance_mode == HIPAA:
+        return
+    job = job_of(connection, context.client_id, deployment.model_name)
+    if job is not None and is_in_mode(job):
+        raise refused(MODE, "must be hipaa: the model was trained in that mode", "lesser_mode")
 
 
 def _check_replicas(row: Row) -> None:
@@ -150,7 +171,7 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
     if row is None or _is_forgotten(row, context.now):
         raise ResourceNotFound("there is no such deployment")
-    context.trail.touch(row)
+    context.touch(row)
     return row
 
 
@@ -196,7 +217,7 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
             connection, listing, context.client_id, filters, limit=limit, offset=offset
         )
     for row in page.rows:
-        context.trail.touch(row)
+        context.touch(row)
     return DeploymentPage.model_validate(
         {
             "deployments": [DeploymentListItem(**_fields(context, row)) for row in page.rows],

@@ -41,7 +41,7 @@ from tuneship.service.job_stream import job_frames, place_of
 from tuneship.service.models import TUNED, base_of
 from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import refuse_what_is_not_enforced
+from tuneship.service.safeguards import in_force
 from tuneship.service.serving_table import serves, serves_or_streams
 from tuneship.service.streaming import Stream
 from tuneship.store import job_queue, job_records, rows, tables
@@ -54,7 +54,8 @@ from tuneship.store.rows import Row
 @serves(contract.create_job)
 def create_job(context: Context, job: JobCreate) -> JobCreated:
     """Refuse what cannot work, then queue it together with its event."""
-    refuse_what_is_not_enforced(context.parts, job.security_settings)
+    safeguards = in_force(context, job.security_settings)
+    job = job.model_copy(update={"security_settings": safeguards})
     check_instance_type(
         context.parts, job.compute_config.instance_type, "compute_config.instance_type"
     )
@@ -141,7 +142,7 @@ def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
-    context.trail.touch(row)
+    context.touch(row)
     return row
 
 
@@ -176,7 +177,7 @@ def list_jobs(
     with context.read() as connection:
         page = rows.listed(connection, JOBS, context.client_id, filters, limit=limit, offset=offset)
     for row in page.rows:
-        context.trail.touch(row)
+        context.touch(row)
     return JobPage.model_validate(
         {"jobs": [JobSummary(**row) for row in page.rows], "pagination": page.pagination}
     )

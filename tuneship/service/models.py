@@ -188,6 +188,14 @@ def served_model(
     return ServedModel(base, Adapter(identifier, folder), _template(folder))
 
 
+def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
+    """The job that a fine-tuned model came from; None for a base model."""
+    if not identifier.startswith(TUNED):
+        return None
+    model = rows.fetch(connection, tables.models, identifier, client_id=client_id)
+    return model and rows.fetch(connection, tables.jobs, model["job_id"], client_id=client_id)
+
+
 @lru_cache(maxsize=256)
 def _template(folder: Path) -> PromptTemplate:
     """A stored model never changes, and compiling its template takes longer than a token."""

@@ -1,9 +1,11 @@
 """Security settings: what is not enforced is refused by name, never accepted and ignored."""
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
+from typing import TypeVar
 
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
+from tuneship.service import hipaa
 from tuneship.service.catalogue import OUR_RUNTIME, BaseModel
 from tuneship.service.context import Context, Parts
 from tuneship.service.refusals import refused
@@ -12,17 +14,33 @@ from tuneship.store.rows import Row
 OFF = (False, "standard", "none")
 """Values that ask for nothing. Files are 0600 and folders 0700 in any case: `encryption_level` `standard`."""
 
+S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
+
 
 def capabilities(parts: Parts) -> dict[str, bool]:
     """What this installation can enforce on this host, by the names of the settings."""
-    return {
+    able = {
         "audit_logging": True,  # by the boundary: `trail.py`
         "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
         "private_endpoints": True,  # by `is_within_reach`
     }
+    return {**able, "compliance_mode": not hipaa.missing_here(able, parts.settings)}
 
 
-def refuse_what_is_not_enforced(
+def in_force(context: Context, settings: S) -> S:
+    """The settings of a new resource with all that `compliance_mode` turns on.
+
+    Raises `ValidationRefused` for a contradiction, and for what cannot be enforced here or for this caller.
+    """
+    if settings.compliance_mode == hipaa.HIPAA:
+        settings = hipaa.united(settings)
+        missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
+        hipaa.refuse_create(missing, context.caller)
+    _refuse_what_is_not_enforced(context.parts, settings)
+    return settings
+
+
+def _refuse_what_is_not_enforced(
     parts: Parts, settings: JobSecuritySettings | DeploymentSecuritySettings
 ) -> None:
     """Raises `ValidationRefused` for the first setting that cannot be enforced here."""
@@ -54,6 +72,4 @@ def is_within_reach(context: Context, deployment: Row) -> bool:
     if not context.trail.address:
         return False
     address = ip_address(context.trail.address)
-    if isinstance(address, IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
     return any(address in network for network in context.parts.settings.private_networks)

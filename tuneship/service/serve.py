@@ -34,7 +34,7 @@ from tuneship.events.delivery import Deliverer
 from tuneship.events.vault import Vault
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.groups import OpenReplica
-from tuneship.runtime.launch import die_with_parent
+from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
@@ -109,6 +109,7 @@ def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
     `with_parent`: end when the process with this id ends (the embedded service of a script).
     """
     os.umask(0o077)
+    leave_no_core()
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
     with _locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,6 +25,7 @@ from tuneship.service import profiles
 from tuneship.service.access import Principal
 from tuneship.service.arguments import path_arguments, query_arguments, validated
 from tuneship.service.context import Context, Parts
+from tuneship.service.hipaa import Caller
 from tuneship.service.http.answers import (
     error_response,
     json_response,
@@ -48,6 +49,8 @@ from tuneship.service.streaming import Stream
 from tuneship.service.trail import Trail
 from tuneship.store import idempotency
 
+HANDED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"}
+"""Headers by which a proxy shows itself."""
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
@@ -144,6 +147,7 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
 
 def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
+    address = _address(request)
     return Context(
         parts=parts,
         client_id=principal.client_id,
@@ -151,9 +155,10 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
         if_match=request.headers.get("if-match"),
         routing_key=request.headers.get("x-routing-key"),
         last_event_id=request.headers.get("last-event-id"),
+        caller=Caller(_is_private(request, address), principal.lifetime),
         trail=Trail(
             key_id=principal.key_id,
-            address=_address(request),
+            address=address,
             action=operation.name,
             is_change=operation.is_change,
             named=next(iter(request.path_params.values()), None),
@@ -164,8 +169,19 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
 def _address(request: Request) -> str:
     """Where the request came from; empty when a proxy says something that is no address."""
     with suppress(ValueError):
-        return str(ip_address(request.client.host if request.client else ""))
+        address = ip_address(request.client.host if request.client else "")
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return str(address)
     return ""
+
+
+def _is_private(request: Request, address: str) -> bool:
+    """Over TLS, or from this machine and not handed on by a proxy that says nothing of TLS."""
+    if request.scope["scheme"] == "https":
+        return True
+    names = {name for name, _ in request.scope["headers"]}
+    return bool(address) and ip_address(address).is_loopback and HANDED_ON.isdisjoint(names)
 
 
 async def _refuse(request: Request, context: Context, error: Exception) -> Response:
@@ -250,6 +266,8 @@ def _begin(context: Context, key: idempotency.Key) -> Response | idempotency.Hol
         begun = idempotency.begin(connection, key, context.now)
         if isinstance(begun, idempotency.Hold):
             return begun
+        made = (begun.location or "").rpartition("/")[2]
+        context.touch_named(connection, made or context.trail.named or "")
         context.write_down(connection, begun.status)
     return stored_response(begun, context.parts.vault, key)
 
