@@ -65,7 +65,7 @@ def united(settings: S) -> S:
     for name, value in wanted.items():
         if name in settings.model_fields_set and getattr(settings, name) != value:
             raise refused(
-                f"security_settings.{name}", "contradicts compliance_mode hipaa", "contradiction"
+                f"security_settings.{name}", "contradicts compliance_mode", "contradiction"
             )
     return settings.model_copy(update=wanted)
 
@@ -95,7 +95,7 @@ def refuse_create(missing: list[str], caller: Caller) -> None:
         missing = [*missing, GOOD_KEY]
     if missing:
         details = [ErrorDetail(MODE, "missing_prerequisite", f"needs {one}") for one in missing]
-        text = f"{MODE} hipaa needs {'; and '.join(missing)}"
+        text = f"{MODE} needs {'; and '.join(missing)}"
         raise ValidationRefused(text, param=MODE, details=details)
 
 
