@@ -1,4 +1,4 @@
-"""A program that plays services which die by SIGKILL inside of a create; `test_idempotency.py` starts it.
+"""A program that plays services which die by SIGKILL inside of an operation; `conftest.py` starts it.
 
 Each line on standard input is `operation <tab> point <tab> data folder <tab> database URL`; the answer is `killed`.
 The services are children of one process, so that Python and its modules are loaded once.
@@ -13,9 +13,10 @@ from typing import Any
 
 from tests.service.in_process import Service
 from tests.service.test_idempotency import create
+from tuneship.service import job_progress, training_runs
 from tuneship.service.context import Context
 from tuneship.service.resources import SERVED
-from tuneship.store import idempotency
+from tuneship.store import idempotency, leases
 
 
 def _die(*_: Any, **__: Any) -> None:
@@ -50,9 +51,30 @@ def arm(name: str, point: str) -> None:
             raise ValueError(point)
 
 
+def arm_completion(point: str) -> None:
+    """Make the registration of a model die at a point."""
+    match point:
+        case "before the row":
+            leases.end = _die
+        case "before the commit":
+            job_progress.tell = _die
+        case "after the commit":
+            training_runs.clear = _die
+        case _:
+            raise ValueError(point)
+
+
 def play(name: str, point: str, folder: str, url: str) -> None:
-    """In a child: a service with a dataset to work on, then the create that kills it."""
+    """In a child: a service with what the operation works on, then the operation that kills it."""
     with Service(Path(folder), **({"database_url": url} if url else {})) as service:
+        if name == "complete_job":
+            job_id = service.job()
+            trainer = service.trainer_of(job_id)
+            trainer.start_of(2)
+            service.until(lambda: service.job_status(job_id) == "running")
+            arm_completion(point)
+            trainer.complete(end=False)
+            signal.pause()
         if name == "create_job":
             service.dataset()
         arm(name, point)

@@ -1,10 +1,8 @@
 """One `Idempotency-Key` makes at most one change: sent often, at once, or across a death of the service."""
 
 import asyncio
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -210,34 +208,6 @@ POINTS = (
     "after the commit",
 )
 CASES = [(name, point) for name in ("create_job", "upload_dataset") for point in POINTS]
-
-
-@pytest.fixture(scope="session")
-def crash(
-    tmp_path_factory: pytest.TempPathFactory, database_settings: Callable[[], dict[str, Any]]
-) -> Iterator[Callable[[str, str], tuple[Path, dict[str, Any]]]]:
-    """Kills a service at a point of a create; answers its folder and the settings that name its database.
-
-    The program that plays the services is started once and makes a child for each.
-    """
-    command = [sys.executable, "-W", "error", "-m", "tests.service.crashes"]
-    program = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-    def crashed(name: str, point: str) -> tuple[Path, dict[str, Any]]:
-        folder, settings = tmp_path_factory.mktemp("crash"), database_settings()
-        order = "\t".join((name, point, str(folder), settings.get("database_url", "")))
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write(order + "\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "killed\n"
-        return folder, settings
-
-    yield crashed
-    program.communicate(timeout=30)
-    assert program.returncode == 0
 
 
 @pytest.mark.slow

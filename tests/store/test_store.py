@@ -65,7 +65,7 @@ def test_a_stale_attempt_writes_nothing(database: Database) -> None:
     for change in (
         lambda one: leases.beat(one, stale, NOW + LEASE * 3),
         lambda one: leases.write(one, stale, current_step=7),
-        lambda one: leases.end(one, stale, status=JobStatus.COMPLETED),
+        lambda one: leases.end(one, stale, JobStatus.COMPLETED, NOW),
     ):
         with pytest.raises(LeaseLost), database.write() as connection:
             change(connection)
@@ -80,7 +80,7 @@ def test_a_job_that_is_being_cancelled_cannot_complete(database: Database) -> No
     with database.write() as connection:
         rows.change(connection, tables.jobs, "ft_1", NOW, status=JobStatus.CANCELLING)
     with pytest.raises(LeaseLost), database.write() as connection:
-        leases.end(connection, Claim("ft_1", 1), status=JobStatus.COMPLETED)
+        leases.end(connection, Claim("ft_1", 1), JobStatus.COMPLETED, NOW)
 
 
 def test_after_a_restart_running_jobs_can_be_claimed_at_once(database: Database) -> None:

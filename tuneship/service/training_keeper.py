@@ -192,13 +192,15 @@ class TrainingKeeper:
         exit_code = run.worker.exit_code()  # before reading: nothing is written after it
         try:
             await asyncio.to_thread(self._take_progress, run)
+            if exit_code is None and run.has_model():
+                exit_code = 0  # how it leaves decides nothing any more
             if exit_code is not None:
                 await asyncio.to_thread(self._finish, run, exit_code)
         except LeaseLost:
-            run.worker.kill()
             exit_code = -1
             logger.warning("lease lost: %s", run.claim.job_id)
         if exit_code is not None:
+            await asyncio.to_thread(run.worker.kill)
             self._runs.remove(run)
         elif run.is_overdue(self._parts.clock(), CANCEL_PATIENCE):
             run.worker.kill()
@@ -252,14 +254,8 @@ class TrainingKeeper:
             return True
         now = self._parts.clock()
         with self._parts.database.write() as connection:
-            leases.end(
-                connection,
-                run.claim,
-                status=JobStatus.QUEUED,
-                owner=None,
-                updated_at=now,
-                attempts_without_progress=fruitless,
-            )
+            kept = {"owner": None, "attempts_without_progress": fruitless}
+            leases.end(connection, run.claim, JobStatus.QUEUED, now, **kept)
             text = f"the training process ended with {exit_code}; it resumes from its checkpoint"
             job_records.add_log(connection, run.claim.job_id, now, "warning", text)
         self._parts.bell.ring(run.claim.job_id)
@@ -274,15 +270,8 @@ class TrainingKeeper:
         }
         identifier = model_id(job["base_model"], job["model_name"], job["id"])
         with self._parts.database.write() as connection:
-            leases.end(
-                connection,
-                run.claim,
-                status=JobStatus.COMPLETED,
-                completed_at=now,
-                updated_at=now,
-                fine_tuned_model=identifier,
-                validation_loss=end["validation_loss"],
-            )
+            result = {"fine_tuned_model": identifier, "validation_loss": end["validation_loss"]}
+            leases.end(connection, run.claim, JobStatus.COMPLETED, now, completed_at=now, **result)
             model = {
                 "id": identifier,
                 "client_id": job["client_id"],
@@ -306,7 +295,7 @@ class TrainingKeeper:
         now = self._parts.clock()
         error = {"code": "fine_tuning_error", "reason": reason, "message": message}
         with self._parts.database.write() as connection:
-            leases.end(connection, claim, status=JobStatus.FAILED, error=error, updated_at=now)
+            leases.end(connection, claim, JobStatus.FAILED, now, error=error)
             job_records.add_log(connection, job["id"], now, "error", f"{reason}: {message}")
             job_progress.tell(connection, job["id"], "failed", now, reason=reason)
         self._parts.bell.ring(job["id"])

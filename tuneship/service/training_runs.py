@@ -61,6 +61,14 @@ class TrainingRun:
                     offset += len(line)
         return lines, offset
 
+    def has_model(self) -> bool:
+        """Whether its adapter is complete on disk, which is so before it says `completed`, and nobody has cancelled.
+
+        A cancelled one is awaited: its job is `cancelled` only when its processes are gone.
+        """
+        completed = self.end is not None and self.end["kind"] == "completed"
+        return completed and self.cancelled_at is None
+
     def has_advanced(self) -> bool:
         """Whether this attempt got further than those before it, or has kept something that they had not."""
         if self.first_step is None:

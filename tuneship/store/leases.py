@@ -59,7 +59,9 @@ def write(connection: sa.Connection, held: Claim, **values: Any) -> None:
         raise LeaseLost(held.job_id)
 
 
-def end(connection: sa.Connection, held: Claim, **values: Any) -> None:
+def end(
+    connection: sa.Connection, held: Claim, status: JobStatus, now: datetime, **values: Any
+) -> None:
     """Leave the state `running` under the claim. Raises `LeaseLost` when somebody has cancelled meanwhile."""
     result = connection.execute(
         sa.update(jobs)
@@ -68,7 +70,7 @@ def end(connection: sa.Connection, held: Claim, **values: Any) -> None:
             jobs.c.attempt == held.attempt,
             jobs.c.status == JobStatus.RUNNING,
         )
-        .values(lease_until=None, **values)
+        .values(status=status, lease_until=None, updated_at=now, **values)
     )
     if result.rowcount != 1:
         raise LeaseLost(held.job_id)
