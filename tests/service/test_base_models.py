@@ -45,10 +45,14 @@ def with_base(start: Start, tmp_path: Path, damage: Callable[[Path], object]) ->
         (write("config.json", '{"max_position_embeddings": "many"}'), "that is no number"),
         (write("chat_template.jinja", "{% for"), "its chat template cannot be read"),
         (remove("tokenizer.json"), "it has no tokenizer.json"),
+        (write("config.json", '{"model_type": "bloom"}'), "bloom models cannot be served"),
     ],
-    ids=("cut", "no head", "no weights", "no JSON", "no object", "length", "template", "tokenizer"),
+    ids=(
+        *("cut", "no head", "no weights", "no JSON", "no object", "length", "template"),
+        *("tokenizer", "engine"),
+    ),
 )
-def test_a_damaged_base_model_is_not_offered_and_the_others_are(
+def test_an_unusable_base_model_is_not_offered_and_the_others_are(
     start: Start, tmp_path: Path, damage: Callable[[Path], object], why: str
 ) -> None:
     service = with_base(start, tmp_path, damage)

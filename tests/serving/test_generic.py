@@ -9,6 +9,7 @@ import torch
 
 from tests.serving.conftest import make_adapter, quiet_peft
 from tests.serving.test_engine import build, expected, run
+from tuneship.service.catalogue import NOT_SERVED
 from tuneship.serving.generic import GenericModel
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
@@ -28,6 +29,13 @@ def save(directory: Path, kind: str, **options: object) -> Any:
     return model.eval()
 
 
+OWN_SHAPES: dict[str, dict[str, object]] = {
+    "codegen": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 2},
+    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+}
 WINDOW = {"sliding_window": 12}
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -87,8 +95,7 @@ def test_a_model_with_a_sliding_window_is_served_beyond_its_window(tmp_path: Pat
             "llama4_text",
         ),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "lfm2"),
-        ("gpt_oss", {"head_dim": 8, "num_local_experts": 2}, "gpt_oss models do not run here"),
-        ("bloom", {}, "attention of bloom models is not plain causal attention"),
+        *((kind, OWN_SHAPES.get(kind, {}), f"{kind} models") for kind in sorted(NOT_SERVED)),
     ],
 )
 def test_what_is_not_plain_causal_attention_is_refused(

@@ -21,6 +21,9 @@ from tuneship.template import PromptTemplate, TemplateFailed
 
 OUR_RUNTIME = "replica"
 RUNTIMES = (OUR_RUNTIME, "vllm")
+NOT_SERVED = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"})
+"""Architectures with an attention of their own, which our engine finds out when it loads them: they would train and
+then not be served. Of one that is not named here the deployment says so."""
 FALLBACK_CONTEXT = 2048
 """Tokens, for a configuration that names no length."""
 LONGEST_HEAD = 100_000_000
@@ -53,9 +56,17 @@ class BaseModel:
         """Why nobody can use it, as far as that shows without loading it; None when nothing is wrong."""
         try:
             _ = self.tensors, self.context_length, self.template
+            self._check_engine()
         except CatalogueFault as fault:
             return str(fault)
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
+
+    def _check_engine(self) -> None:
+        kind = _object(self.path / "config.json").get("model_type")
+        if self.runtime == OUR_RUNTIME and kind in NOT_SERVED:
+            raise CatalogueFault(
+                f"{kind} models cannot be served by this service's own engine, so none is tuned either"
+            )
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
