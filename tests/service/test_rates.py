@@ -9,6 +9,7 @@ import pytest
 
 from tests.service.in_process import Service
 from tuneship.service.rates import FAILURES_PER_MINUTE, RateLimits
+from tuneship.store import rows, tables
 
 Start = Callable[..., Service]
 
@@ -50,6 +51,18 @@ def test_the_request_after_the_wait_passes(start: Start) -> None:
     service.clock.ahead += timedelta(seconds=int(refused.headers["retry-after"]))
     assert service.call("GET", "/v1/datasets").status_code == 200
     assert service.call("GET", "/v1/datasets", "bob").status_code == 200
+
+
+def test_a_key_without_the_scope_writes_no_more_audit_rows_than_its_window_has_requests(
+    start: Start,
+) -> None:
+    service = start(control_requests_per_minute=3)
+    service.headers["viewer"] = service.key_headers("alice", frozenset({"jobs:read"}))
+    answers = [service.call("DELETE", "/v1/datasets/ds_x", "viewer") for _ in range(7)]
+    assert [one.status_code for one in answers] == [403] * 3 + [429] * 4
+    with service.database.read() as connection:
+        refused = tables.audit.c.status == 403
+        assert rows.count(connection, tables.audit, refused) == 3
 
 
 def test_a_limit_of_zero_is_none(start: Start) -> None:

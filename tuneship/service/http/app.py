@@ -1,6 +1,6 @@
 """Binds every declared operation to its handler and runs it in one transaction.
 
-Order of checks: framing, authentication, route, scope, rate, size, media type, syntax, fields, then the handler. How
+Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. How
 values are read is in `service/arguments.py`; what happens inside an operation is in the resource's own file.
 """
 
@@ -129,8 +129,8 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
         principal: Principal = request.state.principal
         context = _context(border.parts, served.operation, request)
         try:
-            principal.require(served.operation.scope)
             _check_rate(request)
+            principal.require(served.operation.scope)
             if not (served.is_async or served.operation.is_form):
                 return await _run(border, served, request, context)
             with ExitStack() as held:
