@@ -1,5 +1,6 @@
 """The audit chain: what is written down before an answer, and what a change of the table betrays."""
 
+import resource
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -223,6 +224,21 @@ def test_heads_are_read_as_they_were_signed_and_a_line_that_a_crash_cut_is_dropp
     again.append(heads[1], NOW)
     assert list(again.read()) == heads
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_head_that_a_full_disk_cut_is_dropped_before_the_next_one(tmp_path: Path) -> None:
+    file, heads = tmp_path / "heads.jsonl", [Head(3, b"x" * 32), Head(9, b"y" * 32)]
+    kept = Heads(file, b"k" * 32)
+    kept.append(heads[0], NOW)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 20, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            kept.append(heads[1], NOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept.append(heads[1], NOW)
+    assert list(kept.read()) == heads
 
 
 @pytest.mark.parametrize("change", [("3,", "4,"), ("2026", "2025"), ("78", "79"), ("{", "")])

@@ -61,6 +61,7 @@ class Heads:
         }
         if not self._last:
             self._drop_cut_line()
+        self._last = 0  # until the whole line is there
         with self._file.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
             stream.flush()
@@ -68,7 +69,7 @@ class Heads:
         self._last = head.seq
 
     def _drop_cut_line(self) -> None:
-        """What a crash left half-written at the end: it was never a head."""
+        """What a crash or a full disk left half-written at the end: it was never a head."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch(mode=0o600)
         content = self._file.read_bytes()
