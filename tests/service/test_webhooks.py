@@ -1,12 +1,16 @@
 """Receivers are registered, told, tested, switched off and on; what they missed is sent again or fetched."""
 
+import asyncio
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from standardwebhooks import Webhook as Verifier
@@ -16,6 +20,7 @@ from tests.service.in_process import OWN_PORT, Service
 from tuneship.contract.common import render_time
 from tuneship.contract.events import KINDS, SUBSCRIPTIONS
 from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, WebhookUpdate
+from tuneship.events.connector import LOOKUPS
 from tuneship.store import events, tables
 
 Start = Callable[..., Service]
@@ -56,6 +61,36 @@ def local(start: Start) -> Iterator[tuple[Service, Receiver]]:
     service.start_deliveries()
     yield service, service.run(stack.enter_async_context(listening()))
     service.run(stack.aclose())
+
+
+def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service) -> None:
+    may_answer = threading.Event()
+    asked: list[str] = []
+
+    def resolve(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        may_answer.wait(30)
+        return ["9.9.9.9"]
+
+    receivers = replace(service.parts.receivers, resolve=resolve)
+    object.__setattr__(service.parts, "receivers", receivers)
+
+    async def ask() -> list[httpx.Response]:
+        posts = [
+            asyncio.create_task(service.ask("POST", "/v1/webhooks", json=HOOK))
+            for _ in range(LOOKUPS + 3)
+        ]
+        done, _ = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+        while len(done) < 3:
+            done, _ = await asyncio.wait(posts, timeout=0.05)
+        may_answer.set()
+        return [await one for one in posts]
+
+    answers = service.run(ask())
+    busy = [one for one in answers if one.status_code == 503]
+    assert (len(busy), len(asked)) == (3, LOOKUPS)
+    assert {one.headers["retry-after"] for one in busy} == {"1"}
+    assert [one.status_code for one in answers].count(201) == LOOKUPS
 
 
 def test_a_secret_is_shown_once_and_stored_nowhere(service: Service) -> None:

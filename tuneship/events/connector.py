@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +19,12 @@ from tuneship.events.addresses import AddressRules, Target
 T = TypeVar("T")
 Resolver = Callable[[str, int], Sequence[str]]
 """Host and port to IP addresses; empty when the name does not exist. Blocks."""
+LOOKUPS = 4
+"""Names that are looked up for callers at the same time: sick ones must not take the threads of all requests."""
+
+
+class TooManyLookups(Exception):
+    """Other callers' names are being looked up."""
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
@@ -36,10 +42,19 @@ class Receivers:
 
     rules: AddressRules
     resolve: Resolver = resolve
+    _room: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(LOOKUPS)
+    )
 
     def check(self, url: str) -> None:
-        """At registration. Blocks while the name is resolved. Raises `TargetRefused`."""
-        self.addresses(self.rules.target(url))
+        """At registration. Blocks while the name is resolved. Raises `TargetRefused`, `TooManyLookups`."""
+        target = self.rules.target(url)
+        if not self._room.acquire(blocking=False):
+            raise TooManyLookups
+        try:
+            self.addresses(target)
+        finally:
+            self._room.release()
 
     def addresses(self, target: Target) -> Sequence[str]:
         """The checked addresses of a receiver. Blocks. Raises `TargetRefused`."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from tuneship.contract import webhooks as contract
 from tuneship.contract.common import Deleted
-from tuneship.contract.errors import InvalidRequestError, ResourceNotFound
+from tuneship.contract.errors import InternalError, InvalidRequestError, ResourceNotFound
 from tuneship.contract.webhooks import (
     Delivery,
     DeliveryPage,
@@ -20,6 +20,7 @@ from tuneship.contract.webhooks import (
     WebhookUpdate,
 )
 from tuneship.events.addresses import TargetRefused
+from tuneship.events.connector import TooManyLookups
 from tuneship.events.signing import new_secret
 from tuneship.service.context import Context
 from tuneship.service.quotas import check_quota
@@ -58,6 +59,9 @@ def _check_url(context: Context, url: str) -> None:
         context.parts.receivers.check(url)
     except TargetRefused as reason:
         raise refused("url", str(reason)) from None
+    except TooManyLookups:
+        text = "too many names of receivers are being looked up"
+        raise InternalError(text, status=503, retry_after=1) from None
 
 
 def _with_secret(row: Row, secret: str) -> WebhookSecret:
