@@ -493,3 +493,40 @@ def test_lines_that_nobody_stores_are_bounded_and_their_number_is_told(service: 
     assert len(stored) == MOST_WAITING + 1
     assert stored[-1].message == "5 lines were not kept"
     recorder.hand_over(lambda _: pytest.fail("nothing is left"), now)
+
+
+def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Service) -> None:
+    recorder, now = LogRecorder(), service.clock()
+    stored: list[LogEntry] = []
+    full = [LogEntry("dep_1", now, "info", "generate", "x")] * MOST_WAITING
+
+    def broken(_entries: Any) -> None:
+        recorder.add(*full)  # what comes while the database is waited for
+        raise OSError
+
+    recorder.add(*full)
+    for _ in range(5):
+        with pytest.raises(OSError):
+            recorder.hand_over(broken, now)
+    recorder.hand_over(stored.extend, now)
+    assert len(stored) == MOST_WAITING + 1
+    assert stored[-1].message == f"{5 * MOST_WAITING} lines were not kept"
+
+
+def test_a_forced_delete_that_was_not_committed_hurries_nobody(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = service.deployment("kept")
+    hurried: list[str] = []
+    monkeypatch.setattr(service.parts.under_way, "hurry", hurried.append)
+    path, force = f"/v1/deployments/{deployment}", {"params": {"force": True}}
+    with monkeypatch.context() as planted:
+        planted.setattr("tuneship.service.context.Context.write_down", broken)
+        assert service.call("DELETE", path, **force).status_code == 500
+    assert (service.deployment_status(deployment), hurried) == ("running", [])
+    assert service.call("DELETE", path, **force).status_code == 200
+    assert hurried == [deployment]
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("planted")

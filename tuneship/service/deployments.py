@@ -286,6 +286,6 @@ def delete_deployment(
     endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
     status = DeploymentStatus.DELETING
     if force:
-        context.parts.under_way.hurry(deployment_id)
+        context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
     deployment_records.change(connection, row, context.now, status=status)
     return DeploymentDeleted(id=deployment_id, status=status)

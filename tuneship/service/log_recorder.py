@@ -27,9 +27,12 @@ class LogRecorder:
     def add(self, *entries: LogEntry) -> None:
         """Keep lines, or only their number when too many wait."""
         with self._lock:
-            room = max(0, MOST_WAITING - len(self._entries))
-            self._entries += entries[:room]
-            self._dropped.update(one.deployment_id for one in entries[room:])
+            self._keep(entries)
+
+    def _keep(self, entries: Sequence[LogEntry]) -> None:
+        room = max(0, MOST_WAITING - len(self._entries))
+        self._entries += entries[:room]
+        self._dropped.update(one.deployment_id for one in entries[room:])
 
     def hand_over(self, store: Callable[[Sequence[LogEntry]], None], now: datetime) -> None:
         """Give all lines to `store`; when it raises they are kept. One hand-over at a time."""
@@ -47,6 +50,7 @@ class LogRecorder:
                 store([*taken, *told])
             except BaseException:
                 with self._lock:
-                    self._entries = taken + self._entries
+                    since, self._entries = self._entries, taken
+                    self._keep(since)
                     self._dropped.update(dropped)
                 raise
