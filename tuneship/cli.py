@@ -56,7 +56,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-        from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415 - the light install
+        from tuneship.service.access import MasterKeyDamaged  # noqa: PLC0415 - the light install
+        from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415
         from tuneship.service.serve import DirectoryInUse  # noqa: PLC0415 - has no service
         from tuneship.service.serve import serve as run  # noqa: PLC0415
         from tuneship.store.belonging import FilesOfAnotherDatabase  # noqa: PLC0415
@@ -70,7 +71,13 @@ def serve(  # noqa: PLR0913 - the options of a command
         fail(f"another service runs on {place}", code=DIRECTORY_IN_USE)
     except SQLAlchemyError as error:
         fail(f"the service cannot open its database: {type(error).__name__}")
-    except (CatalogueFault, FilesOfAnotherDatabase, UnknownDatabase, OSError) as error:
+    except (
+        CatalogueFault,
+        FilesOfAnotherDatabase,
+        MasterKeyDamaged,
+        UnknownDatabase,
+        OSError,
+    ) as error:
         fail(f"the service cannot start: {error}")
 
 

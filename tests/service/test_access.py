@@ -15,8 +15,10 @@ from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
 from tuneship.service.access import (
     KeyEnded,
     Keys,
+    MasterKeyDamaged,
     NoSuchKey,
     read_credentials,
+    read_or_make_secret,
     write_credentials,
 )
 from tuneship.service.key_keeper import KeyKeeper
@@ -30,6 +32,16 @@ MINUTE = timedelta(seconds=60)
 def status_with(service: Service, key: str, client: str = "alice") -> int:
     headers = {"Authorization": f"Bearer {key}", "X-Client-ID": client}
     return service.call("GET", "/v1/datasets", None, headers=headers).status_code
+
+
+@pytest.mark.parametrize("text", ["", "\n", "abc\n", "x" * 64, "00" * 31, "é" * 64])
+def test_a_master_key_that_was_cut_opens_nothing(tmp_path: Path, text: str) -> None:
+    """As a disk that was full or a power loss may leave it: secrets of an empty key are everybody's."""
+    file = tmp_path / "master.key"
+    file.write_text(text)
+    with pytest.raises(MasterKeyDamaged, match=r"master\.key"):
+        read_or_make_secret(file)
+    assert file.read_text() == text
 
 
 # Scopes

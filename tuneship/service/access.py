@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import zlib
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
+SECRET_BYTES = 32
 KEY_PART = slice(4, 12)
 """Where the public part stands in a key."""
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
@@ -300,15 +302,29 @@ def write_private(file: Path, text: str) -> None:
     """Write a file whole, readable by its owner only."""
     temporary = file.with_suffix(".tmp")
     temporary.touch(mode=0o600)
-    temporary.write_text(text)
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())  # after a power loss the old content or the new one, never none
     temporary.replace(file)
 
 
+class MasterKeyDamaged(ValueError):
+    """The file does not hold what was written into it: nothing that was sealed or hashed with it can be used."""
+
+
 def read_or_make_secret(file: Path) -> bytes:
-    """32 random bytes, made at the first start."""
+    """32 random bytes, made at the first start. Raises `MasterKeyDamaged`."""
     if not file.is_file():
-        write_private(file, secrets.token_hex(32) + "\n")
-    return bytes.fromhex(file.read_text().strip())
+        write_private(file, secrets.token_hex(SECRET_BYTES) + "\n")
+    try:
+        secret = bytes.fromhex(file.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        text = f"{file} does not hold {SECRET_BYTES} bytes in hexadecimal: put the copy of your backup there"
+        raise MasterKeyDamaged(text)
+    return secret
 
 
 def derived_secret(master: bytes, purpose: str) -> bytes:
