@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.service.in_process import ANSWER, Service
+from tuneship.service.access import new_key
+from tuneship.service.rates import FAILURES_WRITTEN
 from tuneship.store import audit, tables
 from tuneship.store.audit import Chain, Fault
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged
@@ -117,6 +119,52 @@ def test_a_refusal_for_want_of_a_scope_is_always_written_down(service: Service) 
     (row,) = told(service, ask)
     assert (row["action"], row["status"]) == ("delete_model", 403)
     assert row["resource_id"] is None, "what somebody wrote into a path may be a name"
+
+
+def nobodys(service: Service) -> list[dict[str, Any]]:
+    return rows(service, audit.NOBODY)
+
+
+def test_a_refused_key_is_a_row_of_no_tenant_and_holds_nothing_of_the_key(service: Service) -> None:
+    good = service.headers["alice"]
+    key, guess = good["Authorization"], new_key()
+    wrong: list[dict[str, str]] = [
+        {**good, "X-Client-ID": SECRET},
+        {**good, "Authorization": f"Bearer {guess}"},
+        {**good, "Authorization": f"Bearer {SECRET}"},
+        {"Authorization": key},
+    ]
+    for headers in wrong:
+        answer = service.call("GET", "/v1/models", None, headers=headers)
+        assert answer.status_code == 401
+        row = nobodys(service)[-1]
+        assert (row["action"], row["status"], row["key_id"]) == ("authenticate", 401, "")
+        assert row["request_id"] == answer.headers["x-request-id"]
+        assert row["address"].startswith("10.0.")
+    assert len(nobodys(service)) == len(wrong)
+    content = repr(nobodys(service))
+    assert not [text for text in (SECRET, guess[4:12], key[11:19]) if text in content]
+    mine = service.call("GET", "/v1/audit?limit=1000").json()["entries"]
+    assert "authenticate" not in {one["action"] for one in mine}
+    assert fault(service) is None
+
+
+def test_who_shows_no_key_has_tried_none(service: Service) -> None:
+    assert service.call("GET", "/v1/models", None).status_code == 401
+    assert nobodys(service) == []
+
+
+def test_guesses_from_many_addresses_do_not_fill_the_chain(service: Service) -> None:
+    wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
+    now = service.clock()
+    for _ in range(FAILURES_WRITTEN + 10):  # each from an address of its own
+        service.clock.ahead = now - datetime.now(UTC)  # within one minute, however long this takes
+        assert service.call("GET", "/v1/models", None, headers=wrong).status_code == 401
+    assert len(nobodys(service)) == FAILURES_WRITTEN
+    service.clock.ahead += timedelta(seconds=61)
+    service.call("GET", "/v1/models", None, headers=wrong)
+    assert len(nobodys(service)) == FAILURES_WRITTEN + 1
+    assert fault(service) is None
 
 
 def test_an_answer_from_memory_is_written_down_too(service: Service) -> None:

@@ -14,6 +14,8 @@ from tuneship.contract.errors import RateLimitExceeded
 
 WINDOW_S = 60
 FAILURES_PER_MINUTE = 20
+FAILURES_WRITTEN = 200
+"""So many failures of a minute, of all addresses, become rows of the audit chain, which is never shortened."""
 MOST_KEPT = 10_000
 """Callers remembered before those of past windows are forgotten."""
 
@@ -64,9 +66,10 @@ class RateLimits:
                 "too many failed authentications", retry_after=window.retry_after
             )
 
-    def count_failure(self, address: str) -> None:
-        """Count a failed authentication."""
+    def count_failure(self, address: str) -> bool:
+        """Count a failed authentication; answers whether it is among those of this minute that are written down."""
         self._hit("failed", address, FAILURES_PER_MINUTE)
+        return not self._hit("failed, all", "", FAILURES_WRITTEN).exceeded
 
     def _hit(self, kind: str, caller: str, limit: int) -> RateWindow:
         before = self._window(kind, caller, limit)

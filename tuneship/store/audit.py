@@ -22,6 +22,8 @@ from tuneship.store.tables import audit
 BEGINNING = bytes(32)
 """What the first row is sealed over."""
 ROWS_AT_ONCE = 5_000
+NOBODY = ""
+"""The client of a row that belongs to no tenant: only who runs the service reads it."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
-from ipaddress import IPv6Address, ip_address
+from contextlib import AsyncExitStack, ExitStack, nullcontext
+from ipaddress import ip_address
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -37,7 +37,7 @@ from tuneship.service.http.answers import (
 from tuneship.service.http.border import Border
 from tuneship.service.http.content import content_of
 from tuneship.service.http.forms import Content
-from tuneship.service.http.guard import Guard
+from tuneship.service.http.guard import Guard, address_of
 from tuneship.service.http.hang_up import while_heard
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
@@ -147,7 +147,7 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
 
 def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
-    address = _address(request)
+    address = address_of(request)
     return Context(
         parts=parts,
         client_id=principal.client_id,
@@ -164,16 +164,6 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
             named=next(iter(request.path_params.values()), None),
         ),
     )
-
-
-def _address(request: Request) -> str:
-    """Where the request came from; empty when a proxy says something that is no address."""
-    with suppress(ValueError):
-        address = ip_address(request.client.host if request.client else "")
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        return str(address)
-    return ""
 
 
 def _is_private(request: Request, address: str) -> bool:

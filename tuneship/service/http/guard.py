@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
 from fastapi import Request
@@ -14,6 +16,7 @@ from tuneship.service.body import Patience
 from tuneship.service.http.answers import error_response, refusal_of
 from tuneship.service.http.border import Border
 from tuneship.service.rates import RateWindow
+from tuneship.store.audit import NOBODY, AuditEntry
 from tuneship.store.identifiers import new_id
 
 logger = logging.getLogger(__name__)
@@ -72,11 +75,20 @@ class Guard:
             else:
                 principal = await asyncio.to_thread(border.keys.recognise, *given)
         except AuthenticationError:
-            border.limits.count_failure(address)
+            is_written = border.limits.count_failure(address)
+            if is_written and given[0]:  # who shows no key at all has not tried one
+                await asyncio.to_thread(self._write_down, request)
             raise
         request.state.principal = principal
         kind = "generate" if request.scope["path"].endswith("/generate") else "control"
         request.state.window = border.limits.count(principal.client_id, kind)
+
+    def _write_down(self, request: Request) -> None:
+        """A key that was refused, and nothing of it: what somebody guesses may be somebody's key."""
+        parts, request_id = self._border.parts, request.state.request_id
+        refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
+        with parts.database.write() as connection:
+            parts.audit.add(connection, AuditEntry(parts.clock(), *refused))
 
 
 class _Answer:
@@ -93,6 +105,16 @@ class _Answer:
             for name, value in common_headers(self._state).items():
                 message["headers"].append((name.lower().encode(), value.encode()))
         await self._send(message)
+
+
+def address_of(request: Request) -> str:
+    """Where the request came from; empty when a proxy says something that is no address."""
+    with suppress(ValueError):
+        address = ip_address(request.client.host if request.client else "")
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return str(address)
+    return ""
 
 
 def _check_framing(scope: Scope) -> None:
