@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import shutil
 import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,7 @@ from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve
 from tests.waiting import until
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.service.catalogue import SHIPPED
 from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
 from tuneship.service.rates import RateLimits
@@ -371,6 +373,30 @@ def test_a_merged_dataset_outlives_its_sources(service: Service) -> None:
     assert service.job(dataset_id=made)
     again = merge(service, made, service.dataset()).json()
     assert again["source_datasets"][0] == made  # the direct one, not those before it
+
+
+def test_a_tokenizer_that_breaks_is_named_and_holds_up_no_other_dataset(
+    start: Start, tmp_path: Path
+) -> None:
+    """When it is asked for; and when the service comes back to a big file with the model's files damaged since."""
+    shutil.copytree(SHIPPED / "tuneship-tiny", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    listed = tmp_path / "models.yaml"
+    listed.write_text(json.dumps({"models": [{"id": "broken", "path": "model"}]}))
+    service = start(model_catalogue=listed, inline_dataset_bytes=1)
+    named = {"name": "a", "format": "instruction", "base_model": "broken"}
+    files = {"file": ("x.jsonl", jsonl(*LINES))}
+    refused = service.call("POST", "/v1/datasets", data=named, files=files)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert "tokenizer.json cannot be read" in refused.json()["error"]["message"]
+    older = service.dataset()
+    service.until(lambda: get(service, older)["status"] == "processed")
+    with service.database.write() as connection:
+        waits = {"status": "processing", "tokenizer": "broken", "num_examples": 0}
+        connection.execute(sa.update(tables.datasets).values(**waits))
+    newer = service.dataset()
+    service.until(lambda: get(service, newer)["status"] == "processed")
+    assert get(service, older)["status"] == "failed"
 
 
 def test_a_deleted_dataset_is_gone_with_its_file(service: Service) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
+from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
 from tuneship.service.datasets import announce, counts, verdict
@@ -85,6 +86,10 @@ class DatasetProcessing:
     def _process(self, row: Row) -> None:
         try:
             reading = self._read(row)
+        except CatalogueFault as fault:
+            text = f"the files of the base model that counts tokens cannot be used: {fault}"
+            self._end(row, _failure("internal_error", text))
+            return
         except OSError:
             self._failures[row["id"]] += 1
             if self._failures[row["id"]] < TRIES:

@@ -26,11 +26,12 @@ from tuneship.contract.errors import (
     DatasetError,
     ErrorDetail,
     InternalError,
+    ModelNotFound,
     QuotaExceeded,
     ResourceNotFound,
 )
 from tuneship.contract.examples import DatasetFormat
-from tuneship.service.catalogue import BaseModel
+from tuneship.service.catalogue import BaseModel, CatalogueFault
 from tuneship.service.context import Context
 from tuneship.service.dataset_advice import suggestions
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
@@ -91,7 +92,13 @@ def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> Dat
 def _counting_model(context: Context, identifier: str | None) -> BaseModel:
     if identifier is None:
         return context.parts.catalogue.default
-    return base_of(context.parts, identifier, "base_model")
+    base = base_of(context.parts, identifier, "base_model")
+    try:
+        _ = base.tokenizer
+    except CatalogueFault as fault:
+        text = f"base_model names a base model whose files cannot be used: {fault}"
+        raise ModelNotFound(text, param="base_model") from None
+    return base
 
 
 def _staged(file: BinaryIO) -> StagedFile:
