@@ -29,6 +29,8 @@ from prefect.states import Cancelled, Completed, Paused, Pending
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import Field
 
+from tuneship.contract.common import ONE_LINE
+
 Decision = Literal["promote", "roll back", "timeout"]
 PAUSE_KEY = "approval"
 KEYS = keyset_from_base_key(f"paused-{PAUSE_KEY}")
@@ -44,7 +46,10 @@ class Approval(RunInput):
         default="roll back", description="promote: go on; roll back: keep what serves now."
     )
     approver: str = Field(
-        min_length=1, max_length=200, description="Your name, kept in the audit trail."
+        min_length=1,
+        max_length=200,
+        pattern=ONE_LINE,
+        description="Your name, kept in the audit trail.",
     )
     comment: str = Field(
         default="", max_length=2000, description="Why; kept in the audit trail. No patient data."

@@ -11,6 +11,7 @@ from prefect import get_run_logger
 
 from flows.approval import Answer, Question, answer_to, ask, withdraw
 from flows.interruption import uninterrupted
+from flows.markdown import code, plain
 from tuneship.gates.training import GateResult
 
 POLL_SECONDS = 2.0
@@ -20,12 +21,9 @@ def ask_about(
     gates: Sequence[GateResult], model: str, run_key: str, timeout_seconds: int
 ) -> Answer:
     """Wait for a person's decision about a training whose gates hold; no answer in time is "timeout"."""
-    rows = [f"| {gate.name} | {gate.note or 'holds'} |" for gate in gates]
     question = Question(
         title=f"deploy-{model}",
-        text="\n".join(
-            [f"## Deploy `{model}` although gates hold?", "", "| gate | why |", "|---|---|", *rows]
-        ),
+        text=question_text(gates, model),
         tag=f"{run_key}/training-gates",
         timeout_seconds=timeout_seconds,
     )
@@ -40,3 +38,10 @@ def ask_about(
         raise
     get_run_logger().info("the answer is: %s", answer.decision)
     return answer
+
+
+def question_text(gates: Sequence[GateResult], model: str) -> str:
+    """What a person reads above the form."""
+    rows = [f"| {gate.name} | {plain(gate.note or 'holds')} |" for gate in gates]
+    title = f"## Deploy {code(model)} although gates hold?"
+    return "\n".join([title, "", "| gate | why |", "|---|---|", *rows])

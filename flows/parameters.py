@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from tuneship.contract.common import ModelId, ModelName, Name, Tags
+from tuneship.contract.common import ONE_LINE, ModelId, ModelName, Name, Tags
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.examples import DatasetFormat
 from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate
@@ -184,6 +184,7 @@ class ReleaseParameters(_Form):
         default=None,
         min_length=1,
         max_length=128,
+        pattern=ONE_LINE,
         description="Makes a repeated run go on where it was stopped; default: from these parameters.",
     )
     force: bool = Field(

@@ -13,6 +13,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.links import show_link
+from flows.markdown import plain
 from flows.parameters import ReleaseParameters
 from flows.plots import plot_losses, plot_rollout
 from flows.release_result import Contender, ReleaseResult
@@ -80,7 +81,7 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
         "",
         OUTCOMES[result.outcome] + _why(result),
         "",
-        *(f"- {note}" for note in result.notes),
+        *(f"- {plain(note)}" for note in result.notes),
         "",
         *_table(
             ["what", "value"], [[row["what"], row["value"]] for row in summary(result, release)]
@@ -252,7 +253,7 @@ def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     lines = [titles, ["---"] * len(titles), *rows]
-    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
+    cells = [[plain(cell) for cell in line] for line in lines]
     return [f"| {' | '.join(line)} |" for line in cells] + [""]
 
 

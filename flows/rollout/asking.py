@@ -7,24 +7,20 @@ shows the form; `tuneship/gates/canary.py` says what an answer means.
 from datetime import UTC, datetime
 
 from flows.approval import SERVER_FAILURES, Question, answer_to, ask, withdraw
+from flows.markdown import code
 from flows.rollout.page import evidence_table
 from flows.rollout.records import RecordFile
 from flows.rollout.split import Split, service_time
-from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, Record
 
 
 def ask_for_approval(split: Split) -> None:
     """Show the form, and write down where its answer will be found."""
     record, plan = split.file.record, split.plan
-    begun = record.begun
-    text = [
-        f"## Give `{plan.candidate_deployment_id}` all traffic of `{begun.endpoint_id}`?",
-        f"It has {record.weight} % now, and every gate is proven. Baseline: `{plan.baseline_deployment_id}`.",
-        evidence_table(record.looks[-1].gates) if record.looks else "",
-    ]
     question = Question(
         title=f"promote-{plan.candidate_deployment_id}",
-        text="\n\n".join(text),
+        text=question_text(record, plan),
         tag=_tag(split.file),
         timeout_seconds=plan.approval_timeout_seconds,
     )
@@ -35,6 +31,17 @@ def ask_for_approval(split: Split) -> None:
         return
     split.file.append(ApprovalAsked(service_time(record), run_id, until))
     split.log.warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+
+
+def question_text(record: Record, plan: CanaryPlan) -> str:
+    """What a person reads above the form."""
+    candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
+    text = [
+        f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}.",
+        evidence_table(record.looks[-1].gates) if record.looks else "",
+    ]
+    return "\n\n".join(text)
 
 
 def hear(split: Split) -> None:

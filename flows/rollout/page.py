@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
+from flows.markdown import code, plain
 from flows.outcome import RolloutResult
 from flows.rollout.split import Log, Split
 from tasks.progress import report
@@ -49,15 +50,16 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     """The roll-out as Markdown."""
     begun, looks = record.begun, record.looks
     plan = begun.plan
-    pair = f"Baseline `{plan['baseline_deployment_id']}`, candidate `{plan['candidate_deployment_id']}`"
+    ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
+    pair = "Baseline {}, candidate {}".format(*ids)
     state = _ending(result) if result else f"at {record.weight} %"
     sections = [
         f"# Roll-out {begun.rollout_id}",
-        f"Endpoint `{begun.endpoint_id}`: {state}",
+        f"Endpoint {code(begun.endpoint_id)}: {state}",
         f"{pair}, steps {plan['steps']}",
     ]
     if result and result.notes:
-        sections.append("\n".join(f"- {note}" for note in result.notes))
+        sections.append("\n".join(f"- {plain(note)}" for note in result.notes))
     if looks:
         sections += ["## Gates at the last look", gate_table(looks[-1].gates)]
         if looks[-1].thresholds:
@@ -133,7 +135,7 @@ def _look_table(looks: Sequence[Look]) -> str:
             look.step_requests,
             look.missing or "",
         ]
-        rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        rows.append("| " + " | ".join(plain(cell) for cell in cells) + " |")
     return "\n".join(rows)
 
 

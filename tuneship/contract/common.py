@@ -96,8 +96,10 @@ ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$")]
 """Base ids hold no `:` and at most one `/`; fine-tuned ids are `ft:<base>:<name>:<suffix>` (§1)."""
 
-TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
-TagValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
+"""Text without control characters: it can forge no line of a log and no row of a table."""
+TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
+TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
 
 Int64 = Annotated[int, Field(le=2**63 - 1)]

@@ -1,0 +1,23 @@
+"""Text that somebody chose, put into Markdown so that it is read and never obeyed: no tag, no link, no row of its own.
+
+Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the browser of whoever reads a report.
+"""
+
+import re
+
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*~\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def plain(text: object) -> str:
+    """One line that every renderer shows letter by letter; it may stand in a cell of a table."""
+    line = _BREAKS.sub(" ", str(text))
+    for sign, entity in _ENTITIES.items():
+        line = line.replace(sign, entity)
+    return _SPECIAL.sub(r"\\\g<0>", line)
+
+
+def code(text: object) -> str:
+    """An id in a fixed-width font: a code span knows no escapes, so a backtick in it becomes an apostrophe."""
+    return f"`{_BREAKS.sub(' ', str(text)).replace('`', chr(39))}`"
