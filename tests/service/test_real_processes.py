@@ -22,8 +22,7 @@ from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
 
 pytestmark = pytest.mark.slow
-CANARY = "CANARY-7f3a9c"
-PROMPT = Generate(prompt=f"What is {CANARY}?", max_tokens=4, temperature=0)
+PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -151,30 +150,6 @@ def test_a_second_service_on_the_folder_is_refused(serve: Serve) -> None:
     )
     assert second.returncode == DIRECTORY_IN_USE
     assert re.fullmatch(r"tuneship: another service runs on .*\n", second.stderr)
-
-
-def test_no_text_of_a_caller_is_found_outside_the_datasets(
-    serve: Serve, client: Client, tmp_path: Path
-) -> None:
-    text = rows_file(tmp_path / "rows.jsonl", 16).read_text().replace("case", CANARY)
-    (tmp_path / "rows.jsonl").write_text(text)
-    job = ended_job(client, start_job(client, tmp_path / "rows.jsonl"))
-    assert job.status == "completed"
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(text + f'{{"instruction": "{CANARY}"}}\n{CANARY}')
-    form = DatasetUpload(name="d", format="instruction")
-    with broken.open("rb") as opened, pytest.raises(ApiError) as refused:
-        client.datasets.upload(form, opened)
-    assert CANARY not in str(refused.value)
-    deployment = running_deployment(client, "canary text", "tuneship-tiny")
-    client.deployments.generate(deployment, PROMPT)
-    with pytest.raises(ApiError):
-        client.deployments.generate(deployment, Generate(prompt=CANARY * 2000))
-    places = [path for path in serve.data_dir.rglob("*") if path.is_file()] + [serve.log]
-    hits = [path for path in places if CANARY.encode() in path.read_bytes()]
-    datasets = serve.data_dir / "blobs" / "datasets"
-    assert hits
-    assert all(path.is_relative_to(datasets) for path in hits)
 
 
 def test_a_killed_service_finishes_its_job_once_after_it_is_started_again(

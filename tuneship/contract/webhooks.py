@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import (
+    ONE_LINE,
     CreateRequest,
     Deleted,
     EventId,
@@ -33,7 +34,7 @@ Url = Annotated[
     str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")
 ]
 Subscriptions = Annotated[list[Subscription], Field(min_length=1, max_length=32)]
-Description = Annotated[str, Field(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Description = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from functools import cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
@@ -12,10 +13,12 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuneship.contract.errors import AuthenticationError, InternalError, InvalidRequestError
+from tuneship.contract.operation import DECLARED
 from tuneship.service.body import Patience
 from tuneship.service.http.answers import error_response, refusal_of
 from tuneship.service.http.border import Border
 from tuneship.service.rates import RateWindow
+from tuneship.service.trail import OPAQUE_ID
 from tuneship.store.audit import NOBODY, AuditEntry
 from tuneship.store.identifiers import new_id
 
@@ -132,8 +135,21 @@ def _check_framing(scope: Scope) -> None:
 def _log_access(scope: Scope, request_id: str, status: int, started: float) -> None:
     """One line a request: the path as it was encoded, never the query, a header or a body."""
     path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
+    if not 0 < status < 400:
+        path = "/".join(part if _is_ours(part) else "*" for part in path.split("/"))
     took_ms = (time.perf_counter() - started) * 1000
     logger.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
+
+
+def _is_ours(part: str) -> bool:
+    """Whether a word of a path is the API's or an id of ours: of a request that found nothing, others may be a name."""
+    return part in _words() or OPAQUE_ID.fullmatch(part) is not None
+
+
+@cache
+def _words() -> set[str]:
+    paths = (*(one.path for one in DECLARED), *OPEN_PATHS)
+    return {part for path in paths for part in path.split("/")}
 
 
 def common_headers(state: Mapping[str, Any]) -> dict[str, str]:
