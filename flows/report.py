@@ -190,7 +190,9 @@ def _losses_of(job_id: str | None) -> JobMetrics | None:
 
 
 def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
-    create_table_artifact(summary(result, release), key="release", description=result.outcome)
+    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
+    rows = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
+    create_table_artifact(rows, key="release", description=result.outcome)
     whole = with_pictures(text, file.parent)
     create_markdown_artifact(whole, key="release-report", description=str(file))
     if result.endpoint_id:

@@ -112,6 +112,16 @@ class Browser:
         """The page as it is now, attributes and hidden parts included."""
         return self._driver.page_source
 
+    def watch_dialogs(self) -> None:
+        """From the next page on, count what would open a dialog instead of opening it."""
+        count = "window.dialogs = 0; window.alert = () => { top.dialogs += 1; };"
+        self._driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": count})
+
+    @property
+    def dialogs(self) -> int:
+        """How many this page would have opened."""
+        return self._driver.execute_script("return top.dialogs")
+
     def wait_for_text(self, text: str) -> None:
         """Until the page says it."""
         self.wait(lambda: text in self.text or None)
