@@ -19,6 +19,7 @@ from tuneship.serving.batch import Batch
 from tuneship.serving.cache import CacheShape, Look, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
+from tuneship.serving.product import Product
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 """The matrix products of a layer, in order; each is a site for adapters."""
@@ -38,14 +39,12 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights as [in, out], which is faster than torch's [out, in] for few rows."""
-
     input_gain: Tensor
-    qkv: Tensor
-    output: Tensor
+    qkv: Product
+    output: Product
     attention_gain: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Product
+    down: Product
 
 
 class LlamaModel:
@@ -75,7 +74,8 @@ class LlamaModel:
         ]
         self._gain = weights.take("model.norm.weight", number_format)
         tied = config.get("tie_word_embeddings", False)
-        self._head = self._embedding if tied else weights.take("lm_head.weight", number_format)
+        head = self._embedding if tied else weights.take("lm_head.weight", number_format)
+        self._head = Product(head, shared=tied)
         self._rotation = _rotation(config, self._dim)
         self._look = Look(self._dim**-0.5)
         self.sites = tuple(self._sites(layers))
@@ -88,19 +88,19 @@ class LlamaModel:
         for number, layer in enumerate(self._layers):
             site = 4 * number
             normed = F.rms_norm(x, (self._hidden,), layer.input_gain, self._eps)
-            qkv = normed @ layer.qkv
+            qkv = layer.qkv(normed)
             lora.add(site + QKV, normed, qkv, routes)
             attended = self._attend(number, qkv, rotation, batch, cache)
-            x = torch.addmm(x, attended, layer.output)
+            x = layer.output.onto(x, attended)
             lora.add(site + OUTPUT, attended, x, routes)
             normed = F.rms_norm(x, (self._hidden,), layer.attention_gain, self._eps)
-            gate_up = normed @ layer.gate_up
+            gate_up = layer.gate_up(normed)
             lora.add(site + GATE_UP, normed, gate_up, routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
-            x = torch.addmm(x, inner, layer.down)
+            x = layer.down.onto(x, inner)
             lora.add(site + DOWN, inner, x, routes)
         newest = F.rms_norm(x.index_select(0, batch.last), (self._hidden,), self._gain, self._eps)
-        return F.linear(newest, self._head).float()
+        return self._head(newest).float()
 
     def _attend(
         self, number: int, qkv: Tensor, rotation: Tensor, batch: Batch, cache: SlotCache
@@ -120,11 +120,11 @@ class LlamaModel:
         key = take("self_attn.k_proj")[self._order(self._kv_heads)]
         return _Layer(
             input_gain=take("input_layernorm"),
-            qkv=torch.cat([query, key, take("self_attn.v_proj")]).t().contiguous(),
-            output=take("self_attn.o_proj").t().contiguous(),
+            qkv=Product(torch.cat([query, key, take("self_attn.v_proj")])),
+            output=Product(take("self_attn.o_proj")),
             attention_gain=take("post_attention_layernorm"),
-            gate_up=torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")]).t().contiguous(),
-            down=take("mlp.down_proj").t().contiguous(),
+            gate_up=Product(torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")])),
+            down=Product(take("mlp.down_proj")),
         )
 
     def _order(self, heads: int) -> Tensor:

@@ -5,7 +5,6 @@ quicker. Everything else goes through transformers in `generic`.
 """
 
 import json
-import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from tuneship.serving.batch import Batch
 from tuneship.serving.cache import CacheShape, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
+from tuneship.serving.product import product_seconds
 
 
 class ModelRefused(Exception):
@@ -70,21 +70,7 @@ def choose_dtype(name: str, parameters: int) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     if parameters < SMALL_MODEL:
         return torch.float32
-    return min((torch.float32, torch.bfloat16), key=_product_seconds)
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    """Time of one batch of 32 tokens through a layer of width 1024, the best of a few.
-
-    A processor may list bfloat16 instructions and still be slower with them, so it is measured.
-    """
-    tokens, weights = torch.ones(32, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
-    seconds: list[float] = []
-    for _ in range(8):
-        began = time.perf_counter()
-        torch.mm(tokens, weights)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return min((torch.float32, torch.bfloat16), key=product_seconds)
 
 
 SMALL_MODEL = 5_000_000

@@ -1,0 +1,84 @@
+"""Products with weights laid out once: the same numbers whichever library computes them."""
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+from tuneship.serving import product
+from tuneship.serving.product import SMALL_BYTES, Product
+
+SMALL, LARGE = (48, 32), (1024, 520)
+assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
+
+
+@pytest.fixture(params=[True, False], ids=["laid out", "plain"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both ways, whichever is the faster one on this machine."""
+    if request.param and product._trial(torch.float32)[1] == float("inf"):
+        pytest.skip("torch has no oneDNN here")
+    monkeypatch.setattr(product, "prefers_layout", lambda _: request.param)
+    return request.param
+
+
+@pytest.fixture
+def fresh_trial() -> Iterator[None]:
+    """The trial runs anew, and again after the test."""
+    product._trial.cache_clear()
+    yield
+    product._trial.cache_clear()
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 32, 57])
+def test_a_product_is_that_of_torch(
+    rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int]
+) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(2)).to(dtype)
+    residual = torch.randn(rows, shape[0], generator=torch.Generator().manual_seed(3)).to(dtype)
+    kept = residual.clone()
+    weighed = Product(weight, shared=shared)
+    expected = F.linear(x.double(), weight.double())
+    exactness = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    for found, wanted in (
+        (weighed(x), expected),
+        (weighed.onto(residual, x), expected + residual),
+    ):
+        assert found.dtype is dtype
+        torch.testing.assert_close(found.double(), wanted, rtol=exactness, atol=30 * exactness)
+    assert torch.equal(residual, kept)
+
+
+@pytest.mark.usefixtures("layout")
+def test_the_weight_that_was_copied_is_not_kept() -> None:
+    weight = torch.randn(LARGE)
+    gone = weakref.ref(weight)
+    product_of_it = Product(weight)
+    del weight
+    assert gone() is None
+    assert product_of_it(torch.ones(1, LARGE[1])).isfinite().all()
+
+
+@pytest.mark.usefixtures("fresh_trial")
+def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> torch.Tensor:
+        raise RuntimeError("not built in")
+
+    monkeypatch.setattr(product, "_lay_out", missing)
+    assert not product.prefers_layout(torch.float32)
+    assert 0 < product.product_seconds(torch.float32) < float("inf")
+    weight, x = torch.randn(LARGE), torch.randn(3, LARGE[1])
+    torch.testing.assert_close(Product(weight)(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fresh_trial")
+def test_a_library_with_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_lay_out", lambda weight: weight)
+    monkeypatch.setattr(product, "_multiply", lambda x, weight: 1.01 * (x @ weight.t()))
+    assert not product.prefers_layout(torch.float32)

@@ -1,0 +1,88 @@
+"""Products of tokens with weights that never change, by whichever library computes them faster on this machine.
+
+For few tokens half the time of a product goes into reading the weights in the order in which the processor wants them.
+oneDNN takes weights that were laid out once; whether that is faster here is tried, once per process and number format.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
+"""The trial: so many tokens through a layer of this width, the best of so many rounds."""
+SMALL_BYTES = 1 << 20
+"""Weights up to this size stay plain: to call oneDNN, and to prepare it for each new number of tokens, costs more."""
+
+
+class Product:
+    """x @ weight.T for tokens x [T, in] and a weight [out, in]."""
+
+    def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
+        """The weight is copied and may be forgotten; a shared one, which others use too, is kept as it is."""
+        self._is_laid_out = weight.nbytes > SMALL_BYTES and prefers_layout(weight.dtype)
+        if self._is_laid_out:
+            self._weight = weight if shared else _lay_out(weight)
+        else:  # [in, out] in memory is faster than torch's [out, in] for few tokens
+            self._weight = weight.t() if shared else weight.t().contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """For x [T, in] the [T, out]."""
+        return _multiply(x, self._weight) if self._is_laid_out else x @ self._weight
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The product of x added to a residual [T, out], as a new tensor."""
+        if not self._is_laid_out:
+            return torch.addmm(residual, x, self._weight)
+        return torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001 (no public name)
+            x, residual, self._weight, None, "add"
+        )
+
+
+def prefers_layout(dtype: torch.dtype) -> bool:
+    """Whether weights laid out by oneDNN are the faster ones here."""
+    plain, laid_out = _trial(dtype)
+    return laid_out < plain
+
+
+def product_seconds(dtype: torch.dtype) -> float:
+    """Of the trial, by the faster way. A processor may list instructions for a format and still be slow with it."""
+    return min(_trial(dtype))
+
+
+@cache
+def _trial(dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds of plain products and of those of oneDNN, infinite where it has none or another result."""
+    tokens = torch.linspace(-1, 1, _ROWS * _WIDTH).view(_ROWS, _WIDTH).to(dtype)
+    weight = torch.linspace(-1, 1, _WIDTH * _WIDTH).view(_WIDTH, _WIDTH).cos().to(dtype)
+    plain = weight.t().contiguous()
+    plain_seconds = _best(lambda: tokens @ plain)
+    try:
+        laid_out = _lay_out(weight)
+        found, expected = _multiply(tokens, laid_out), tokens @ plain
+        tolerance = (1e-2 if dtype is torch.bfloat16 else 1e-4) * float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=0, atol=tolerance):
+            return plain_seconds, math.inf
+        return plain_seconds, _best(lambda: _multiply(tokens, laid_out))
+    except (AttributeError, RuntimeError):  # not built in, or not for this processor
+        return plain_seconds, math.inf
+
+
+def _lay_out(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)  # noqa: SLF001
+
+
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], None)  # noqa: SLF001
+
+
+def _best(work: Callable[[], object]) -> float:
+    seconds: list[float] = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
