@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import tuneship
 from tests.serving.conftest import quiet_peft
-from tuneship.serving import cache
+from tuneship.serving import cache, product
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
 from tuneship.serving.llama import LlamaModel
@@ -35,6 +35,16 @@ def references(base: Path, adapters: Mapping[str, Path]) -> dict[str | None, Any
                 AutoModelForCausalLM.from_pretrained(base), path
             )
     return models
+
+
+@pytest.fixture(params=["as they are", "laid out"])
+def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time all weights, though they are small, are laid out by oneDNN, where torch has it."""
+    if request.param == "laid out":
+        if not torch.backends.mkldnn.is_available():
+            pytest.skip("torch has no oneDNN here")
+        monkeypatch.setattr(product, "SMALL_BYTES", 0)
+        monkeypatch.setattr(product, "prefers_layout", lambda _: True)
 
 
 @pytest.fixture
@@ -88,6 +98,7 @@ def test_an_answer_is_that_of_generate(
 
 
 @pytest.mark.parametrize("joining", [1, 3, 1000])
+@pytest.mark.usefixtures("weights")
 def test_a_mixed_batch_with_joiners_answers_each_request_as_if_it_were_alone(
     engine: Engine, references: Mapping[str | None, Any], joining: int
 ) -> None:
@@ -198,6 +209,7 @@ def test_a_hundred_requests_of_one_deployment_do_not_hold_up_one_of_another(base
     assert len(ended) <= 4
 
 
+@pytest.mark.usefixtures("weights")
 def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
