@@ -93,6 +93,20 @@ def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service)
     assert [one.status_code for one in answers].count(201) == LOOKUPS
 
 
+@pytest.mark.parametrize(("url", "is_kept"), [("https://two.test/", False), (HOOK["url"], True)])
+def test_a_new_address_begins_without_the_failures_of_the_old_one(
+    service: Service, url: str, is_kept: bool
+) -> None:
+    service.names["two.test"] = ["9.9.9.9"]
+    webhook = create(service)
+    with service.database.write() as connection:
+        connection.execute(sa.update(tables.webhooks).values(failing_since=service.clock()))
+    assert service.call("PATCH", path_of(webhook), json={"url": url}).status_code == 200
+    with service.database.read() as connection:
+        since = connection.execute(sa.select(tables.webhooks.c.failing_since)).scalar_one()
+    assert (since is not None) is is_kept
+
+
 def test_a_secret_is_shown_once_and_stored_nowhere(service: Service) -> None:
     headers = {"Idempotency-Key": "once"}
     made = service.call("POST", "/v1/webhooks", json=HOOK, headers=headers)

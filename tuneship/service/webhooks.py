@@ -109,6 +109,8 @@ def update_webhook(context: Context, webhook_id: str, update: WebhookUpdate) -> 
         _check_url(context, update.url)
     connection = context.transaction
     row = _own(context, webhook_id)
+    if update.url not in (None, row["url"]):  # what the old address did is not this one's fault
+        changes |= {"failing_since": None}
     if update.active and not row["active"]:
         changes |= {"disabled_reason": None, "failing_since": None}
     elif update.active is False and row["active"]:
