@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 PIPELINE = tests/flows tests/tasks tests/faults tests/kill_matrix tests/deployments tests/ui tests/end_to_end
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo up down test fast slow-pipeline slow-others soak check bench clean
+.PHONY: demo up down test fast slow-pipeline slow-others soak check bench lock clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -41,6 +41,9 @@ check: $(VENV)/dev.stamp ## format, lint, types, import rules
 
 bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation takes and no line names yet
+	$(BIN)/python scripts/lock.py
 
 clean: ## forget the environment and the demo's files
 	rm -rf $(VENV) .demo
