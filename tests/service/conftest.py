@@ -1,7 +1,5 @@
 """Services of their own for tests that change much, and one shared by tests that only look or are refused."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -11,12 +9,10 @@ from typing import Any
 import pytest
 
 from tests.service.in_process import Service
-from tests.service.processes import ROOT
 from tests.service.tenants import Tenants, two_tenants
 from tests.service.world import World
 
 DatabaseSettings = Callable[[], dict[str, Any]]
-Crash = Callable[[str, str], tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
@@ -58,31 +54,3 @@ def world(
 @pytest.fixture(scope="session")
 def tenants(world: World) -> Tenants:
     return two_tenants(world)
-
-
-@pytest.fixture(scope="session")
-def crash(
-    tmp_path_factory: pytest.TempPathFactory, database_settings: DatabaseSettings
-) -> Iterator[Crash]:
-    """Kills a service at a point of an operation; answers its folder and the settings that name its database.
-
-    The program that plays the services is started once and makes a child for each.
-    """
-    command = [sys.executable, "-W", "error", "-m", "tests.service.crashes"]
-    program = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-    def crashed(name: str, point: str) -> tuple[Path, dict[str, Any]]:
-        folder, settings = tmp_path_factory.mktemp("crash"), database_settings()
-        order = "\t".join((name, point, str(folder), settings.get("database_url", "")))
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write(order + "\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "killed\n"
-        return folder, settings
-
-    yield crashed
-    program.communicate(timeout=30)
-    assert program.returncode == 0

@@ -1,11 +1,9 @@
-"""One `Idempotency-Key` makes at most one change: sent often, at once, or across a death of the service."""
+"""One `Idempotency-Key` makes at most one change, sent often or at once. Across a death: `test_crash_points.py`."""
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +14,10 @@ from tests.service.in_process import LINES, Service, jsonl
 from tests.service.tenants import Tenants
 from tests.service.whole_api import CREATING, OPERATIONS, options_of, path_of
 from tuneship.contract.operation import Operation
-from tuneship.service import serve
 from tuneship.store import idempotency, rows, tables
 
 pytestmark = pytest.mark.both_databases
 
-ROOT = Path(__file__).parents[2]
 JOBS = "/v1/fine-tuning/jobs"
 PATCHES = tuple(one for one in OPERATIONS if one.method == "PATCH")
 LIMITED = (201, 409, 429)
@@ -195,55 +191,3 @@ def test_a_slow_holder_of_a_key_makes_nothing_after_another_took_it(service: Ser
     assert answers[0].status_code == 409
     with service.database.read() as connection:
         assert rows.count(connection, tables.jobs) == 1
-
-
-# Across a death
-
-POINTS = (
-    "before the key is taken",
-    "while the key is taken",
-    "before the work",
-    "after the work",
-    "before the commit",
-    "after the commit",
-)
-CASES = [(name, point) for name in ("create_job", "upload_dataset") for point in POINTS]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "point"), CASES)
-def test_a_create_that_died_is_repeated_and_makes_one(
-    crash: Callable[[str, str], tuple[Path, dict[str, Any]]], name: str, point: str
-) -> None:
-    folder, settings = crash(name, point)
-    with Service(folder, **settings) as service:
-        serve._recover(service.parts)
-        answer = create(service, name)
-        assert answer.status_code == 201, answer.text
-        made = answer.json()["id"]
-        with service.database.read() as connection:
-            jobs, datasets = (
-                set(connection.scalars(sa.select(table.c.id)))
-                for table in (tables.jobs, tables.datasets)
-            )
-            of_it = tables.events.c.resource_id == made
-            sequences = list(connection.scalars(sa.select(tables.events.c.sequence).where(of_it)))
-        assert len(jobs) == (1 if name == "create_job" else 0)
-        assert len(datasets) == 1
-        assert made in jobs | datasets
-        assert sequences == list(range(1, len(sequences) + 1)) != []
-        files = {one.name for one in (folder / "blobs" / "datasets").iterdir()}
-        assert files == datasets
-        assert (answer.headers.get("idempotent-replayed") == "true") == (point == POINTS[-1])
-
-
-def create(service: Service, name: str) -> httpx.Response:
-    """The create that dies, and its repetition: the same request."""
-    headers = {"Idempotency-Key": "over-deaths"}
-    if name == "create_job":
-        with service.database.read() as connection:
-            dataset = connection.scalars(sa.select(tables.datasets.c.id)).one()
-        body = {"base_model": "tuneship-tiny", "dataset_id": dataset, "model_name": "m"}
-        return service.call("POST", JOBS, json=body, headers=headers)
-    form, files = {"name": "d", "format": "instruction"}, {"file": ("x", jsonl(*LINES))}
-    return service.call("POST", "/v1/datasets", data=form, files=files, headers=headers)

@@ -1,14 +1,9 @@
-"""A job ends when its process has said that its model is complete: whatever the process does then, and over kills."""
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+"""A job ends when its process has said that its model is complete. Kills meanwhile: `test_crash_points.py`."""
 
 import pytest
 import sqlalchemy as sa
 
 from tests.service.in_process import Service
-from tuneship.service import serve
 from tuneship.store import tables
 
 pytestmark = pytest.mark.both_databases
@@ -77,28 +72,3 @@ def test_a_cancelled_job_waits_for_its_process_even_when_that_has_completed(
 
 def _step_of(service: Service, job_id: str) -> int:
     return service.call("GET", f"{JOBS}/{job_id}").json()["current_step"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("point", "attempts"),
-    [("before the row", 1), ("before the commit", 1), ("after the commit", 0)],
-)
-def test_a_service_that_is_killed_as_it_registers_a_model_has_one_in_the_end(
-    crash: Callable[[str, str], tuple[Path, dict[str, Any]]], point: str, attempts: int
-) -> None:
-    folder, settings = crash("complete_job", point)
-    with Service(folder, **settings) as service:
-        serve._recover(service.parts)
-        with service.database.read() as connection:
-            job_id = connection.scalars(sa.select(tables.jobs.c.id)).one()
-        if attempts:
-            trainer = service.trainer_of(job_id)
-            trainer.start_of(2, resumed_from=2)
-            trainer.complete()
-        service.until(lambda: service.job_status(job_id) == "completed")
-        files = {one.name for one in (folder / "blobs" / "models" / job_id).iterdir()}
-        assert "adapter_model.safetensors" in files
-        assert models_of(service) == successes_of(service) == [job_id]
-        assert len(service.engines.trainers) == attempts
-        service.until(lambda: not (folder / "work" / job_id).exists())

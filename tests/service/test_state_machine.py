@@ -7,12 +7,11 @@ gaps, splits of whole numbers that sum to 100.
 
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import count, pairwise
+from itertools import count
 from typing import Any, ClassVar
 
 import httpx
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,8 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.service import invariants
 from tests.service.in_process import Service, split
-from tuneship.contract.deployments import MOVES as DEPLOYMENT_MOVES
 from tuneship.contract.jobs import ENDED
 from tuneship.contract.jobs import MOVES as JOB_MOVES
 from tuneship.store import tables
@@ -307,31 +306,13 @@ class Tenant(RuleBasedStateMachine):
 
     def _events_tell_every_move(self) -> None:
         """Sequences without gaps; what the events say is a path through the declared graphs."""
-        query = (
-            sa.select(tables.events)
-            .where(tables.events.c.client_id == self.name)
-            .order_by(tables.events.c.position)
-        )
         with self.service.database.read() as connection:
-            found = [dict(row) for row in connection.execute(query).mappings()]
-        told: dict[str, list[dict[str, Any]]] = {}
-        for row in found:
-            told.setdefault(row["resource_id"], []).append(row)
-        for events in told.values():
-            assert [one["sequence"] for one in events] == list(range(1, len(events) + 1))
+            mine = tables.events.c.client_id == self.name
+            told = invariants.told_by_resource(connection, mine)
         for job, state in self.job_states.items():
-            kinds = [one["type"].rpartition(".")[2] for one in told[job]]
-            end = {"completed": "succeeded"}.get(state, state)
-            assert kinds[0] == "queued"
-            assert kinds[-1] == end
-            assert kinds.count("started") <= 1
-            assert sum(kind in ("succeeded", "failed", "cancelled") for kind in kinds) == 1
+            invariants.check_job_events(state, told[job])
         for events in told.values():
-            moves = [one["data"] for one in events if one["type"].endswith("status_changed")]
-            for move in moves:
-                assert move["to"] in DEPLOYMENT_MOVES[move["from"]]
-            for before, after in pairwise(moves):
-                assert before["to"] == after["from"]
+            invariants.check_moves(events)
 
 
 def test_the_graph_of_jobs_has_no_way_out_of_an_end() -> None:
