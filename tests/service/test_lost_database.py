@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import event
 
 from tests.postgres import Cluster, programs
-from tests.service.in_process import Service
+from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve, ended_job, rows_file, running_deployment, start_job
 from tests.waiting import until
 from tuneship.contract.errors import ApiError
@@ -142,6 +143,41 @@ def test_a_full_disk_is_503_and_a_repeat_makes_one_job(service: Service) -> None
     assert again.status_code in (201, 409)
     with service.database.read() as connection:
         assert rows.count(connection, tables.jobs) == (again.status_code == 201)
+
+
+@both_databases
+def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in force, but its answer got lost: the client hears 503, asks again, and finds everything there."""
+    engine = service.database.engine
+    commit, inserted = engine.dialect.do_commit, list[str]()
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        inserted.extend(["it"] * statement.startswith("INSERT INTO datasets"))
+
+    def lose(connection: Any) -> None:
+        commit(connection)
+        if inserted:
+            inserted.clear()
+            raise engine.dialect.dbapi.OperationalError("the answer is lost")  # type: ignore[union-attr]
+
+    event.listen(engine, "before_cursor_execute", note)
+    request: dict[str, Any] = {
+        "data": {"name": "d", "format": "instruction"},
+        "headers": {"Idempotency-Key": "one"},
+    }
+
+    def upload() -> httpx.Response:
+        return service.call("POST", "/v1/datasets", files={"file": ("x", jsonl(*LINES))}, **request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.dialect, "do_commit", lose)
+        assert upload().status_code == 503
+    again = upload()
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")
+    made = service.settings.data_dir / "blobs" / "datasets" / again.json()["id"]
+    assert (made / "data.jsonl").read_bytes() == jsonl(*LINES)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tuneship.training.__main__ import failure_of
 
@@ -25,6 +26,20 @@ def test_the_cpu_allocators_refusal_is_out_of_memory() -> None:
 def test_a_full_disk_is_told_as_such() -> None:
     failure = failure_of(OSError(errno.ENOSPC, "No space left on device", "CANARY"))
     assert (failure.reason, failure.message[:30]) == ("internal", "the service's disk is full: a ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Input/output error", "CANARY"),
+        SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)"),
+    ],
+)
+def test_a_broken_disk_is_told_as_such_also_by_the_library_that_writes_tensors(
+    error: Exception,
+) -> None:
+    failure = failure_of(error)
+    assert (failure.reason, failure.message[:27]) == ("internal", "the service's disk failed: ")
 
 
 def test_out_of_memory_names_what_to_lower() -> None:

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import zlib
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
 from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.database import Database
+from tuneship.store.private_files import write_private
 from tuneship.store.rows import Row
 from tuneship.store.tables import api_keys
 
@@ -296,17 +296,6 @@ def read_credentials(file: Path) -> dict[str, str]:
     except (FileNotFoundError, ValueError):
         return {}
     return cast("dict[str, str]", found) if isinstance(found, dict) else {}
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file whole, readable by its owner only."""
-    temporary = file.with_suffix(".tmp")
-    temporary.touch(mode=0o600)
-    with temporary.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())  # after a power loss the old content or the new one, never none
-    temporary.replace(file)
 
 
 class MasterKeyDamaged(ValueError):

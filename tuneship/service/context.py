@@ -103,7 +103,10 @@ class Context:
     afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """What follows the commit and must not precede it, e.g. removing files; a start of the service makes up for it."""
     otherwise: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """What undoes work outside the database, e.g. a stored file, when nothing is committed."""
+    """What undoes work outside the database, e.g. a stored file, when the transaction has ended without a commit.
+
+    Of a commit that failed nobody knows whether it is in force: an action has to look before it takes something away.
+    """
     _transaction: sa.Connection | None = None
     _opened: Generator[sa.Connection] | None = None
 
@@ -197,7 +200,12 @@ class Context:
 
     def roll_back(self, reason: BaseException) -> None:
         """Undo everything."""
-        self._run(self.otherwise)
+        try:
+            self._end_transaction(reason)
+        finally:
+            self._run(self.otherwise)
+
+    def _end_transaction(self, reason: BaseException) -> None:
         if self._opened is None:
             return
         try:

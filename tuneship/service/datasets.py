@@ -32,7 +32,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.examples import DatasetFormat
 from tuneship.service.catalogue import BaseModel, CatalogueFault
-from tuneship.service.context import Context
+from tuneship.service.context import Context, Parts
 from tuneship.service.dataset_advice import suggestions
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
 from tuneship.service.models import base_of
@@ -167,7 +167,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
 def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     """The file first, then its row: a file without a row is swept up, a row without a file would be a lie."""
     blobs = context.parts.blobs
-    context.otherwise.append(lambda: blobs.delete(f"datasets/{row['id']}"))
+    context.otherwise.append(lambda: _take_back(context.parts, row["id"]))
     blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
     _check_quota(context, staged.size)
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
@@ -176,6 +176,17 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     if stored["status"] == DatasetStatus.PROCESSED:
         announce(context.transaction, stored, context.now)
     return fields(stored)
+
+
+def _take_back(parts: Parts, dataset_id: str) -> None:
+    """Remove the file of a dataset that was not stored. A commit that failed may be in force all the same.
+
+    In a transaction for writing: it waits for a commit that the database has not ended yet.
+    """
+    with parts.database.write() as connection:
+        is_stored = rows.count(connection, tables.datasets, tables.datasets.c.id == dataset_id) > 0
+    if not is_stored:
+        parts.blobs.delete(f"datasets/{dataset_id}")
 
 
 def announce(connection: sa.Connection, row: Row, now: Any) -> None:

@@ -44,7 +44,6 @@ from tuneship.service.access import (
     Keys,
     derived_secret,
     read_or_make_secret,
-    write_private,
 )
 from tuneship.service.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.catalogue import Catalogue
@@ -68,6 +67,7 @@ from tuneship.store.audit_heads import Heads, heads_file
 from tuneship.store.belonging import check_belonging, record_belonging
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database, url_of
+from tuneship.store.private_files import write_private
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
@@ -104,7 +104,9 @@ def _locked(data_dir: Path) -> Generator[None]:
 
 
 def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises `DirectoryInUse`, `OSError` (port taken), `CatalogueFault`.
+    """Run until SIGTERM or SIGINT.
+
+    Raises `DirectoryInUse`, `OSError` (port taken), `CatalogueFault`, `MasterKeyDamaged`.
 
     `with_parent`: end when the process with this id ends (the embedded service of a script).
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.store.database import SQLITE_FILE, url_of
+from tuneship.store.private_files import write_private
 
 RECORD = "database"
 OWN = "sqlite in this directory"
@@ -31,7 +32,7 @@ def check_belonging(data_dir: Path, url: str) -> None:
 
 def record_belonging(data_dir: Path, url: str) -> None:
     """Write down which database it is, once that has been opened: a mistyped first URL binds nothing."""
-    (data_dir / RECORD).write_text(_name(url, data_dir) + "\n")
+    write_private(data_dir / RECORD, _name(url, data_dir) + "\n")
 
 
 def _name(url: str, data_dir: Path) -> str:

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from tuneship.store.private_files import flush_folder
+
 BLOCK = 1 << 16
 
 
@@ -84,11 +86,11 @@ class Blobs:
         folder = Path(target).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         source.replace(target)
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the rename itself survives power loss
-        finally:
-            os.close(descriptor)
+        for one in (
+            folder,
+            folder.parent,
+        ):  # the rename, and a folder made for it, survive power loss
+            flush_folder(one)
 
     def local(self, key: str) -> Path:
         """A local path of the object, or of the folder of objects, to read from."""

@@ -7,6 +7,7 @@ only after the watch for a stop has begun. Next: `run.py`.
 
 import errno
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +30,15 @@ from tuneship.training.spec import (
 
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 """How torch says on CPU, in a plain RuntimeError, that memory is over."""
+NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
+DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
+DISK_BROKEN = f"the service's disk failed: {NOT_WRITTEN} look after it"
+DISK_MESSAGES = {
+    errno.ENOSPC: DISK_FULL,
+    errno.EDQUOT: DISK_FULL,
+    errno.EIO: DISK_BROKEN,
+    errno.EROFS: DISK_BROKEN,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -100,12 +110,8 @@ def failure_of(error: Exception) -> TrainingFailed:
             Reason.OUT_OF_MEMORY,
             f"the machine's memory was not enough; {NEEDS_LESS_MEMORY}",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TrainingFailed(
-            Reason.INTERNAL,
-            "the service's disk is full: a checkpoint or the model could not be written; the "
-            "operator of the service must free some space",
-        )
+    if disk_error(error) in DISK_MESSAGES:
+        return TrainingFailed(Reason.INTERNAL, DISK_MESSAGES[disk_error(error)])
     frames = traceback.extract_tb(error.__traceback__)
     sys.stderr.write("".join(traceback.format_list(frames)) + type(error).__name__ + "\n")
     last = frames[-1]
@@ -113,6 +119,14 @@ def failure_of(error: Exception) -> TrainingFailed:
         Reason.INTERNAL,
         f"unexpected {type(error).__name__} in {Path(last.filename).name} line {last.lineno}",
     )
+
+
+def disk_error(error: Exception) -> int:
+    """The number of the system's error, 0 for none. The library that writes tensors tells it in its text only."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found and type(error).__name__ == "SafetensorError" else 0
 
 
 def is_out_of_memory(error: Exception) -> bool:

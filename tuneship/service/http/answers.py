@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 CLOSING = (408, 413, 414, 431)
 """Answers given before the whole request was read: the connection ends with them."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
+OUT_OF_ORDER = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
+"""What the operating system says of a disk that is full or broken, or when too many files are open."""
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:
@@ -31,9 +34,9 @@ def refusal_of(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ClientDisconnect):
         return InvalidRequestError("the body broke off")
     logger.error("%s failed", request.state.request_id, exc_info=error)
-    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    is_disk = isinstance(error, OSError) and error.errno in OUT_OF_ORDER
     is_cut = isinstance(error, DBAPIError) and error.connection_invalidated
-    if is_full or is_cut or isinstance(error, OperationalError | PoolTimeout):
+    if is_disk or is_cut or isinstance(error, OperationalError | PoolTimeout):
         return InternalError("the database or the disk is not available", status=503, retry_after=2)
     return InternalError("the service failed unexpectedly")
 
