@@ -30,7 +30,7 @@ slow-pipeline: $(VENV)/dev.stamp
 slow-others: fast
 	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE:%=--ignore=%)
 
-soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix
+soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills
 	$(BIN)/python -m pytest -q -m soak
 
 check: $(VENV)/dev.stamp ## format, lint, types, import rules

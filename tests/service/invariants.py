@@ -89,15 +89,22 @@ def _check_splits(connection: sa.Connection) -> None:
             assert {member["id"] for member in one["members"]} <= known
 
 
-def check_settled(connection: sa.Connection, data_dir: Path) -> None:
-    """Nothing is under way, and every file belongs to a row."""
+def check_at_rest(connection: sa.Connection) -> None:
+    """Nothing is under way."""
     jobs, datasets = rows_of(connection, tables.jobs), rows_of(connection, tables.datasets)
     assert not [one["id"] for one in jobs if one["status"] in ALIVE]
     assert not [one for one in datasets if one["status"] == DatasetStatus.PROCESSING]
     settled = {DeploymentStatus.RUNNING, DeploymentStatus.FAILED, DeploymentStatus.DELETED}
     assert {one["status"] for one in rows_of(connection, tables.deployments)} <= settled
+
+
+def check_settled(connection: sa.Connection, data_dir: Path) -> None:
+    """Nothing is under way, and every file belongs to a row."""
+    check_at_rest(connection)
     assert not [one for one in rows_of(connection, tables.idempotency) if one["body"] is None]
-    assert _names(data_dir / "blobs" / "datasets") == {one["id"] for one in datasets}
+    assert _names(data_dir / "blobs" / "datasets") == {
+        one["id"] for one in rows_of(connection, tables.datasets)
+    }
     models = {one["job_id"] for one in rows_of(connection, tables.models)}
     assert _names(data_dir / "blobs" / "models") == models
     assert _names(data_dir / "work") == set()

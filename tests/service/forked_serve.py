@@ -1,0 +1,54 @@
+"""A program that runs `tuneship serve` in children of its own, so that a start takes no loading of modules.
+
+Every line `start` on standard input makes a child, which says `ready <url>` as the service does; `kill` ends it with
+SIGKILL and says `killed`. It is the service's own composition root; only its workers are played, and train at once.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from tests.service.engines import PlayedEngines
+from tests.service.in_process import ANSWER, CATALOGUE
+from tuneship.service import serve
+from tuneship.settings import ServiceSettings
+
+
+def run(data_dir: Path, url: str) -> None:
+    tokenizer: Any = CATALOGUE.default.tokenizer
+    engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
+    engines.trains_at_once = True
+    serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
+    serve.can_isolate = lambda: True  # what it would find out is about real workers
+    settings = ServiceSettings(
+        data_dir=data_dir,
+        port=0,
+        database_url=SecretStr(url) if url else None,
+        control_requests_per_minute=10**6,
+        maximum_active_jobs=10**6,
+        maximum_deployments=10**6,
+        maximum_datasets=10**6,
+    )
+    serve.serve(settings)
+
+
+def main() -> None:
+    data_dir, url, child = Path(sys.argv[1]), sys.argv[2], 0
+    for line in sys.stdin:
+        if line == "start\n":
+            child = os.fork()
+            if child == 0:
+                run(data_dir, url)
+                os._exit(0)
+        else:
+            os.kill(child, signal.SIGKILL)
+            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            print("killed", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
