@@ -119,7 +119,9 @@ def restarted(order: Order) -> Iterator[Service]:
 
 
 def is_settled(service: Service) -> bool:
-    """Jobs and deployments have come to rest, and every event was sent."""
+    """Jobs and deployments have come to rest, nothing of a training is left, and every event was sent."""
+    if any((service.settings.data_dir / "work").iterdir()):
+        return False  # what follows the end of a job
     with service.database.read() as connection:
         busy = sa.select(sa.literal(1)).where(
             sa.exists().where(tables.jobs.c.status.in_(["queued", "running", "cancelling"]))
