@@ -33,7 +33,7 @@ def run(data_dir: Path, url: str) -> None:
         maximum_deployments=10**6,
         maximum_datasets=10**6,
     )
-    serve.serve(settings)
+    serve.serve(settings, with_parent=os.getppid())  # a test that fails leaves nothing running
 
 
 def main() -> None:
