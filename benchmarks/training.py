@@ -3,10 +3,11 @@
     python benchmarks/training.py [--base DIR] [--rows 3000] [--rounds 3] [--learning-rate 1e-3] [--peers PYTHON]
 
 All learn the ICD-10-CM rows for one epoch on one thread from the same adapter, measured at the end. The peers keep
-their defaults (padding to the longest of a batch, dropout and logits as they have them, and in TRL gradient
-checkpointing); as they come they read the rows in the order in which we do, so that losses can be compared, and a
-second time grouped by length. A speed is told only when all learnt as much. CPU seconds are the steadier figure on a
-machine with other work. TRL lives in an environment of its own (`measuring/environments.py`), or in that of `--peers`.
+their defaults (padding to the longest of a batch, dropout and logits as they have them), but that TRL is told to learn
+completions only, in float32 and without gradient checkpointing, as we do. As they come they read the rows in the order
+in which we do, so that losses can be compared, and a second time grouped by length. A speed is told only when all
+learnt as much. CPU seconds are the steadier figure on a machine with other work. TRL lives in an environment of its own
+(`measuring/environments.py`), or in that of `--peers`.
 """
 
 # ruff: noqa: TID251 (it starts itself with a thread setting)
@@ -184,7 +185,9 @@ def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingS
     ]
     return SFTTrainer(
         model=model,
-        args=SFTConfig(**choices),
+        args=SFTConfig(
+            **choices, completion_only_loss=True, bf16=False, gradient_checkpointing=False
+        ),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(spec.base_model),
     )
