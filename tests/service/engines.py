@@ -86,6 +86,11 @@ class PlayedTrainer(PlayedWorker):
             }
         )
 
+    def end_early(self, step: int, best_step: int, patience: int) -> None:
+        self.say(
+            {"kind": "ended_early", "step": step, "best_step": best_step, "patience": patience}
+        )
+
     def epoch(self, number: int, loss: float = 1.0) -> None:
         losses = {"training_loss": loss, "validation_loss": loss}
         self.say({"kind": "epoch", "epoch": number, **losses})

@@ -228,6 +228,26 @@ def test_each_event_tells_the_state_and_an_epoch_is_told_once(service: Service) 
     assert told[-1][1]["total_steps"] == 4
 
 
+def test_a_job_that_ends_early_says_why_and_has_done_all_its_steps(service: Service) -> None:
+    job_id = service.job(hyperparameters={"early_stopping_patience": 2})
+    trainer = service.trainer()
+    orders = json.loads((trainer.folder / "spec.json").read_text())
+    assert orders["hyperparameters"]["early_stopping_patience"] == 2
+    trainer.start_of(9)
+    for number, loss in enumerate((3.0, 1.0, 2.0, 1.0), 1):
+        trainer.step(number, loss=loss, evaluated=True)
+    trainer.end_early(4, best_step=2, patience=2)
+    trainer.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    got = service.call("GET", f"{JOBS}/{job_id}").json()
+    assert (got["current_step"], got["total_steps"]) == (4, 4)
+    assert got["hyperparameters"]["early_stopping_patience"] == 2
+    log = [one["message"] for one in service.call("GET", f"{JOBS}/{job_id}/logs").json()["logs"]]
+    (why,) = [text for text in log if text.startswith("early_stopping_patience: ")]
+    assert "after step 4" in why
+    assert "after step 2 in 2 measurements" in why
+
+
 def test_a_failed_job_says_why_and_so_does_its_event(service: Service) -> None:
     job_id = service.job()
     service.trainer().say({"kind": "failed", "reason": "out_of_memory", "message": "too big"})

@@ -96,6 +96,15 @@ class Hyperparameters(CreateRequest):
     seed: Annotated[
         int, Field(ge=0, le=2**31 - 1, description="Of first weights and order of examples.")
     ] = 42
+    early_stopping_patience: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10_000,
+            description="The job ends after so many measurements in a row without a new lowest validation loss; "
+            "default: never early.",
+        ),
+    ] = None
 
 
 class ComputeConfig(CreateRequest):

@@ -41,6 +41,8 @@ def resolved(
     """
     learnt = examples if has_validation_set else examples - max(1, examples // VALIDATION_SHARE)
     chosen: dict[str, Any] = asked.model_dump()
+    if chosen["early_stopping_patience"] is None:
+        del chosen["early_stopping_patience"]  # a record names what is in force
     if chosen["batch_size"] == "auto":
         chosen["batch_size"] = _batch_size(learnt)
     if chosen["epochs"] == "auto":

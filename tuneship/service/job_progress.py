@@ -104,6 +104,8 @@ def _store_line(connection: sa.Connection, run: TrainingRun, line: Line, now: da
         _store_epoch(connection, run.claim.job_id, line, now)
     elif line["kind"] == "log":
         job_records.add_log(connection, run.claim.job_id, now, line["level"], line["message"])
+    elif line["kind"] == "ended_early":
+        _store_early_end(connection, run, line, now)
     elif line["kind"] in ENDS:
         run.end = line
 
@@ -118,6 +120,18 @@ def _store_start(connection: sa.Connection, run: TrainingRun, line: Line, now: d
     text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
     if resumed_from:
         text += f", from step {resumed_from} on"
+    job_records.add_log(connection, run.claim.job_id, now, "info", text)
+
+
+def _store_early_end(
+    connection: sa.Connection, run: TrainingRun, line: Line, now: datetime
+) -> None:
+    """Its steps are those that were done; of its epochs some are missing."""
+    leases.write(connection, run.claim, updated_at=now, total_steps=line["step"])
+    text = (
+        f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
+        f"than after step {line['best_step']} in {line['patience']} measurements"
+    )
     job_records.add_log(connection, run.claim.job_id, now, "info", text)
 
 

@@ -114,6 +114,9 @@ class TrainingRun:
         saved_at = clock()
         pace = Pace(clock)
         for batch in self._remaining_batches():
+            if self._has_stalled():
+                self._tell_early_end()
+                break
             pace.begin_step()
             self._learn(batch)
             pace.end_step(int(self._data.training.lengths[batch].sum()))
@@ -145,6 +148,23 @@ class TrainingRun:
                 indices, self._settings.batch_size, seed=self._settings.seed, epoch=epoch
             )
             yield from batches[max(0, done - epoch * self._steps_per_epoch) :]
+
+    def _has_stalled(self) -> bool:
+        """Follows from the place of the best measurement alone, so a resumed attempt decides alike."""
+        patience, standing = self._settings.early_stopping_patience, self._standing
+        since = range(standing.best_step + 1, standing.step + 1)
+        return patience is not None and patience <= sum(
+            step in self._evaluation_steps for step in since
+        )
+
+    def _tell_early_end(self) -> None:
+        standing = self._standing
+        self._progress.write(
+            "ended_early",
+            step=standing.step,
+            best_step=standing.best_step,
+            patience=self._settings.early_stopping_patience,
+        )
 
     def _fit_memory(self) -> None:
         """Choose once in a job how much of a batch goes through the model at once."""

@@ -32,6 +32,8 @@ class Hyperparameters:
     target_modules: tuple[str, ...]
     """Names of linear modules (`q_proj`), or the single word `all-linear`."""
     seed: int
+    early_stopping_patience: int | None = None
+    """Measurements in a row without a new lowest validation loss, after which the training ends; None: never."""
 
 
 @dataclass(frozen=True)
