@@ -63,7 +63,7 @@ def _compare(folder: Path, rounds: int) -> None:
             texts = {client.deployments.generate(deployment, answer).completion}
             whole.append(time.perf_counter() - last_step.seen)
             hot.append(time.perf_counter() - finished)
-            adapter = folder / "data" / "blobs" / "models" / job.id
+            adapter = _exported(folder, job)
         client.deployments.delete(ready)
         fresh, warm = [], []
         for _ in range(rounds):
@@ -76,6 +76,16 @@ def _compare(folder: Path, rounds: int) -> None:
     if len(texts) != 1:
         raise SystemExit(f"{len(texts)} different answers: the times mean nothing")
     _print(whole, hot, fresh, warm[1:])
+
+
+def _exported(folder: Path, job: Job) -> Path:
+    """The adapter in plain, as peft reads it."""
+    adapter = folder / job.id
+    command = [sys.executable, "-m", "tuneship.cli", "models", "export", job.fine_tuned_model or ""]
+    subprocess.run(
+        [*command, str(adapter), "--data-dir", str(folder / "data")], check=True, stdout=sys.stderr
+    )
+    return adapter
 
 
 class _LastStep:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tuneship import audit_cli, keys_cli
+from tuneship import audit_cli, keys_cli, models_cli
 from tuneship.command_line import fail, service_settings
 from tuneship.contract.openapi import document
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(audit_cli.app, name="audit")
+app.add_typer(models_cli.app, name="models")
 
 
 @app.callback()
@@ -58,6 +59,7 @@ def serve(  # noqa: PLR0913 - the options of a command
 
         from tuneship.service.access import MasterKeyDamaged  # noqa: PLC0415 - the light install
         from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415
+        from tuneship.service.keyring import AnotherMasterKey  # noqa: PLC0415
         from tuneship.service.serve import DirectoryInUse  # noqa: PLC0415 - has no service
         from tuneship.service.serve import serve as run  # noqa: PLC0415
         from tuneship.store.belonging import FilesOfAnotherDatabase  # noqa: PLC0415
@@ -69,6 +71,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     except (DirectoryInUse, DatabaseInUse) as error:
         place = settings.data_dir if isinstance(error, DirectoryInUse) else "this database"
         fail(f"another service runs on {place}", code=DIRECTORY_IN_USE)
+    except AnotherMasterKey:
+        fail(f"{settings.master_key} is not the key that the stored files are sealed with")
     except SQLAlchemyError as error:
         fail(f"the service cannot open its database: {type(error).__name__}")
     except (

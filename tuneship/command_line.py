@@ -40,7 +40,7 @@ def _fault(error: "ErrorDetails") -> str:
 @contextmanager
 def opened_database(settings: ServiceSettings) -> Generator[tuple["Database", bytes]]:
     """The database and the master secret of a service, running or not; one clear line when they cannot be had."""
-    secret = settings.data_dir / "master.key"
+    secret = settings.master_key
     if not secret.is_file():
         fail(
             f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"

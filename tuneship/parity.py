@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tuneship.sealing import read_plain, write_sealed
 from tuneship.template import PromptTemplate, TemplateFailed
 
 PARITY_FILE = "parity.json"
@@ -56,16 +57,16 @@ class Parity:
         """For `Probe.distance`, when it is served in `dtype`."""
         return max(SHARE_OF_SPREAD.get(name, 0.0) for name in (dtype, self.dtype))
 
-    def save(self, directory: Path) -> None:
-        """Write the file."""
+    def save(self, directory: Path, key: str | None = None) -> None:
+        """Write the file, sealed with a key."""
         text = json.dumps(asdict(self), ensure_ascii=False)
-        (directory / PARITY_FILE).write_text(text + "\n", encoding="utf-8")
+        write_sealed(directory / PARITY_FILE, key, f"{text}\n".encode())
 
     @classmethod
-    def load(cls, directory: Path) -> "Parity | None":
+    def load(cls, directory: Path, key: str | None = None) -> "Parity | None":
         """None when the model has no such file (it was tuned elsewhere). Raises ValueError when it is damaged."""
         try:
-            told = json.loads((directory / PARITY_FILE).read_text(encoding="utf-8"))
+            told = json.loads(read_plain(directory / PARITY_FILE, key))
         except FileNotFoundError:
             return None
         try:

@@ -65,6 +65,11 @@ class ServiceSettings(BaseSettings):
     public_url: str | None = Field(
         default=None, description="Base of the URLs in answers; default: host and port."
     )
+    master_key_file: Path | None = Field(
+        default=None,
+        description="The secret that all others come from, made at the first start; default: `master.key` in the data "
+        "directory. Elsewhere, a copy of the data directory opens nothing.",
+    )
     tls_certificate: Path | None = Field(
         default=None,
         description="PEM file of the certificate and its chain; with it only TLS is spoken.",
@@ -154,6 +159,11 @@ class ServiceSettings(BaseSettings):
     preload_base_models: bool = Field(
         default=True, description="Load the shipped base model when the service starts."
     )
+
+    @property
+    def master_key(self) -> Path:
+        """Where the master key lies."""
+        return self.master_key_file or self.data_dir / "master.key"
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "ServiceSettings":

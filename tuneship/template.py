@@ -1,7 +1,7 @@
 """One chat template object, used when a model is tuned and again when it generates.
 
-It turns messages into the text that the model reads; it knows neither tokens nor models and
-imports jinja2 only. Next: `tuneship/training/rows.py` (which part of the text is learnt).
+It turns messages into the text that the model reads; it knows neither tokens nor models.
+Next: `tuneship/training/rows.py` (which part of the text is learnt).
 """
 
 import json
@@ -13,6 +13,8 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tuneship.sealing import read_plain, write_sealed
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -72,25 +74,25 @@ class PromptTemplate:
             ) from error
 
     @classmethod
-    def load(cls, directory: Path) -> "PromptTemplate":
-        """The template of a model or adapter directory, else the built-in one."""
-        tokenizer_config = _read_json(directory / "tokenizer_config.json")
+    def load(cls, directory: Path, key: str | None = None) -> "PromptTemplate":
+        """The template of a model or adapter directory, whose files `key` opens, else the built-in one."""
+        tokenizer_config = _read_json(directory / "tokenizer_config.json", key)
         file = directory / TEMPLATE_FILE
         if file.is_file():
-            source = file.read_text(encoding="utf-8")
+            source = read_plain(file, key).decode()
         else:
             source = _embedded_template(tokenizer_config) or BUILT_IN_TEMPLATE
-        tokens = _read_json(directory / SPECIAL_TOKENS_FILE) | tokenizer_config
+        tokens = _read_json(directory / SPECIAL_TOKENS_FILE, key) | tokenizer_config
         return cls(source, _special_tokens(tokens))
 
-    def save(self, directory: Path) -> None:
-        """Write the template and its special tokens.
+    def save(self, directory: Path, key: str | None = None) -> None:
+        """Write the template and its special tokens, sealed with a key.
 
         So an adapter's directory, which has no tokenizer, renders the same text as its base model's.
         """
-        (directory / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+        write_sealed(directory / TEMPLATE_FILE, key, self.source.encode())
         tokens = json.dumps(self.special_tokens, indent=2, ensure_ascii=False)
-        (directory / SPECIAL_TOKENS_FILE).write_text(tokens + "\n", encoding="utf-8")
+        write_sealed(directory / SPECIAL_TOKENS_FILE, key, f"{tokens}\n".encode())
 
     def render(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool
@@ -112,9 +114,9 @@ class PromptTemplate:
             ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, key: str | None) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_plain(path, key))
     except FileNotFoundError:
         return {}
 

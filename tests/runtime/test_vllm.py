@@ -22,6 +22,7 @@ from tuneship.runtime.groups import Adapter, OpenedReplica
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import HUNG_PROBES, BaseReplicas
 from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.sealing import new_key, write_sealed
 from tuneship.serving.line import (
     FinishReason,
     GenerateRequest,
@@ -89,6 +90,32 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(place: Place) -> None:
+    key = new_key()
+    sealed = place.folder / "sealed"
+    sealed.mkdir()
+    write_sealed(sealed / "adapter_config.json", key, b'{"r": 3}')
+
+    async def run() -> None:
+        opened = await place.open()
+        await opened.link.load("ft:a:sealed", sealed, key)
+        assert await tokens_of(opened.link.generate(ask(10, adapter="ft:a:sealed")))
+        (folder,) = place.folders()
+        (plain,) = folder.rglob("adapter_config.json")
+        assert plain.read_bytes() == b'{"r": 3}'
+        assert permissions(folder) == 0o700
+        await opened.link.unload("ft:a:sealed")
+        assert not plain.exists()
+        with pytest.raises(ReplicaRefused, match="damaged"):
+            await opened.link.load("ft:a:sealed", sealed, new_key())
+        await opened.link.load("ft:a:sealed", sealed, key)
+        await opened.link.aclose()
+        assert not folder.exists()
+        await asyncio.to_thread(opened.worker.kill)
+
+    asyncio.run(run())
 
 
 def ask(last: int, max_tokens: int = 3, **more: Any) -> GenerateRequest:

@@ -18,6 +18,8 @@ from typing import Any
 
 from tuneship.runtime.replica import CHECK_TOKENS
 from tuneship.runtime.workers import Worker, WorkerSpec
+from tuneship.sealing import write_sealed
+from tuneship.training.spec import Order
 
 
 class PlayedWorker:
@@ -43,15 +45,19 @@ class PlayedTrainer(PlayedWorker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        self._line = os.fdopen(os.dup(spec.inherited[0])) if spec.inherited else None
+        self._line = os.fdopen(os.dup(spec.inherited[0]))
 
     @cached_property
-    def folder(self) -> Path:
-        """Of its job, for which one that was started to wait waits."""
-        if self._line is None:
-            return Path(self.spec.arguments[0])
+    def order(self) -> Order:
+        """Its job, for which one that was started to wait waits."""
         with self._line:
-            return Path(self._line.readline().removesuffix("\n"))
+            order = Order.from_line(self._line.readline())
+        assert order is not None
+        return order
+
+    @property
+    def folder(self) -> Path:
+        return self.order.folder
 
     def say(self, *lines: dict[str, Any]) -> None:
         with (self.folder / "progress.jsonl").open("a") as file:
@@ -98,9 +104,13 @@ class PlayedTrainer(PlayedWorker):
     def complete(self, end: bool = True) -> None:
         adapter = self.folder / "output" / "adapter"
         adapter.mkdir(parents=True)
-        (adapter / "adapter_config.json").write_text("{}")
-        (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-        (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        files = {
+            "adapter_config.json": b"{}",
+            "adapter_model.safetensors": b"weights",
+            "chat_template.jinja": b"{{ messages[0].content }}",
+        }
+        for name, content in files.items():
+            write_sealed(adapter / name, self.order.keys.adapter, content)
         self.say(
             {
                 "kind": "completed",

@@ -31,12 +31,13 @@ from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
 from tuneship.service.instance_catalogue import InstanceCatalogue
+from tuneship.service.keyring import Keyring
 from tuneship.service.rates import RateLimits
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.audit import Chain
-from tuneship.store.blobs import Blobs
+from tuneship.store.blobs import blobs_of
 from tuneship.store.database import Database, url_of
 
 CATALOGUE = Catalogue()
@@ -96,7 +97,7 @@ class Service:
             settings=self.settings,
             public_url="http://service.test",
             database=self.database,
-            blobs=Blobs(str(data_dir / "blobs"), data_dir / "scratch"),
+            blobs=blobs_of(data_dir),
             catalogue=Catalogue(self.settings.model_catalogue)
             if self.settings.model_catalogue
             else CATALOGUE,
@@ -106,6 +107,7 @@ class Service:
             cursors=Cursors(b"secret"),
             receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
             vault=Vault(b"v" * 32),
+            keyring=Keyring(b"k" * 32),
             audit=Chain(b"a" * 32),
             isolates=isolates,
             clock=self.clock,

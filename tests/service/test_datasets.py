@@ -1,7 +1,6 @@
 """Datasets from the first byte of an upload to their deletion."""
 
 import asyncio
-import hashlib
 import json
 import shutil
 import socket
@@ -19,11 +18,13 @@ from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve
 from tests.waiting import until
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.sealing import read_plain
 from tuneship.service.catalogue import SHIPPED
 from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
 from tuneship.service.rates import RateLimits
 from tuneship.store import tables
+from tuneship.store.blobs import sha256_of
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]
@@ -53,6 +54,14 @@ def merge(service: Service, *sources: str) -> httpx.Response:
 
 def blob(service: Service, dataset_id: str) -> Path:
     return service.parts.blobs.local(f"datasets/{dataset_id}/data.jsonl")
+
+
+def stored(service: Service, dataset_id: str) -> bytes:
+    """What the file says to who has its key."""
+    with service.database.read() as connection:
+        key = service.parts.keyring.find(connection, "alice", f"datasets/{dataset_id}")
+    assert key is not None
+    return read_plain(blob(service, dataset_id), key)
 
 
 def kept_files(service: Service) -> list[Path]:
@@ -97,7 +106,7 @@ def test_the_parts_of_a_form_may_come_in_any_order(shared: Service) -> None:
     name, layout = part("name", b"n"), part("format", b"instruction")
     made = [send(shared, *order).json() for order in ([file, name, layout], [layout, name, file])]
     assert [one["num_examples"] for one in made] == [len(LINES)] * 2
-    assert [blob(shared, one["id"]).read_bytes() for one in made] == [content] * 2
+    assert [stored(shared, one["id"]) for one in made] == [content] * 2
 
 
 def test_a_file_part_needs_no_file_name(shared: Service) -> None:
@@ -129,7 +138,7 @@ def test_a_boundary_within_the_file_does_not_end_it(shared: Service) -> None:
     line = {"instruction": "--b-- and \r\n--b and --b", "response": "--b"}
     content = jsonl(line, line)
     answer = send(shared, part("file", content), part("name", b"n"), part("format", b"instruction"))
-    assert blob(shared, answer.json()["id"]).read_bytes() == content
+    assert stored(shared, answer.json()["id"]) == content
 
 
 def test_the_same_upload_with_another_boundary_is_a_replay(service: Service) -> None:
@@ -297,7 +306,7 @@ def test_a_merge_keeps_order_and_everything_and_counts_what_repeats(service: Ser
     assert made["source_datasets"] == [two, one]
     assert (made["num_examples"], made["duplicate_examples"]) == (len(LINES) + 2, 1)
     new = {"instruction": "new", "response": "x"}
-    assert blob(service, made["id"]).read_bytes() == jsonl(LINES[2], new, *LINES)
+    assert stored(service, made["id"]) == jsonl(LINES[2], new, *LINES)
     whole = [get(service, dataset_id) for dataset_id in (one, two, made["id"])]
     assert whole[0]["total_tokens"] + whole[1]["total_tokens"] == whole[2]["total_tokens"]
     assert whole[2]["duplicate_examples"] == 1
@@ -358,7 +367,7 @@ def test_the_tokenizer_of_another_base_model_counts_where_it_is_named(
 def test_a_damaged_source_is_not_merged(service: Service) -> None:
     one, two = service.dataset(), service.dataset()
     content = blob(service, one).read_bytes()
-    blob(service, one).write_bytes(content.replace(b"case", b"cafe", 1))
+    blob(service, one).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     refused = merge(service, one, two)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_error")
 
@@ -428,7 +437,8 @@ def test_a_dataset_holds_the_bytes_that_were_sent(service: Service) -> None:
     with service.database.read() as connection:
         query = sa.select(tables.datasets).where(tables.datasets.c.id == made)
         row = connection.execute(query).mappings().one()
-    assert (row["sha256"], row["bytes"]) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert (stored(service, made), row["bytes"]) == (content, len(content))
+    assert row["sha256"] == sha256_of(blob(service, made))
 
 
 # Real processes.

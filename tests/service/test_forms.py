@@ -328,6 +328,7 @@ def test_health_needs_no_key(shared: Service) -> None:
         {
             "status": "ok",
             "capabilities": {
+                "encryption_level": True,
                 "audit_logging": True,
                 "compliance_mode": False,
                 "network_isolation": True,

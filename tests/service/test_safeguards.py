@@ -43,6 +43,7 @@ def test_isolation_is_refused_where_the_host_cannot_isolate(
     assert (refused.status_code, error["param"]) == (422, "security_settings.network_isolation")
     assert error["details"][0]["code"] == "not_enforced"
     assert service.call("GET", "/healthz", None).json()["capabilities"] == {
+        "encryption_level": True,
         "audit_logging": True,
         "compliance_mode": False,
         "network_isolation": False,
@@ -96,14 +97,17 @@ def test_an_address_that_was_forwarded_is_believed_from_a_declared_proxy_only(
     assert answer.status_code == status
 
 
-def test_isolation_is_refused_on_an_engine_that_speaks_over_sockets(
-    start: Callable[..., Service], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "value"), [("network_isolation", True), ("encryption_level", "maximum")]
+)
+def test_what_an_engine_of_others_cannot_keep_is_refused(
+    start: Callable[..., Service], tmp_path: Path, name: str, value: Any
 ) -> None:
     file = tmp_path / "models.yaml"
     entry = {"id": "theirs", "path": str(SHIPPED / "tuneship-tiny"), "runtime": "vllm"}
     file.write_text(yaml.safe_dump({"models": [entry]}))
     service = start(model_catalogue=file)
-    body = {**DEPLOYMENT, "model_name": "theirs", "security_settings": {"network_isolation": True}}
+    body = {**DEPLOYMENT, "model_name": "theirs", "security_settings": {name: value}}
     refused = service.call("POST", "/v1/deployments", json=body)
     assert refused.status_code == 422, refused.text
-    assert refused.json()["error"]["param"] == "security_settings.network_isolation"
+    assert refused.json()["error"]["param"] == f"security_settings.{name}"

@@ -1,5 +1,6 @@
 """Leases fence, blobs are whole or absent, keys are single."""
 
+import hashlib
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from sqlalchemy.exc import IntegrityError
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
+from tuneship.sealing import read_plain
 from tuneship.store import idempotency, leases, rows, tables
-from tuneship.store.blobs import Blobs
+from tuneship.store.blobs import Blobs, sha256_of
 from tuneship.store.database import Database
 from tuneship.store.leases import LEASE, Claim, LeaseLost
 
@@ -138,8 +140,11 @@ def test_a_blob_is_at_its_key_only_when_it_is_whole(tmp_path: Path) -> None:
         staged.write(b"half")
         assert not blobs.local("datasets/ds_1/data").exists()
         staged.write(b" and half")
-        blobs.keep(staged, "datasets/ds_1/data")
-    assert blobs.local("datasets/ds_1/data").read_bytes() == b"half and half"
+        blobs.keep(staged, "datasets/ds_1/data.jsonl")
+    path = blobs.local("datasets/ds_1/data.jsonl")
+    assert b"half" not in path.read_bytes()
+    assert (read_plain(path, staged.key), staged.sha256) == (b"half and half", sha256_of(path))
+    assert staged.content_sha256 == hashlib.sha256(b"half and half").hexdigest()
     assert list((tmp_path / "scratch").iterdir()) == []
     assert blobs.names("datasets") == {"ds_1"}
     blobs.delete("datasets/ds_1")

@@ -5,7 +5,7 @@ watches, spreads, drains and replaces its replicas like any other. Knows no depl
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,8 @@ class Adapter:
 
     name: str
     path: Path
+    key: str | None = field(default=None, repr=False)
+    """Opens the files; None for plain ones."""
 
 
 class NoReplica(ServingError):
@@ -46,8 +48,8 @@ class ReplicaLink(Protocol):
         """Whether the replica is gone: nothing is asked of it any more."""
         ...
 
-    async def load(self, adapter: str, path: Path) -> None:
-        """Make an adapter directory available under a name. Raises `ServingError`."""
+    async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
+        """Make an adapter directory, whose files `key` opens, available under a name. Raises `ServingError`."""
         ...
 
     async def unload(self, adapter: str) -> None:

@@ -6,15 +6,18 @@ It obeys `ReplicaLink` of `groups.py`. Beside the completions it needs what vLLM
 """
 
 import asyncio
+import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
 from tuneship.runtime.workers import Worker
+from tuneship.sealing import read_plain
 from tuneship.serving.line import (
     FinishReason,
     GenerateRequest,
@@ -42,13 +45,11 @@ RUNNING = "vllm:num_requests_running"
 class OpenAiLink:
     """Many concurrent conversations with one server."""
 
-    def __init__(
-        self, client: httpx.AsyncClient, worker: Worker, on_close: Callable[[], None]
-    ) -> None:
-        """`client`: knows the server's address and key. `on_close`: what is left to clear away at the end."""
+    def __init__(self, client: httpx.AsyncClient, worker: Worker, folder: Path) -> None:
+        """`client`: knows the server's address and key. `folder`: the server's own, cleared away at the end."""
         self._client = client
         self._worker = worker
-        self._on_close = on_close
+        self._folder = folder
         self._under_way: dict[asyncio.Task[None], Generation] = {}
         self._is_closed = False
 
@@ -62,10 +63,19 @@ class OpenAiLink:
         """Whether it is closed, or the server's process gone."""
         return self._is_closed or self._worker.exit_code() is not None
 
-    async def load(self, adapter: str, path: Path) -> None:
-        """Raises `ReplicaRefused` when the server cannot use the files; then its log says why."""
+    async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
+        """Raises `ReplicaRefused` when the server cannot use the files; then its log says why.
+
+        The server reads plain files, and may read them again after it has made room for others: sealed ones are opened
+        into its folder, until they are unloaded.
+        """
+        if key is not None:
+            try:
+                path = await asyncio.to_thread(self._opened, adapter, path, key)
+            except OSError as error:
+                raise ReplicaRefused(f"adapter files cannot be opened: {error}") from error
         # In place: the server may still have one of this name that it could not be asked to unload.
-        body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}  # noqa: ASYNC240 - no I/O
+        body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}
         answer = await self._ask("POST", "/v1/load_lora_adapter", body)
         if not answer.is_success:
             raise ReplicaRefused(f"the server refused the adapter ({answer.status_code})")
@@ -75,6 +85,17 @@ class OpenAiLink:
         answer = await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": adapter})
         if not answer.is_success:
             logger.warning("the server had no such adapter to unload (%s)", answer.status_code)
+        await asyncio.to_thread(shutil.rmtree, self._place(adapter), ignore_errors=True)
+
+    def _opened(self, adapter: str, path: Path, key: str) -> Path:
+        place = self._place(adapter)
+        place.mkdir(mode=0o700, exist_ok=True)
+        for file in path.iterdir():
+            (place / file.name).write_bytes(read_plain(file, key))
+        return place
+
+    def _place(self, adapter: str) -> Path:
+        return self._folder / hashlib.sha256(adapter.encode()).hexdigest()
 
     async def stats(self) -> dict[str, int]:
         """The server's own counts where it has them. Raises `ReplicaLost` when it is not healthy."""
@@ -103,7 +124,7 @@ class OpenAiLink:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
-        self._on_close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def wait_lost(self) -> ReplicaLost:
         """Returns when the server's process is gone."""

@@ -63,7 +63,7 @@ class Replica:
             return
         async with self._changing:
             if not self.has(adapter.name):
-                await self.link.load(adapter.name, adapter.path)
+                await self.link.load(adapter.name, adapter.path, adapter.key)
                 self.adapters.add(adapter.name)
 
     async def unload(self, adapter: str) -> None:

@@ -6,6 +6,7 @@ key guards `/v1` only, and loading adapters at run time is meant for trusted cal
 """
 
 import asyncio
+import os
 import secrets
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ LOOK_EVERY_S = 0.25
 KEPT_S = 2.0
 """Idle connections; shorter than the server keeps them, so that no request meets a closed one."""
 SOCKET = "socket"
+MEMORY = Path("/dev/shm")  # noqa: S108 - as above
 ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
 """Different adapters in one step; adapters in main memory; the largest rank. An option of the base comes later."""
 ALWAYS = (
@@ -63,7 +65,7 @@ def vllm_replica(
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
         key = new_key()
         # For its owner only. Not in the data directory: the path of a socket has at most 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=_place()))
         spec = WorkerSpec(
             module="tuneship.runtime.program",
             arguments=(str(folder), *_command(server, base, folder / SOCKET)),
@@ -77,7 +79,7 @@ def vllm_replica(
         except BaseException:
             clear()
             raise
-        link = OpenAiLink(_client(folder / SOCKET, key), worker, clear)
+        link = OpenAiLink(_client(folder / SOCKET, key), worker, folder)
         try:
             async with asyncio.timeout(server.patience_s):
                 await _until_healthy(link, worker)
@@ -91,6 +93,11 @@ def vllm_replica(
         return OpenedReplica(worker, link)
 
     return open_replica
+
+
+def _place() -> Path:
+    """In memory where the system has such files: the server gets its adapters in plain."""
+    return MEMORY if os.access(MEMORY, os.W_OK) else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
 
 
 def _command(server: VllmServer, base: Path, socket: Path) -> tuple[str, ...]:

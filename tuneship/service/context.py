@@ -20,6 +20,7 @@ from tuneship.service.cursors import Cursors
 from tuneship.service.drain import Drain
 from tuneship.service.hipaa import Caller, is_in_mode, refuse_use
 from tuneship.service.instance_catalogue import InstanceCatalogue
+from tuneship.service.keyring import Keyring
 from tuneship.service.log_recorder import LogRecorder
 from tuneship.service.streaming import Bell
 from tuneship.service.trail import Trail
@@ -49,6 +50,7 @@ class Parts:
     receivers: Receivers
     """Which webhook receivers may be called."""
     vault: Vault
+    keyring: Keyring
     audit: Chain
     clock: Callable[[], datetime]
     """The current UTC moment."""

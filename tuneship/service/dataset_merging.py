@@ -1,11 +1,11 @@
 """Merging: datasets of one format are copied one after another into a new one. Nothing is dropped."""
 
-import hashlib
 from collections.abc import Sequence
 
 from tuneship.contract import datasets as contract
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
+from tuneship.sealing import ObjectDamaged, open_plain
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.dataset_reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
@@ -14,6 +14,7 @@ from tuneship.service.datasets import (
     counts,
     is_big,
     new_row,
+    object_of,
     own_dataset,
     read_now,
     store,
@@ -22,7 +23,7 @@ from tuneship.service.datasets import (
 from tuneship.service.disk import check_room
 from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves
-from tuneship.store.blobs import StagedFile
+from tuneship.store.blobs import StagedFile, check_digest
 from tuneship.store.rows import Row
 
 BLOCK = 1 << 20
@@ -37,7 +38,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     with context.parts.blobs.staged() as staged:
         for source in sources:
             _append(context, source, staged)
-        staged.flush()
+        staged.finish()
         row = new_row(context, merge) | {
             "format": sources[0]["format"],
             "tokenizer": sources[0]["tokenizer"],
@@ -85,19 +86,20 @@ def _counting(context: Context, sources: Sequence[Row]) -> tuple[BaseModel | Non
 
 
 def _append(context: Context, source: Row, staged: StagedFile) -> None:
-    digest, last = hashlib.sha256(), b"\n"
+    path, last = context.parts.blobs.local(source["blob"]), b"\n"
     try:
-        with context.parts.blobs.local(source["blob"]).open("rb") as file:
-            mark = file.read(len(BYTE_ORDER_MARK))
-            digest.update(mark)
-            staged.write(mark.removeprefix(BYTE_ORDER_MARK))
+        with context.read() as connection:
+            key = context.parts.keyring.find(connection, context.client_id, object_of(source))
+        check_digest(path, source["sha256"])
+        with open_plain(path, key) as file:
+            staged.write(file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK))
             while block := file.read(BLOCK):
-                digest.update(block)
                 staged.write(block)
                 last = block[-1:]
     except FileNotFoundError:  # it was deleted a moment ago
         raise ResourceNotFound("there is no such dataset", param="dataset_ids") from None
-    if digest.hexdigest() != source["sha256"]:
-        raise DatasetError("a stored dataset is damaged", param="dataset_ids", status=409)
+    except ObjectDamaged:
+        text = "a stored dataset is damaged"
+        raise DatasetError(text, param="dataset_ids", status=409) from None
     if last != b"\n":
         staged.write(b"\n")

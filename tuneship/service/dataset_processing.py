@@ -14,10 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
+from tuneship.sealing import open_plain
 from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
-from tuneship.service.datasets import announce, counts, verdict
+from tuneship.service.datasets import announce, counts, object_of, verdict
 from tuneship.store import tables
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
@@ -109,7 +110,9 @@ class DatasetProcessing:
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
         plan = Plan(row["format"], base, self._stopped.is_set)
         path = self._parts.blobs.local(row["blob"])
-        with path.open("rb") as file:
+        with self._parts.database.read() as connection:
+            key = self._parts.keyring.find(connection, row["client_id"], object_of(row))
+        with open_plain(path, key) as file:
             return read_dataset(file, row["bytes"], plan)
 
     def _end(self, row: Row, values: dict[str, Any]) -> None:

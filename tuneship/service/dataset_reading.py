@@ -95,8 +95,7 @@ class Reading:
 
 
 def read_dataset(file: BinaryIO, size: int, plan: Plan) -> Reading:
-    """Check every line of a file of `size` bytes from its start. Raises `ReadingStopped`."""
-    file.seek(0)
+    """Check every line of a file of `size` bytes, which is at its start. Raises `ReadingStopped`, `OSError`."""
     reading = Reading(plan)
     seen = SeenExamples(min(LINES_LIMIT, size // EXPECTED_LINE))
     with ThreadPoolExecutor(1, "count") as beside:

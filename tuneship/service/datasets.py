@@ -38,7 +38,7 @@ from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read
 from tuneship.service.models import base_of
 from tuneship.service.serving_table import serves
 from tuneship.store import job_records, rows, tables
-from tuneship.store.blobs import StagedFile
+from tuneship.store.blobs import DATA_FILE, StagedFile
 from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
 from tuneship.store.listings import DATASETS
@@ -118,7 +118,8 @@ def read_now(
     """Read a file while its caller waits. Raises `InternalError` (503) when the service ends meanwhile."""
     plan = Plan(dataset_format, base, context.parts.halted.is_set)
     try:
-        return read_dataset(staged, staged.size, plan)
+        with staged.open() as file:
+            return read_dataset(file, staged.size, plan)
     except ReadingStopped:
         text = "the service is shutting down"
         raise InternalError(text, status=503, retry_after=1) from None
@@ -160,7 +161,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
         "tags": form.tags,
         "created_at": context.now,
         "updated_at": context.now,
-        "blob": f"datasets/{dataset_id}/data.jsonl",
+        "blob": f"datasets/{dataset_id}/{DATA_FILE}",
     }
 
 
@@ -172,6 +173,9 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     _check_quota(context, staged.size)
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
     stored = rows.insert(context.transaction, tables.datasets, row)
+    context.parts.keyring.add(
+        context.transaction, context.client_id, object_of(row), staged.key, context.now
+    )
     emit(context.transaction, "dataset.uploaded", stored, context.now, status="uploaded")
     if stored["status"] == DatasetStatus.PROCESSED:
         announce(context.transaction, stored, context.now)
@@ -186,7 +190,12 @@ def _take_back(parts: Parts, dataset_id: str) -> None:
     with parts.database.write() as connection:
         is_stored = rows.count(connection, tables.datasets, tables.datasets.c.id == dataset_id) > 0
     if not is_stored:
-        parts.blobs.delete(f"datasets/{dataset_id}")
+        parts.blobs.delete(object_of({"id": dataset_id}))
+
+
+def object_of(row: Row) -> str:
+    """The folder of a dataset's file, and the name of its key."""
+    return f"datasets/{row['id']}"
 
 
 def announce(connection: sa.Connection, row: Row, now: Any) -> None:
@@ -262,11 +271,12 @@ def list_datasets(
 
 @serves(contract.delete_dataset)
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
-    """The row in the transaction, its file after the commit: the start of the service sweeps a file without a row."""
+    """Row and key in the transaction, the file after the commit: the start of the service sweeps one without a row."""
     connection = context.transaction
-    own_dataset(context, dataset_id)
+    row = own_dataset(context, dataset_id)
     if job_records.is_dataset_needed(connection, dataset_id):
         raise DatasetError("a job that has not ended uses the dataset", status=409)
     rows.remove(connection, tables.datasets, dataset_id)
-    context.afterwards.append(lambda: context.parts.blobs.delete(f"datasets/{dataset_id}"))
+    context.parts.keyring.destroy(connection, object_of(row))
+    context.afterwards.append(lambda: context.parts.blobs.delete(object_of(row)))
     return Deleted(id=dataset_id)

@@ -6,14 +6,15 @@ What runs is looked after by `deployment_rounds.py`.
 import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import GONE, DeploymentStatus
-from tuneship.contract.errors import ModelNotFound
+from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.parity import Parity, reads_alike
+from tuneship.runtime.groups import Adapter
+from tuneship.sealing import ObjectDamaged
 from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
 from tuneship.service.deployment_rounds import UNHEALTHY, Rounds
@@ -21,7 +22,7 @@ from tuneship.service.models import ServedModel, served_model
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
 from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, rows, tables
-from tuneship.store.blobs import sha256_of
+from tuneship.store.blobs import check_digest
 from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class DeploymentKeeper:
         """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
         try:
             served = await asyncio.to_thread(self._checked_model, row)
-        except (ModelNotFound, FilesDamaged, OSError) as error:
+        except (ModelNotFound, DeploymentError, FilesDamaged, OSError) as error:
             await self._failed(row, error)
             return
         await self._load(row, served)
@@ -110,9 +111,11 @@ class DeploymentKeeper:
             raise FilesDamaged(f"the base model cannot be used: {fault}") from fault
         if model is not None and served.adapter is not None:
             for name, digest in model["sha256"].items():
-                if sha256_of(served.adapter.path / name) != digest:
-                    raise FilesDamaged(f"the stored file {name} is damaged")
-            _check_reading(served, served.adapter.path)
+                try:
+                    check_digest(served.adapter.path / name, digest)
+                except ObjectDamaged:
+                    raise FilesDamaged(f"the stored file {name} is damaged") from None
+            _check_reading(served, served.adapter)
         return served
 
     async def _remove(self, row: Row) -> None:
@@ -160,7 +163,7 @@ class DeploymentKeeper:
         async with room:
             try:
                 served = await asyncio.to_thread(self._checked_model, deployments[0])
-            except (ModelNotFound, FilesDamaged, OSError) as error:
+            except (ModelNotFound, DeploymentError, FilesDamaged, OSError) as error:
                 for row in deployments:
                     await self._failed(row, error)
                 return
@@ -184,10 +187,10 @@ class FilesDamaged(Exception):
     """A stored file differs from its digest."""
 
 
-def _check_reading(served: ServedModel, folder: Path) -> None:
+def _check_reading(served: ServedModel, adapter: Adapter) -> None:
     """A model answers well only to the tokens that it was tuned to read. Raises `FilesDamaged`."""
     try:
-        parity = Parity.load(folder)
+        parity = Parity.load(adapter.path, adapter.key)
     except ValueError as error:
         raise FilesDamaged(str(error)) from error
     tokenizer: Any = served.base.tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import DeploymentStatus
-from tuneship.contract.errors import ModelNotFound
+from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.runtime.groups import Adapter
 from tuneship.runtime.replicas import BaseReplicas
 from tuneship.service.context import Parts
@@ -151,8 +151,8 @@ class Rounds:
             self._models[row["id"]] = served_model(
                 connection, self._parts, row["client_id"], row["model_name"]
             )
-        except ModelNotFound:
-            logger.warning("a deployment's model is missing: %s", row["id"])
+        except (ModelNotFound, DeploymentError):
+            logger.warning("a deployment's model cannot be had: %s", row["id"])
 
     async def _visit(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
         """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""

@@ -38,7 +38,7 @@ from tuneship.service.instances import check_instance_type, check_region, requir
 from tuneship.service.models import job_of, served_model
 from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import in_force, refuse_isolation_of_others
+from tuneship.service.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
 from tuneship.service.serving_table import serves
 from tuneship.store import deployment_records, endpoint_records, rows, tables
 from tuneship.store.identifiers import new_id
@@ -79,7 +79,10 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     connection = context.transaction
     served = served_model(connection, context.parts, context.client_id, deployment.model_name)
     row["generation"] = _generation(served.base, {}, deployment.generation)
-    refuse_isolation_of_others(safeguards, served.base)
+    refuse_what_others_lack(safeguards, served.base)
+    if served.object_id and not is_sealed_as_asked(context, safeguards, served.object_id):
+        text = "the model's files were stored unsealed by an earlier version: tune it again"
+        raise DeploymentError(text, param="model_name")
     _check_mode(context, connection, deployment)
     require_serving_type(kind, deployment, served.base)
     _check_capacity(context, row)

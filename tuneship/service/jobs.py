@@ -34,16 +34,17 @@ from tuneship.service import hyperparameters
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.dataset_advice import SMALLEST_DATASET
-from tuneship.service.datasets import own_dataset
+from tuneship.service.datasets import object_of, own_dataset
 from tuneship.service.instances import check_instance_type, require_training_type
 from tuneship.service.job_progress import forecast_end
 from tuneship.service.job_stream import job_frames, place_of
 from tuneship.service.models import TUNED, base_of
 from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import in_force
+from tuneship.service.safeguards import in_force, is_sealed_as_asked
 from tuneship.service.serving_table import serves, serves_or_streams
 from tuneship.service.streaming import Stream
+from tuneship.service.training_runs import KEPT_OF_A_JOB
 from tuneship.store import job_queue, job_records, rows, tables
 from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
@@ -75,6 +76,9 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
     check_quota(context, tables.jobs, most, "active jobs", is_active)
     stored = rows.insert(connection, tables.jobs, _row(context, job, chosen))
+    for kind in KEPT_OF_A_JOB:
+        name = f"{kind}/{stored['id']}"
+        context.parts.keyring.make(connection, context.client_id, name, context.now)
     emit(connection, "fine_tuning.job.queued", stored, context.now)
     job_records.add_log(connection, stored["id"], context.now, "info", "job queued")
     return JobCreated(**stored)
@@ -82,9 +86,9 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
 
 def _training_examples(context: Context, job: JobCreate) -> int:
     """How many lines there are to train on, once both datasets can be used together."""
-    dataset = _usable(context, job.dataset_id, "dataset_id")
+    dataset = _usable(context, job, job.dataset_id, "dataset_id")
     if job.validation_dataset_id is not None:
-        validation = _usable(context, job.validation_dataset_id, "validation_dataset_id")
+        validation = _usable(context, job, job.validation_dataset_id, "validation_dataset_id")
         if validation["format"] != dataset["format"]:
             raise DatasetError(
                 "the two datasets have different formats", param="validation_dataset_id"
@@ -108,10 +112,13 @@ def _check_modules(base: BaseModel, modules: list[str]) -> None:
     raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
 
 
-def _usable(context: Context, dataset_id: str, param: str) -> Row:
+def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Row:
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
+    if not is_sealed_as_asked(context, job.security_settings, object_of(row)):
+        text = "the dataset's file was stored unsealed by an earlier version: upload it again"
+        raise DatasetError(text, param=param, status=409)
     if param == "dataset_id" and row["num_examples"] < SMALLEST_DATASET:
         raise DatasetError(f"a job needs at least {SMALLEST_DATASET} examples", param=param)
     return row

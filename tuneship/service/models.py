@@ -15,6 +15,7 @@ from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replicas import Adapter
+from tuneship.sealing import ObjectDamaged
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context, Parts
 from tuneship.service.model_limits import limits_of_base, limits_of_tuned
@@ -37,6 +38,8 @@ class ServedModel:
     base: BaseModel
     adapter: Adapter | None
     template: PromptTemplate
+    object_id: str = ""
+    """Of the adapter's files and their key."""
 
 
 @serves(contract.list_models)
@@ -130,6 +133,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     row = _own(context, connection, model_id)
     _refuse_deployed(connection, row)
     rows.remove(connection, tables.models, model_id)
+    context.parts.keyring.destroy(connection, row["blob"])
     context.afterwards.append(lambda: context.parts.blobs.delete(row["blob"]))
     return Deleted(id=model_id)
 
@@ -176,7 +180,10 @@ def base_of(parts: Parts, identifier: str, param: str) -> BaseModel:
 def served_model(
     connection: sa.Connection, parts: Parts, client_id: str, identifier: str
 ) -> ServedModel:
-    """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's."""
+    """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's.
+
+    Raises `DeploymentError` where its files were damaged.
+    """
     if not identifier.startswith(TUNED):
         base = base_of(parts, identifier, "model_name")
         return ServedModel(base, None, base.template)
@@ -185,7 +192,12 @@ def served_model(
         raise ModelNotFound("model_name names a model that does not exist", param="model_name")
     base = base_of(parts, row["base_model"], "model_name")
     folder: Path = parts.blobs.local(row["blob"])
-    return ServedModel(base, Adapter(identifier, folder), _template(folder))
+    try:
+        key = parts.keyring.find(connection, client_id, row["blob"])
+        template = _template(folder, key)
+    except ObjectDamaged as damage:
+        raise DeploymentError(f"the model cannot be served: {damage}", status=409) from damage
+    return ServedModel(base, Adapter(identifier, folder, key), template, row["blob"])
 
 
 def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
@@ -197,6 +209,6 @@ def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | 
 
 
 @lru_cache(maxsize=256)
-def _template(folder: Path) -> PromptTemplate:
+def _template(folder: Path, key: str | None) -> PromptTemplate:
     """A stored model never changes, and compiling its template takes longer than a token."""
-    return PromptTemplate.load(folder)
+    return PromptTemplate.load(folder, key)

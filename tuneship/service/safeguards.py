@@ -12,7 +12,9 @@ from tuneship.service.refusals import refused
 from tuneship.store.rows import Row
 
 OFF = (False, "standard", "none")
-"""Values that ask for nothing. Files are 0600 and folders 0700 in any case: `encryption_level` `standard`."""
+"""Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it."""
+OTHERS_LACK = ("network_isolation", "encryption_level")
+"""What an engine of others cannot keep: it speaks over sockets of its own, and reads adapters in plain."""
 
 S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
@@ -20,6 +22,7 @@ S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 def capabilities(parts: Parts) -> dict[str, bool]:
     """What this installation can enforce on this host, by the names of the settings."""
     able = {
+        "encryption_level": True,  # by every file that is kept: `sealing.py`, `keyring.py`
         "audit_logging": True,  # by the boundary: `trail.py`
         "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
         "private_endpoints": True,  # by `is_within_reach`
@@ -55,14 +58,27 @@ def _refuse_what_is_not_enforced(
             )
 
 
-def refuse_isolation_of_others(settings: DeploymentSecuritySettings, base: BaseModel) -> None:
-    """An engine of others speaks over sockets of its own. Raises `ValidationRefused`."""
-    if settings.network_isolation and base.runtime != OUR_RUNTIME:
+def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: BaseModel) -> None:
+    """Raises `ValidationRefused` for what the base model's engine cannot keep."""
+    asked = [name for name in OTHERS_LACK if getattr(settings, name) not in OFF]
+    if asked and base.runtime != OUR_RUNTIME:
         raise refused(
-            "security_settings.network_isolation",
+            f"security_settings.{asked[0]}",
             f"cannot be had with a base model that {base.runtime} serves",
             code="not_enforced",
         )
+
+
+def is_sealed_as_asked(
+    context: Context,
+    settings: JobSecuritySettings | DeploymentSecuritySettings,
+    object_id: str,
+) -> bool:
+    """False where `encryption_level: maximum` meets files that an earlier version wrote in plain."""
+    if settings.encryption_level != "maximum":
+        return True
+    with context.read() as connection:
+        return context.parts.keyring.is_sealed(connection, object_id)
 
 
 def is_within_reach(context: Context, deployment: Row) -> bool:

@@ -55,6 +55,7 @@ from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.isolation import can_isolate
 from tuneship.service.key_keeper import EVERY_S as KEYS_EVERY_S
 from tuneship.service.key_keeper import KeyKeeper
+from tuneship.service.keyring import keyring_of
 from tuneship.service.machine import cache_share
 from tuneship.service.periodic import Periodic
 from tuneship.service.rates import RateLimits
@@ -65,7 +66,7 @@ from tuneship.store import endpoint_records, idempotency, leases, tables
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
 from tuneship.store.belonging import check_belonging, record_belonging
-from tuneship.store.blobs import Blobs
+from tuneship.store.blobs import blobs_of
 from tuneship.store.database import Database, url_of
 from tuneship.store.private_files import write_private
 from tuneship.traffic.split import DRAWS
@@ -77,6 +78,7 @@ HEAD_LIMIT = 256 << 10
 """What the HTTP layer reads of a head, so that the border can answer a head above its own limit properly."""
 THREADS = 32
 POSTGRES_PORT = 5432
+FORGET_EVERY_S = 1.0
 
 
 logger = logging.getLogger(__name__)
@@ -159,7 +161,7 @@ def _build(
         settings=settings,
         public_url=public_url.rstrip("/"),
         database=Database(url),
-        blobs=Blobs(str(data_dir / "blobs"), data_dir / "scratch"),
+        blobs=blobs_of(data_dir),
         catalogue=catalogue,
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
@@ -167,6 +169,7 @@ def _build(
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
+        keyring=keyring_of(secret),
         audit=Chain(derived_secret(secret, "audit")),
         isolates=isolates,
         clock=utc_now,
@@ -213,7 +216,7 @@ def _recover(parts: Parts) -> None:
 
 async def _run(settings: ServiceSettings, listener: socket.socket, public_url: str) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-    secret = read_or_make_secret(settings.data_dir / "master.key")
+    secret = read_or_make_secret(settings.master_key)
     url = url_of(settings.database_url, settings.data_dir)
     check_belonging(
         settings.data_dir, url
@@ -221,6 +224,8 @@ async def _run(settings: ServiceSettings, listener: socket.socket, public_url: s
     isolates = await asyncio.to_thread(can_isolate)
     parts = _build(settings, url, secret, (listener, public_url), isolates=isolates)
     parts.database.claim()
+    with parts.database.read() as connection:
+        parts.keyring.check(connection)
     record_belonging(settings.data_dir, url)
     _recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
@@ -229,7 +234,9 @@ async def _run(settings: ServiceSettings, listener: socket.socket, public_url: s
     limits = RateLimits(
         settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
     )
-    keepers = (supervisor, _key_keeper(parts, keys), _head_signer(parts, secret))
+    failed = "the database's log could not be shortened"
+    forgetting = Periodic(lambda: parts.keyring.forget(parts.database), FORGET_EVERY_S, failed)
+    keepers = (supervisor, _key_keeper(parts, keys), _head_signer(parts, secret), forgetting)
     app = build_app(
         Border(parts, keys, limits, supervisor.wake), lifespan=_lifespan(parts, keepers)
     )

@@ -9,24 +9,27 @@ import logging
 import signal
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
-from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
+from tuneship.runtime.workers import Runtime, Worker
+from tuneship.sealing import ObjectDamaged
 from tuneship.service import job_progress, training_runs
 from tuneship.service.context import Parts
+from tuneship.service.datasets import object_of
 from tuneship.service.models import model_id
 from tuneship.service.training_runs import TrainingRun
-from tuneship.service.warm_trainer import WarmTrainer
+from tuneship.service.warm_trainer import WarmTrainer, start_on
 from tuneship.store import job_queue, job_records, leases, rows, tables
-from tuneship.store.blobs import sha256_of
+from tuneship.store.blobs import check_digest
 from tuneship.store.leases import Claim, LeaseLost
 from tuneship.store.rows import Row
 from tuneship.training.progress import NEEDS_LESS_MEMORY, Reason
-from tuneship.training.spec import LOG_FILE
+from tuneship.training.spec import DataKeys, Order
 
 logger = logging.getLogger(__name__)
 
@@ -126,25 +129,24 @@ class TrainingKeeper:
         claim = Claim(job["id"], job["attempt"])
         folder = training_runs.attempt_folder(self._work, claim)
         try:
-            await asyncio.to_thread(self._prepare, job, folder)
-        except (DataDamaged, FileNotFoundError) as damage:
-            text = str(damage) if isinstance(damage, DataDamaged) else "a stored file is missing"
+            keys = await asyncio.to_thread(self._prepare, job, folder)
+        except (DataDamaged, ObjectDamaged, FileNotFoundError) as damage:
+            is_missing = isinstance(damage, FileNotFoundError)
+            text = "a stored file is missing" if is_missing else str(damage)
             with suppress(LeaseLost):
                 await asyncio.to_thread(self._failed, claim, job, "data_unreadable", text)
             return
         if not await asyncio.to_thread(self._may_start, claim):
             return
-        worker = self._worker(folder)
+        worker = self._worker(Order(folder, keys))
         now = self._parts.clock()
         latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
         self._runs.append(TrainingRun(claim, job, folder, worker, now, latest))
         self._preparing = ""
 
-    def _worker(self, folder: Path) -> Worker:
+    def _worker(self, order: Order) -> Worker:
         """The one that waits with its libraries loaded, or a new one."""
-        waiting = self._warm.take(folder, self._parts.clock())
-        spec = WorkerSpec("tuneship.training", (str(folder),), folder / LOG_FILE)
-        return waiting or self._runtime.start(spec)
+        return self._warm.take(order, self._parts.clock()) or start_on(self._runtime, order)
 
     def _may_start(self, claim: Claim) -> bool:
         """Whether nobody has cancelled it while its files were checked."""
@@ -155,7 +157,7 @@ class TrainingKeeper:
             return False
         return True
 
-    def _prepare(self, job: Row, folder: Path) -> None:
+    def _prepare(self, job: Row, folder: Path) -> DataKeys:
         base = self._parts.catalogue.get(job["base_model"])
         if base is None:
             raise DataDamaged("the base model is no longer in the catalogue")
@@ -163,14 +165,24 @@ class TrainingKeeper:
             training = self._file(connection, job, job["dataset_id"])
             named = job["validation_dataset_id"]
             validation = None if named is None else self._file(connection, job, named)
+            key_of = partial(self._parts.keyring.find, connection, job["client_id"])
+            keys = DataKeys(
+                training=key_of(object_of(training)),
+                validation=None if validation is None else key_of(object_of(validation)),
+                checkpoints=key_of(f"jobs/{job['id']}"),
+                adapter=key_of(f"models/{job['id']}"),
+            )
         training_runs.write_spec(folder, self._parts.blobs, job, (training, validation), base.path)
+        return keys
 
     def _file(self, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
         row = rows.fetch(connection, tables.datasets, dataset_id, client_id=job["client_id"])
         if row is None:
             raise DataDamaged("a dataset of the job no longer exists")
-        if sha256_of(self._parts.blobs.local(row["blob"])) != row["sha256"]:
-            raise DataDamaged("a stored dataset is damaged")
+        try:
+            check_digest(self._parts.blobs.local(row["blob"]), row["sha256"])
+        except ObjectDamaged:
+            raise DataDamaged("a stored dataset is damaged") from None
         return row
 
     async def _follow_alone(self, run: TrainingRun) -> None:
@@ -286,6 +298,7 @@ class TrainingKeeper:
                 "sha256": digests,
             }
             rows.insert(connection, tables.models, model)
+            self._parts.keyring.destroy(connection, f"jobs/{job['id']}")
             text = f"completed; the model is the state after step {end['best_step']}"
             job_records.add_log(connection, job["id"], now, "info", text)
             job_progress.tell(connection, job["id"], "succeeded", now, fine_tuned_model=identifier)
@@ -296,6 +309,7 @@ class TrainingKeeper:
         error = {"code": "fine_tuning_error", "reason": reason, "message": message}
         with self._parts.database.write() as connection:
             leases.end(connection, claim, JobStatus.FAILED, now, error=error)
+            self._destroy_keys(connection, claim)
             job_records.add_log(connection, job["id"], now, "error", f"{reason}: {message}")
             job_progress.tell(connection, job["id"], "failed", now, reason=reason)
         self._parts.bell.ring(job["id"])
@@ -305,10 +319,16 @@ class TrainingKeeper:
             leases.write(
                 connection, claim, status=JobStatus.CANCELLED, lease_until=None, updated_at=now
             )
+            self._destroy_keys(connection, claim)
             job_records.add_log(connection, claim.job_id, now, "info", "cancelled")
             job_progress.tell(connection, claim.job_id, "cancelled", now)
         training_runs.clear(self._work, claim.job_id)
         self._parts.bell.ring(claim.job_id)
+
+    def _destroy_keys(self, connection: sa.Connection, claim: Claim) -> None:
+        """Of a job that makes no model."""
+        names = [f"{kind}/{claim.job_id}" for kind in training_runs.KEPT_OF_A_JOB]
+        self._parts.keyring.destroy(connection, *names)
 
 
 def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:

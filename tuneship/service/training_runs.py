@@ -22,6 +22,8 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+KEPT_OF_A_JOB = ("jobs", "models")
+"""What has a key of its own from the job's creation on: its checkpoints, and the adapter that it will make."""
 CHECKPOINTS = "checkpoints"
 """Folder of a job, beside those of its attempts."""
 ENDS = ("completed", "failed", "cancelled")

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
+from tuneship.training.spec import LOG_FILE, Order
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,19 @@ SETTLE = timedelta(seconds=2)
 """After the service's start and that of each job: its libraries are loaded when those have loaded theirs."""
 AFTER_A_DEATH = timedelta(minutes=1)
 """One that dies while it waits is not replaced at once: there may be no memory for it."""
+
+
+def start_on(runtime: Runtime, order: Order) -> Worker:
+    """A process for one job. The pipe holds the line before there is a reader. Raises `OSError`."""
+    theirs, ours = os.pipe()
+    try:
+        os.write(ours, order.to_line().encode())
+        arguments = (str(order.folder), str(theirs))
+        log = order.folder / LOG_FILE
+        return runtime.start(WorkerSpec("tuneship.training", arguments, log, inherited=(theirs,)))
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 class WarmTrainer:
@@ -43,13 +57,13 @@ class WarmTrainer:
             self._not_before = now + AFTER_A_DEATH  # should that fail
             self._start()
 
-    def take(self, folder: Path, now: datetime) -> Worker | None:
-        """Hand the job of `folder` to the one that waits; None when there is none, or it has just died."""
+    def take(self, order: Order, now: datetime) -> Worker | None:
+        """Hand the job to the one that waits; None when there is none, or it has just died."""
         worker, self._not_before = self._worker, now + SETTLE
         if worker is None or worker.exit_code() is not None:
             return None
         try:
-            os.write(self._line, f"{folder}\n".encode())
+            os.write(self._line, order.to_line().encode())
         except BrokenPipeError:
             return None  # the next look at it finds that it has ended
         self._forget()

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
+
+from tuneship.sealing import read_plain
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -42,11 +44,11 @@ class Matrices:
     """[rank, out]"""
 
 
-def read_adapter(directory: Path) -> dict[str, Matrices]:
-    """Module name -> its matrices; raises `AdapterRefused`."""
+def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]:
+    """Module name -> its matrices; `key` opens sealed files. Raises `AdapterRefused`."""
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(directory / WEIGHTS)
+        config = json.loads(read_plain(directory / CONFIG, key))
+        tensors = load(read_plain(directory / WEIGHTS, key))
     except (OSError, ValueError, SafetensorError) as error:
         raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
     _check(config)

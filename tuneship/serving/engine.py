@@ -82,12 +82,12 @@ class Engine:
         return list(self._sequences)
 
     @torch.inference_mode()
-    def load(self, adapter: str, path: Path) -> None:
-        """Make an adapter directory available under a name. Raises `AdapterRefused`."""
+    def load(self, adapter: str, path: Path, key: str | None = None) -> None:
+        """Make an adapter directory, whose files `key` opens, available under a name. Raises `AdapterRefused`."""
         self._refuse_while_used(adapter)
-        self._lora.load(adapter, read_adapter(path))
+        self._lora.load(adapter, read_adapter(path, key))
         try:
-            prove(self._model, self._lora, adapter, path)
+            prove(self._model, self._lora, adapter, path, key)
         except AdapterRefused:
             self._lora.unload(adapter)
             raise

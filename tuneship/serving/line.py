@@ -161,9 +161,9 @@ class ReplicaLine:
         """Whether the replica is gone."""
         return self._lost is not None
 
-    async def load(self, adapter: str, path: Path) -> None:
-        """Make the adapter directory available under a name."""
-        await self._ask("load", adapter=adapter, path=str(path))
+    async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
+        """Make the adapter directory, whose files `key` opens, available under a name."""
+        await self._ask("load", adapter=adapter, path=str(path), key=key)
 
     async def unload(self, adapter: str) -> None:
         """Raises `ReplicaRefused` while requests use it."""
@@ -196,7 +196,7 @@ class ReplicaLine:
         await asyncio.wait([self._listening])
         return self._lost or ReplicaLost("the line was closed")
 
-    async def _ask(self, operation: str, **arguments: str) -> dict[str, Any]:
+    async def _ask(self, operation: str, **arguments: str | None) -> dict[str, Any]:
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))
         identifier = str(next(self._ids))

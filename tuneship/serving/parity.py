@@ -18,12 +18,12 @@ from tuneship.serving.model import Model
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 
-def prove(model: Model, lora: Lora, adapter: str, directory: Path) -> None:
+def prove(model: Model, lora: Lora, adapter: str, directory: Path, key: str | None = None) -> None:
     """Of a loaded adapter and its directory; raises `AdapterRefused`.
 
     One that was tuned elsewhere has nothing to compare with. The cache of the requests under way is not touched.
     """
-    parity = _read(directory)
+    parity = _read(directory, key)
     if parity is None:
         return
     dtype = str(model.facts.cache.dtype).removeprefix("torch.")
@@ -41,9 +41,9 @@ def prove(model: Model, lora: Lora, adapter: str, directory: Path) -> None:
             )
 
 
-def _read(directory: Path) -> Parity | None:
+def _read(directory: Path, key: str | None) -> Parity | None:
     try:
-        return Parity.load(directory)
+        return Parity.load(directory, key)
     except (OSError, ValueError) as error:
         raise AdapterRefused(
             f"{PARITY_FILE} of the adapter cannot be read: {type(error).__name__}"

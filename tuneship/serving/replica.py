@@ -112,7 +112,7 @@ class Replica:
             self._frames.send({"tokens": result.tokens, "finished": result.finished})
 
     def _load(self, frame: Frame) -> Frame:
-        self._engine.load(str(frame["adapter"]), Path(frame["path"]))
+        self._engine.load(str(frame["adapter"]), Path(frame["path"]), frame.get("key"))
         return {}
 
     def _unload(self, frame: Frame) -> Frame:

@@ -1,45 +1,77 @@
 """Files under generated names: staged, flushed to disk, then moved into place, so that none is ever half there.
 
+What is staged is sealed while it is written (`tuneship/sealing.py`): even a killed upload leaves no plain text behind.
 The root is an fsspec URL; local folders are the default. A key is `<kind>/<id>/<name>` with an id from the database:
 a client's file name is never used.
 """
 
 import hashlib
 import io
-import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-from tuneship.store.private_files import flush_folder
+from tuneship.sealing import ObjectDamaged, SealingWriter, new_key, open_plain
+from tuneship.store.private_files import flush
 
-BLOCK = 1 << 16
+STAGED = ".staged-"
+DATA_FILE = "data.jsonl"
+"""The name of a dataset's file, which its seal is bound to."""
 
 
-class StagedFile(io.BufferedRandom):
-    """A file that nothing refers to yet. Written from start to end, and hashed meanwhile; then it may be read."""
+class StagedFile:
+    """A file that nothing refers to yet. Written from start to end, sealed and hashed meanwhile; then it is read."""
 
-    def __init__(self, path: Path) -> None:
-        """Open `path` empty."""
-        super().__init__(io.FileIO(path, "w+b"), BLOCK)
-        self._digest = hashlib.sha256()
+    def __init__(self, folder: Path) -> None:
+        """An empty file under a new name in `folder`, with a key of its own."""
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=STAGED)
+        self.path = Path(name)
+        self.key = new_key()
         self.size = 0
+        """Bytes that were written; sealed they are a few more."""
+        self._content = hashlib.sha256()
+        self._file = _HashedFile(descriptor, "wb")
+        self._writer = SealingWriter(self._file, self.key, DATA_FILE)
 
-    def write(self, block: Any, /) -> int:
-        """Append bytes."""
-        self._digest.update(block)
+    def write(self, block: "bytes | memoryview") -> None:
+        """Append bytes. Raises `OSError`."""
+        self._content.update(block)
         self.size += len(block)
-        return super().write(block)
+        self._writer.write(block)
+
+    def finish(self) -> None:
+        """Nothing more comes; nothing happens the second time. Raises `OSError`."""
+        self._writer.close()
+
+    def open(self) -> BinaryIO:
+        """What was written, once it is finished."""
+        return open_plain(self.path, self.key, DATA_FILE)
+
+    @property
+    def content_sha256(self) -> str:
+        """Of everything written."""
+        return self._content.hexdigest()
 
     @property
     def sha256(self) -> str:
-        """Of everything written."""
-        return self._digest.hexdigest()
+        """Of the sealed file, once it is finished."""
+        return self._file.digest.hexdigest()
+
+
+class _HashedFile(io.FileIO):
+    def __init__(self, descriptor: int, mode: str) -> None:
+        super().__init__(descriptor, mode)
+        self.digest = hashlib.sha256()
+
+    def write(self, block: Any, /) -> int:
+        written = super().write(block)
+        self.digest.update(memoryview(block)[:written])
+        return written
 
 
 class Blobs:
@@ -56,27 +88,33 @@ class Blobs:
     @contextmanager
     def staged(self) -> Generator[StagedFile]:
         """A file to write to; removed unless `keep` took it."""
-        descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=".staged-")
+        file = StagedFile(self._scratch)
         try:
-            os.close(descriptor)
-            with StagedFile(Path(name)) as file:
-                yield file
+            yield file
         finally:
-            Path(name).unlink(missing_ok=True)
+            with suppress(OSError):  # of a file that is thrown away
+                file.finish()
+            file.path.unlink(missing_ok=True)
 
-    def keep(self, file: BinaryIO, key: str) -> None:
+    def keep(self, file: StagedFile, key: str) -> None:
         """Flush a staged file to disk and move it to its key."""
-        file.flush()
-        os.fsync(file.fileno())
-        self._move(Path(str(file.name)), key)
+        file.finish()
+        self._settle(file.path, key)
 
     def put(self, path: Path, key: str) -> str:
-        """Copy a finished local file to its key; answers its SHA-256."""
-        with self.staged() as staged, path.open("rb") as source:
-            while block := source.read(BLOCK):
-                staged.write(block)
-            self.keep(staged, key)
-        return staged.sha256
+        """Copy a finished local file as it is, sealed or not, to its key; answers its SHA-256."""
+        descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=STAGED)
+        try:
+            with path.open("rb") as source, _HashedFile(descriptor, "wb") as copy:
+                shutil.copyfileobj(source, copy)
+            self._settle(Path(name), key)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return copy.digest.hexdigest()
+
+    def _settle(self, source: Path, key: str) -> None:
+        flush(source)
+        self._move(source, key)
 
     def _move(self, source: Path, key: str) -> None:
         target = f"{self._root}/{key}"
@@ -89,8 +127,8 @@ class Blobs:
         for one in (
             folder,
             folder.parent,
-        ):  # the rename, and a folder made for it, survive power loss
-            flush_folder(one)
+        ):  # the rename, and a folder made for it, outlive power loss
+            flush(one)
 
     def local(self, key: str) -> Path:
         """A local path of the object, or of the folder of objects, to read from."""
@@ -117,9 +155,20 @@ class Blobs:
 
     def sweep(self) -> None:
         """Remove what a killed process left staged; call it at start only."""
-        for leftover in self._scratch.glob(".staged-*"):
+        for leftover in self._scratch.glob(f"{STAGED}*"):
             leftover.unlink(missing_ok=True)
         shutil.rmtree(self._scratch / "fetched", ignore_errors=True)
+
+
+def blobs_of(data_dir: Path) -> Blobs:
+    """Those of a service's data directory."""
+    return Blobs(str(data_dir / "blobs"), data_dir / "scratch")
+
+
+def check_digest(path: Path, sha256: str) -> None:
+    """Raises `ObjectDamaged` when a stored file is not the one that was stored, and `OSError`."""
+    if sha256_of(path) != sha256:
+        raise ObjectDamaged
 
 
 def sha256_of(path: Path) -> str:

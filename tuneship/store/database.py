@@ -158,6 +158,23 @@ class Database:
             self._claimed.close()
             self._claimed = None
 
+    def forget(self) -> bool:
+        """Leave nothing of deleted rows in SQLite's log, where they would stay until others took their place.
+
+        Answers whether it is done: while a transaction is open nothing happens. Postgres does it by itself (vacuum).
+        """
+        if not self.is_sqlite:
+            return True
+        connection = self.engine.raw_connection()
+        cursor = connection.cursor()
+        try:
+            cursor.execute("PRAGMA busy_timeout=0")
+            busy, *_ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return not busy
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_MS}")
+            connection.close()
+
     def close(self) -> None:
         """Close every connection."""
         self._release()
@@ -210,6 +227,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
         "synchronous=FULL",
         f"busy_timeout={LOCK_PATIENCE_MS}",
         "foreign_keys=ON",
+        "secure_delete=ON",  # a key that was destroyed is not left in a free page
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

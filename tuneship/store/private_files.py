@@ -17,12 +17,12 @@ def write_private(file: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(file)
-    flush_folder(file.parent)
+    flush(file.parent)
 
 
-def flush_folder(folder: Path) -> None:
-    """Let names in a folder survive a power failure. Raises `OSError`."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Let a file, or the names in a folder, survive a power failure. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -271,6 +271,16 @@ deliveries = sa.Table(
     sa.Index("ix_deliveries_event_id", "event_id"),
 )
 
+object_keys = sa.Table(
+    "object_keys",
+    METADATA,
+    _text("object_id", primary_key=True),  # kind and id, as the folder of its files
+    _text("client_id"),
+    sa.Column("wrapped", sa.LargeBinary, nullable=False),  # by the tenant's key: `keyring.py`
+    _moment("created_at"),
+)
+"""The keys of sealed files. A row that goes takes what it opened with it."""
+
 idempotency = sa.Table(
     "idempotency",
     METADATA,

@@ -1,5 +1,7 @@
 """The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` to be told the directory later.
 
+The keys of sealed files come on a pipe too: in the line that `--wait` reads, or with `WORK_DIR DESCRIPTOR` at once.
+
 Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl; its last line says how it ended. Exit
 code 0 for completed and cancelled, 1 for failed, 2 for a call it does not understand. torch is loaded
 only after the watch for a stop has begun. Next: `run.py`.
@@ -25,6 +27,7 @@ from tuneship.training.spec import (
     LOG_FILE,
     PROGRESS_FILE,
     SPEC_FILE,
+    Order,
     TrainingSpec,
 )
 
@@ -45,35 +48,43 @@ def main(arguments: list[str]) -> int:
     """Run the job of one work directory, which is named at once or, after `--wait`, on a pipe."""
     match arguments:
         case ["--wait", descriptor]:
-            work_dir = wait_for_job(int(descriptor))
-            return 0 if work_dir is None else run_job(work_dir)
+            order = wait_for_job(int(descriptor))
         case [work_dir]:
-            return run_job(Path(work_dir))
+            order = Order(Path(work_dir))
+        case [_, descriptor] if descriptor.isdigit():
+            order = read_order(int(descriptor))
         case _:
-            sys.stderr.write("usage: python -m tuneship.training WORK_DIR | --wait DESCRIPTOR\n")
+            usage = "python -m tuneship.training WORK_DIR [DESCRIPTOR] | --wait DESCRIPTOR"
+            sys.stderr.write(f"usage: {usage}\n")
             return 2
+    return 0 if order is None else run_job(order)
 
 
-def wait_for_job(descriptor: int) -> Path | None:
+def read_order(descriptor: int) -> Order | None:
+    """The line on a pipe, when it comes; None when the pipe is closed before."""
+    with os.fdopen(descriptor, encoding="utf-8") as line:
+        return Order.from_line(line.readline())
+
+
+def wait_for_job(descriptor: int) -> Order | None:
     """Load what every job needs, then wait for a line that names a work directory; None when the line is closed.
 
     From then on the output goes to that directory's log, as if the process had been started for it.
     """
     import tuneship.training.run  # noqa: F401, PLC0415 (loads torch: seconds)
 
-    with os.fdopen(descriptor, encoding="utf-8") as line:
-        name = line.readline()
-    if not name.endswith("\n"):
+    order = read_order(descriptor)
+    if order is None:
         return None
-    work_dir = Path(name.removesuffix("\n"))
-    with (work_dir / LOG_FILE).open("ab") as log:
+    with (order.folder / LOG_FILE).open("ab") as log:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), stream.fileno())
-    return work_dir
+    return order
 
 
-def run_job(work_dir: Path) -> int:
+def run_job(order: Order) -> int:
     """From the orders to the last line of progress; returns the exit code."""
+    work_dir = order.folder
     progress = Progress(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
     stop.watch(progress)
@@ -82,7 +93,7 @@ def run_job(work_dir: Path) -> int:
         stop.raise_if_requested()
         from tuneship.training.run import train  # noqa: PLC0415 (loads torch: seconds)
 
-        train(spec, progress, stop)
+        train(spec, order.keys, progress, stop)
     except TrainingCancelled:
         progress.end("cancelled", at_step=progress.step)
     except Exception as error:  # noqa: BLE001 (whatever it is, the supervisor must learn of it)

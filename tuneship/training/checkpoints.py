@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
+
+from tuneship.sealing import read_plain, write_sealed
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
@@ -36,10 +38,11 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one job; one process at a time uses the directory."""
 
-    def __init__(self, directory: Path, fingerprint: str) -> None:
-        """`fingerprint`: of everything that makes the run; others' checkpoints are not resumed."""
+    def __init__(self, directory: Path, fingerprint: str, key: str | None = None) -> None:
+        """`fingerprint`: of all that makes the run; others' checkpoints are not resumed. `key`: seals the files."""
         self._directory = directory
         self._fingerprint = fingerprint
+        self._key = key
         directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
 
@@ -47,14 +50,14 @@ class Checkpoints:
         """Keep the state after `step`; older checkpoints go once this one is on the disk."""
 
         def fill(directory: Path) -> None:
-            save_file(dict(tensors), directory / TENSORS_FILE)
+            write_sealed(directory / TENSORS_FILE, self._key, save(dict(tensors)))
             mark = {
                 "step": step,
                 "fingerprint": self._fingerprint,
                 "tensors_sha256": _sha256(directory / TENSORS_FILE),
                 "state": state,
             }
-            (directory / STATE_FILE).write_text(json.dumps(mark), encoding="utf-8")
+            write_sealed(directory / STATE_FILE, self._key, json.dumps(mark).encode())
 
         make_directory(self._directory / f"step-{step:09}", fill)
         for old in self._newest_first()[KEPT:]:
@@ -70,12 +73,13 @@ class Checkpoints:
 
     def _read(self, directory: Path) -> Checkpoint | None:
         try:
-            mark = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+            mark = json.loads(read_plain(directory / STATE_FILE, self._key))
             if mark["fingerprint"] != self._fingerprint:
                 return None
             if mark["tensors_sha256"] != _sha256(directory / TENSORS_FILE):
                 return None
-            return Checkpoint(mark["step"], mark["state"], load_file(directory / TENSORS_FILE))
+            tensors = load(read_plain(directory / TENSORS_FILE, self._key))
+            return Checkpoint(mark["step"], mark["state"], tensors)
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
 

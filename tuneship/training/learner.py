@@ -5,6 +5,7 @@ dialogue that is a quarter of the tokens, and with a large vocabulary logits are
 Knows no files of a job and no order of rows. Loads torch; next: `tuneship/training/run.py`.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from tuneship.sealing import write_sealed
 from tuneship.training.batches import Batch
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.packing import PackedAttention
@@ -142,12 +146,19 @@ class Learner:
                 place = value if quantity == "step" else value.to(parameter.device)
                 self._optimizer.state[parameter][quantity] = place.clone()
 
-    def save_adapter(self, directory: Path, adapter: Mapping[str, Tensor]) -> None:
-        """Write `adapter` as peft does, without its page of boilerplate."""
-        self.model.save_pretrained(
-            str(directory), state_dict=dict(adapter), save_embedding_layers=False
+    def save_adapter(
+        self, directory: Path, adapter: Mapping[str, Tensor], key: str | None = None
+    ) -> None:
+        """Write `adapter` as peft's `save_pretrained` does, which cannot seal it with a key."""
+        tensors = get_peft_model_state_dict(
+            self.model, state_dict=dict(adapter), save_embedding_layers=False
         )
-        (directory / "README.md").unlink(missing_ok=True)
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        content = save(whole, metadata={"format": "pt"})
+        write_sealed(directory / SAFETENSORS_WEIGHTS_NAME, key, content)
+        config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
+        text = json.dumps(config, default=sorted, indent=2, sort_keys=True)
+        write_sealed(directory / CONFIG_NAME, key, text.encode())
 
     def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""

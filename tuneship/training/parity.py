@@ -12,8 +12,10 @@ LIKELIEST, SPREAD_OUT = 8, 8
 """Logits of so many tokens are kept: of the most likely ones, and at even distances over the vocabulary."""
 
 
-def save_parity(directory: Path, learner: Learner, encoder: Encoder) -> None:
-    """Of the adapter that the learner holds now."""
+def save_parity(
+    directory: Path, learner: Learner, encoder: Encoder, key: str | None = None
+) -> None:
+    """Of the adapter that the learner holds now; `key` seals the file."""
 
     def encode(text: str) -> list[int]:
         return encoder.tokenizer.encode(text, add_special_tokens=False).ids
@@ -21,7 +23,7 @@ def save_parity(directory: Path, learner: Learner, encoder: Encoder) -> None:
     told = parity.prompts(encoder.template, encode, encoder.context_length)
     probes = [_probe(learner, messages, prompt) for messages, prompt in told]
     dtype = str(learner.model.dtype).removeprefix("torch.")
-    parity.Parity(dtype, probes).save(directory)
+    parity.Parity(dtype, probes).save(directory, key)
 
 
 def _probe(learner: Learner, messages: list[dict[str, str]], prompt: list[int]) -> parity.Probe:

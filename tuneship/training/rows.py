@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tuneship.contract.examples import DatasetFormat, ExampleProblem, Message, parse_example
+from tuneship.sealing import open_plain
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.progress import Reason, TrainingFailed
 
@@ -108,14 +109,16 @@ class ReadRows(NamedTuple):
     """Rows left out: the cut took everything that was to be learnt."""
 
 
-def read_rows(path: Path, dataset_format: DatasetFormat, encoder: Encoder) -> ReadRows:
-    """Read a dataset file that the border has validated.
+def read_rows(
+    path: Path, dataset_format: DatasetFormat, encoder: Encoder, key: str | None = None
+) -> ReadRows:
+    """Read a dataset file that the border has validated; `key` opens a sealed one.
 
     Raises TrainingFailed(data_unreadable) naming the line, never its text.
     """
     tokens, learnt, lengths = [], [], [0]
     truncated = dropped = 0
-    examples = _read_segments(path, dataset_format, encoder.template)
+    examples = _read_segments(path, key, dataset_format, encoder.template)
     while chunk := list(islice(examples, LINES_AT_ONCE)):
         for ids, marks in encoder.encode(chunk):
             truncated += len(ids) > encoder.context_length
@@ -180,10 +183,10 @@ def carve_out(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _read_segments(
-    path: Path, dataset_format: DatasetFormat, template: PromptTemplate
+    path: Path, key: str | None, dataset_format: DatasetFormat, template: PromptTemplate
 ) -> Iterator[list[Segment]]:
     try:
-        with path.open("rb") as file:
+        with open_plain(path, key) as file:
             for number, line in _lines(file):
                 try:
                     yield segments(parse_example(orjson.loads(line), dataset_format), template)
@@ -196,7 +199,7 @@ def _read_segments(
                     # The message of a JSON error quotes the line: only the place is told.
                     raise _unreadable(path, f"line {number}: invalid_json") from None
     except OSError as error:
-        raise _unreadable(path, error.strerror or type(error).__name__) from error
+        raise _unreadable(path, error.strerror or str(error)) from error
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

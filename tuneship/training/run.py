@@ -28,10 +28,11 @@ from tuneship.training.parity import save_parity
 from tuneship.training.progress import Progress, Reason, StopRequest, TrainingFailed
 from tuneship.training.rows import Encoder, ReadRows, Rows, carve_out, read_rows
 from tuneship.training.schedule import evaluation_steps, learning_rate
-from tuneship.training.spec import TrainingSpec
+from tuneship.training.spec import DataKeys, TrainingSpec
 
 MOST_TOKENS_MEASURING = 2_048
 CHECKPOINT_SECONDS = 600.0
+PLAIN = DataKeys()
 HIGHEST_EXPONENT = 700.0
 """exp of more is no number a JSON line could hold."""
 
@@ -83,6 +84,7 @@ class TrainingRun:
         learner: Learner,
         progress: Progress,
         stop: StopRequest,
+        keys: DataKeys = PLAIN,
     ) -> None:
         """Nothing is learnt yet; see `execute`."""
         self._settings = spec.hyperparameters
@@ -91,7 +93,9 @@ class TrainingRun:
         self._learner = learner
         self._progress = progress
         self._stop = stop
-        self._checkpoints = Checkpoints(spec.checkpoint_dir, data.fingerprint(spec))
+        self._keys = keys
+        fingerprint = data.fingerprint(spec)
+        self._checkpoints = Checkpoints(spec.checkpoint_dir, fingerprint, keys.checkpoints)
         examples = len(data.training_indices)
         self._steps_per_epoch = math.ceil(examples / self._settings.batch_size)
         self._total_steps = self._steps_per_epoch * self._settings.epochs
@@ -138,7 +142,7 @@ class TrainingRun:
     def save_best(self, directory: Path) -> None:
         """Write the adapter with the lowest validation loss, which the learner then holds."""
         self._learner.put(self._best)
-        self._learner.save_adapter(directory, self._best)
+        self._learner.save_adapter(directory, self._best, self._keys.adapter)
 
     def _remaining_batches(self) -> Iterator[Indices]:
         indices = self._data.training_indices
@@ -294,8 +298,8 @@ class TrainingRun:
             )
 
 
-def train(spec: TrainingSpec, progress: Progress, stop: StopRequest) -> None:
-    """Do the job of `spec` and write its last line.
+def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequest) -> None:
+    """Do the job of `spec` and write its last line. `keys` open and seal its files.
 
     Raises TrainingFailed or TrainingCancelled when it ends otherwise.
     """
@@ -304,16 +308,16 @@ def train(spec: TrainingSpec, progress: Progress, stop: StopRequest) -> None:
     torch.set_num_threads(choose_threads(spec.threads, base.num_parameters()))
     stop.raise_if_requested()
     encoder = load_encoder(spec.base_model, base)
-    data = read_data(spec, encoder, progress)
+    data = read_data(spec, encoder, progress, keys)
     stop.raise_if_requested()
     learner = Learner(base, spec.hyperparameters)
-    run = TrainingRun(spec, data, learner, progress, stop)
+    run = TrainingRun(spec, data, learner, progress, stop, keys)
     standing = run.execute(deadline)
 
     def fill(directory: Path) -> None:
         run.save_best(directory)
-        encoder.template.save(directory)
-        save_parity(directory, learner, encoder)
+        encoder.template.save(directory, keys.adapter)
+        save_parity(directory, learner, encoder, keys.adapter)
 
     remove_leftovers(spec.output_dir)
     adapter = spec.output_dir / "adapter"
@@ -326,11 +330,15 @@ def train(spec: TrainingSpec, progress: Progress, stop: StopRequest) -> None:
     )
 
 
-def read_data(spec: TrainingSpec, encoder: Encoder, progress: Progress) -> Data:
+def read_data(
+    spec: TrainingSpec, encoder: Encoder, progress: Progress, keys: DataKeys = PLAIN
+) -> Data:
     """The rows of both files; without a validation file some training rows are set aside."""
-    training = _read_file(spec.training_file, "training", spec, encoder, progress)
+    read = partial(read_rows, dataset_format=spec.dataset_format, encoder=encoder)
+    training = _told(read(spec.training_file, key=keys.training), "training", encoder, progress)
     if spec.validation_file is not None:
-        validation = _read_file(spec.validation_file, "validation", spec, encoder, progress)
+        measuring = read(spec.validation_file, key=keys.validation)
+        validation = _told(measuring, "validation", encoder, progress)
         return Data(training, np.arange(len(training)), validation, np.arange(len(validation)))
     if len(training) < 2:
         raise TrainingFailed(
@@ -345,10 +353,8 @@ def read_data(spec: TrainingSpec, encoder: Encoder, progress: Progress) -> Data:
     return Data(training, learnt, training, measured)
 
 
-def _read_file(
-    path: Path, name: str, spec: TrainingSpec, encoder: Encoder, progress: Progress
-) -> Rows:
-    read: ReadRows = read_rows(path, spec.dataset_format, encoder)
+def _told(read: ReadRows, name: str, encoder: Encoder, progress: Progress) -> Rows:
+    """The rows, once the log says what the context length did to them."""
     if read.truncated:
         progress.log(
             "warning",

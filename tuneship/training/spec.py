@@ -4,7 +4,7 @@ Torch-free, so that the service may import it. Next: `tuneship/training/run.py`.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,37 @@ class Hyperparameters:
     seed: int
     early_stopping_patience: int | None = None
     """Measurements in a row without a new lowest validation loss, after which the training ends; None: never."""
+
+
+@dataclass(frozen=True)
+class DataKeys:
+    """What opens and seals the files of a job (`tuneship/sealing.py`); None: they are plain."""
+
+    training: str | None = None
+    validation: str | None = None
+    checkpoints: str | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is told on its pipe, in one line: nothing of it is ever in a file."""
+
+    folder: Path
+    """Its work directory."""
+    keys: DataKeys = field(default_factory=DataKeys, repr=False)
+
+    def to_line(self) -> str:
+        """One line of JSON, with its end."""
+        return json.dumps(asdict(self), default=str) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> "Order | None":
+        """The inverse; None for a line that the other end closed before it was whole."""
+        if not line.endswith("\n"):
+            return None
+        fields: dict[str, Any] = json.loads(line)
+        return cls(Path(fields["folder"]), DataKeys(**fields["keys"]))
 
 
 @dataclass(frozen=True)

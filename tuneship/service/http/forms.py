@@ -102,7 +102,7 @@ def _content(operation: Operation[..., Any], form: "_Form") -> Content:
         fields["tags"] = form_tags(fields["tags"])
     check_file_media(form.file_media)
     # Names, values and the file's digest: the raw body holds a boundary that changes with every try.
-    text = json.dumps([fields, form.file.sha256], sort_keys=True, default=str)
+    text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
     return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
 
@@ -167,7 +167,7 @@ class _Form:
             raise InvalidRequestError("the multipart form is cut off")
         if self._files == 0:
             raise _one_file()
-        self.file.flush()
+        self.file.finish()
 
     def _head(self, side: int, data: bytes) -> None:
         self._header[side] += data
