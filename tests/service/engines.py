@@ -47,6 +47,10 @@ class PlayedTrainer(PlayedWorker):
         super().__init__(spec)
         self._line = os.fdopen(os.dup(spec.inherited[0]))
 
+    def kill(self) -> None:
+        super().kill()
+        self._line.close()
+
     @cached_property
     def order(self) -> Order:
         """Its job, for which one that was started to wait waits."""

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.service.in_process import Service
+from tuneship.sealing import write_sealed
 from tuneship.service.log_recorder import MOST_WAITING, LogRecorder
 from tuneship.store import deployment_logs, rows, tables
 from tuneship.store.deployment_logs import LogEntry, Place, place_of
@@ -231,9 +232,10 @@ def test_a_model_that_would_read_otherwise_than_in_training_fails_its_deployment
     tuned = service.model()
     probe = {"messages": [{"role": "user", "content": "a"}], "prompt": [1, 2], "tokens": [0], "logits": [0.5],
              "spread": 1.0}  # fmt: skip
+    key = service.engines.trainers[-1].order.keys.adapter
     for file in (service.settings.data_dir / "blobs" / "models").rglob("adapter_config.json"):
         told = json.dumps({"dtype": "float32", "probes": [probe]})
-        (file.parent / "parity.json").write_text(told)
+        write_sealed(file.parent / "parity.json", key, told.encode())
     body = {"model_name": tuned, "deployment_name": "one"}
     made = service.call("POST", "/v1/deployments", json=body).json()["id"]
     service.until(lambda: service.deployment_status(made) == "failed")

@@ -330,7 +330,7 @@ def test_health_needs_no_key(shared: Service) -> None:
             "capabilities": {
                 "encryption_level": True,
                 "audit_logging": True,
-                "compliance_mode": False,
+                "compliance_mode": True,
                 "network_isolation": True,
                 "private_endpoints": True,
             },

@@ -15,6 +15,7 @@ from sqlalchemy import event
 from tests.postgres import Cluster, programs
 from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.service.test_datasets import stored
 from tests.waiting import until
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate
@@ -176,8 +177,7 @@ def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
         assert upload().status_code == 503
     again = upload()
     assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")
-    made = service.settings.data_dir / "blobs" / "datasets" / again.json()["id"]
-    assert (made / "data.jsonl").read_bytes() == jsonl(*LINES)
+    assert stored(service, again.json()["id"]) == jsonl(*LINES)
 
 
 @pytest.fixture

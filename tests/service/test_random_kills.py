@@ -163,6 +163,7 @@ def test_sixty_random_kills_lose_and_double_nothing(
     kill_at_random(tmp_path, database_settings().get("database_url", ""), seed=1, kills=60)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_six_hundred_random_kills_lose_and_double_nothing(
     tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
