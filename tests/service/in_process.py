@@ -30,6 +30,7 @@ from tuneship.service.catalogue import Catalogue
 from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
+from tuneship.service.http.border import InFlight
 from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.keyring import Keyring
 from tuneship.service.rates import RateLimits
@@ -120,12 +121,19 @@ class Service:
             self.settings.generate_requests_per_minute,
             self.clock,
         )
-        self.app = build_app(Border(self.parts, self.keys, limits, self.supervisor.wake))
+        self.limit(limits)
         self.log = Lines()
         self.headers = {name: self.key_headers(name) for name in ("alice", "bob")}
         self._addresses = iter(range(1, 1 << 20))
         self._server: uvicorn.Server | None = None
         self.url = "http://service.test"
+
+    def limit(self, rates: RateLimits | None = None, **places: InFlight) -> None:
+        """Build the app anew: with these rates (none, unless given) and places for what runs at once."""
+        none = RateLimits(0, 0, self.clock)
+        self.app = build_app(
+            Border(self.parts, self.keys, rates or none, self.supervisor.wake, **places)
+        )
 
     def _draw(self) -> int:
         return self.draws()

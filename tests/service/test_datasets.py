@@ -20,9 +20,7 @@ from tests.waiting import until
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.sealing import read_plain
 from tuneship.service.catalogue import SHIPPED
-from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
-from tuneship.service.rates import RateLimits
 from tuneship.store import tables
 from tuneship.store.blobs import sha256_of
 
@@ -176,11 +174,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
 
 
 def test_a_client_has_few_uploads_under_way(service: Service) -> None:
-    limits = RateLimits(0, 0, service.clock)
-    few = InFlight(each=1, together=2)
-    service.app = build_app(
-        Border(service.parts, service.keys, limits, service.supervisor.wake, uploads=few)
-    )
+    service.limit(uploads=InFlight(each=1, together=2))
     whole = part("name", b"n") + part("format", b"instruction") + part("file", jsonl(*LINES))
     form = {"data": {"format": "instruction"}, "files": {"file": ("x", jsonl(*LINES))}}
 

@@ -9,9 +9,7 @@ import httpx
 import pytest
 
 from tests.service.in_process import ANSWER, Service
-from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
-from tuneship.service.rates import RateLimits
 
 Start = Callable[..., Service]
 RESPONSE = {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
@@ -140,14 +138,7 @@ def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Servic
 def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
     """At once: those who hold the places wait for this test, so a refusal that waited would never come."""
     made = service.deployment("one")
-    border = Border(
-        service.parts,
-        service.keys,
-        RateLimits(0, 0, service.clock),
-        service.supervisor.wake,
-        generations=InFlight(each=2, together=3),
-    )
-    service.app = build_app(border)
+    service.limit(generations=InFlight(each=2, together=3))
     theirs = service.deployment("theirs", "bob")
     service.engines.may_answer.clear()
     places = [("alice", made)] * 2 + [("bob", theirs)]

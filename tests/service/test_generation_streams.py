@@ -14,9 +14,7 @@ from tests.service.in_process import ANSWER, Service
 from tests.service.test_generation import counts, lines, path_of
 from tests.service.test_streams import Reader
 from tuneship.contract.generation import Generate, GeneratedText
-from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
-from tuneship.service.rates import RateLimits
 
 Start = Callable[..., Service]
 ASK = {"prompt": "a case", "stream": True}
@@ -214,14 +212,7 @@ def test_a_reader_who_hangs_up_before_the_first_text_frees_it_too(service: Servi
 
 def test_a_stream_holds_its_place_until_its_end_and_gives_it_back(service: Service) -> None:
     made = service.deployment("one")
-    border = Border(
-        service.parts,
-        service.keys,
-        RateLimits(0, 0, service.clock),
-        service.supervisor.wake,
-        generations=InFlight(each=1, together=2),
-    )
-    service.app = build_app(border)
+    service.limit(generations=InFlight(each=1, together=2))
     service.listen()
     service.engines.tokens_before_pause = 2
 
