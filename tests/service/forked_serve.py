@@ -4,9 +4,12 @@ Every line `start` on standard input makes a child, which says `ready <url>` as 
 SIGKILL and says `killed`. It is the service's own composition root; only its workers are played, and train at once.
 """
 
+import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,48 @@ from pydantic import SecretStr
 
 from tests.service.engines import PlayedEngines
 from tests.service.in_process import ANSWER, CATALOGUE
+from tests.service.processes import ROOT
 from tuneship.service import serve
 from tuneship.settings import ServiceSettings
+
+
+class ForkedServe:
+    """`tuneship serve`, killed and started again (`forked_serve.py`)."""
+
+    def __init__(self, data_dir: Path, database_url: str) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / "log"
+        self.ready_s: list[float] = []
+        command = [sys.executable, "-W", "ignore", "-m", "tests.service.forked_serve"]
+        with self.log.open("a") as log:
+            self.program = subprocess.Popen(
+                [*command, str(data_dir), database_url],
+                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        self.start()
+        self.ready_s.clear()  # the program had to load everything
+
+    def start(self) -> None:
+        begun = time.monotonic()
+        answer = self._tell("start")
+        self.ready_s.append(time.monotonic() - begun)
+        assert answer.startswith("ready "), f"{answer} {self.log.read_text()[-2000:]}"
+        self.url = answer.split()[1]
+        self.pid: int = json.loads((self.data_dir / "service.json").read_text())["pid"]
+
+    def kill(self) -> None:
+        assert self._tell("kill") == "killed\n"
+
+    def _tell(self, order: str) -> str:
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.program.stdin.write(order + "\n")
+        self.program.stdin.flush()
+        return self.program.stdout.readline()
+
+    def end(self) -> None:
+        self.program.communicate(timeout=30)
+        assert self.program.returncode == 0
 
 
 def run(data_dir: Path, url: str) -> None:

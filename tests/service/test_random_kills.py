@@ -8,9 +8,6 @@ it is asked again with its key). Seeded; it prints its figures. `make soak` kill
 import asyncio
 import json
 import random
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,8 +19,8 @@ import pytest
 from pydantic import SecretStr
 
 from tests.service import invariants
+from tests.service.forked_serve import ForkedServe
 from tests.service.in_process import LINES, jsonl
-from tests.service.processes import ROOT
 from tests.service.test_load import TLS
 from tests.waiting import until
 from tuneship.service.access import derived_secret, read_or_make_secret
@@ -53,7 +50,7 @@ class Operation:
 class Person:
     """One client: one request at a time, repeated with its key until its end is known."""
 
-    def __init__(self, name: int, serve: "Serve", seed: int) -> None:
+    def __init__(self, name: int, serve: ForkedServe, seed: int) -> None:
         self.serve = serve
         self.name = name
         self.dice = random.Random(seed)  # noqa: S311 - a load, not a secret
@@ -118,44 +115,6 @@ class Person:
             return await http.request(one.method, one.path, **one.options)
 
 
-class Serve:
-    """`tuneship serve`, killed and started again (`forked_serve.py`)."""
-
-    def __init__(self, data_dir: Path, database_url: str) -> None:
-        self.data_dir = data_dir
-        self.log = data_dir.parent / "log"
-        self.ready_s: list[float] = []
-        command = [sys.executable, "-W", "ignore", "-m", "tests.service.forked_serve"]
-        with self.log.open("a") as log:
-            self.program = subprocess.Popen(
-                [*command, str(data_dir), database_url],
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
-        self.start()
-        self.ready_s.clear()  # the program had to load everything
-
-    def start(self) -> None:
-        begun = time.monotonic()
-        answer = self._tell("start")
-        self.ready_s.append(time.monotonic() - begun)
-        assert answer.startswith("ready "), f"{answer} {self.log.read_text()[-2000:]}"
-        self.url = answer.split()[1]
-
-    def kill(self) -> None:
-        assert self._tell("kill") == "killed\n"
-
-    def _tell(self, order: str) -> str:
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        self.program.stdin.write(order + "\n")
-        self.program.stdin.flush()
-        return self.program.stdout.readline()
-
-    def end(self) -> None:
-        self.program.communicate(timeout=30)
-        assert self.program.returncode == 0
-
-
 @pytest.mark.slow
 def test_sixty_random_kills_lose_and_double_nothing(
     tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
@@ -173,7 +132,7 @@ def test_six_hundred_random_kills_lose_and_double_nothing(
 
 def kill_at_random(folder: Path, database_url: str, seed: int, kills: int) -> None:
     dice = random.Random(seed)  # noqa: S311 - a fault, not a secret
-    serve = Serve(folder / "data", database_url)
+    serve = ForkedServe(folder / "data", database_url)
     people = [Person(name, serve, seed * 1000 + name) for name in range(CLIENTS)]
     asyncio.run(_all(serve, people, dice, kills))
     database = Database(url_of(SecretStr(database_url) if database_url else None, serve.data_dir))
@@ -195,7 +154,7 @@ def kill_at_random(folder: Path, database_url: str, seed: int, kills: int) -> No
     assert "Traceback" not in serve.log.read_text()
 
 
-async def _all(serve: Serve, people: list[Person], dice: random.Random, kills: int) -> None:
+async def _all(serve: ForkedServe, people: list[Person], dice: random.Random, kills: int) -> None:
     async def kill() -> None:
         for _ in range(kills):
             await asyncio.sleep(dice.uniform(0.0, 0.8))
