@@ -217,6 +217,7 @@ class World:
 def _other_secret(authorization: str) -> str:
     from tuneship.service.access import _checksum
 
-    head, _, tail = authorization.removeprefix("Bearer ")[:-7].rpartition("_")
-    text = f"{head}_{tail[::-1]}"
+    text = authorization.removeprefix("Bearer ")[:-7]
+    begin = len("tsk_") + 8 + 1  # a secret may hold an underscore, too
+    text = text[:begin] + text[begin:][::-1]
     return f"Bearer {text}_{_checksum(text)}"
