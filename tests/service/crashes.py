@@ -281,7 +281,7 @@ POINTS = {
     ),
     "train: after spawn": Point(trains, lambda one: one.after(TrainingKeeper, "_worker")),
     "train: mid-epoch": Point(trains, lambda _: None),
-    "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "save_file")),
+    "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "write_sealed")),
     "train: after checkpoint rename": Point(
         trains, lambda one: one.after(checkpoints, "make_directory")
     ),
