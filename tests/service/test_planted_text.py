@@ -1,8 +1,8 @@
 """Texts that can be told apart are planted in everything that a caller sends, and looked for wherever anything is kept.
 
-The rule: a text (an example, a prompt, a stop text, a completion, a wrong body) stands in the blob of its dataset, in
-answers to its owner, and nowhere else. A name that somebody chose (`ALLOWED`) stands in the tables of its resource and
-in what is derived from them, and in no log, unless it is part of an id.
+The rule: a text (an example, a prompt, a stop text, a completion, a wrong body) stands in answers to its owner and
+nowhere else: the blob of its dataset is sealed, and shows it to who has the key. A name that somebody chose (`ALLOWED`)
+stands in the tables of its resource and in what is derived from them, and in no log, unless it is part of an id.
 """
 
 import base64
@@ -22,9 +22,15 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from tests.service.processes import ROOT, Serve, rows_file
 from tests.waiting import until
+from tuneship.sealing import read_plain
+from tuneship.service.access import read_or_make_secret
+from tuneship.service.keyring import keyring_of
+from tuneship.store import tables
+from tuneship.store.database import Database, sqlite_url
 
 pytestmark = pytest.mark.slow
 TEXTS = (
@@ -33,7 +39,7 @@ TEXTS = (
     "query", "key", "content type", "wrong url",
     "address",
 )  # fmt: skip
-"""May be found nowhere but in the blob of a dataset."""
+"""May be found nowhere."""
 TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
 ALLOWED: Mapping[str, set[str]] = {
     "dataset name": {"database: datasets"},
@@ -285,12 +291,12 @@ def rows_by_table(file: Path) -> dict[str, bytes]:
         names = [
             row[0] for row in database.execute("select name from sqlite_master where type='table'")
         ]
-        tables = {
+        found = {
             name: repr(database.execute(f'select * from "{name}"').fetchall()).encode()  # noqa: S608
             for name in names
         }
     database.close()
-    return tables
+    return found
 
 
 def places_of(way: Way) -> dict[str, list[bytes]]:
@@ -298,10 +304,9 @@ def places_of(way: Way) -> dict[str, list[bytes]]:
     serve, data, temporary = way.serve, way.serve.data_dir, way.folder / "temp"
     found: dict[str, list[bytes]] = defaultdict(list)
     for file in (one for one in data.rglob("*") if one.is_file()):
-        if not file.is_relative_to(data / "blobs" / "datasets"):
-            kind = "worker logs" if file.is_relative_to(data / "logs") else "files"
-            kind = "database file" if file.name.startswith("tuneship.sqlite") else kind
-            found[kind].append(file.read_bytes())
+        kind = "worker logs" if file.is_relative_to(data / "logs") else "files"
+        kind = "database file" if file.name.startswith("tuneship.sqlite") else kind
+        found[kind].append(file.read_bytes())
     found["temporary files"] = [one.read_bytes() for one in temporary.rglob("*") if one.is_file()]
     found["names of files"] = [
         str(one).encode() for one in (*data.rglob("*"), *temporary.rglob("*"))
@@ -375,10 +380,22 @@ def walked(way: Way) -> Way:
     return way
 
 
+def opened_datasets(data_dir: Path) -> bytes:
+    """What the datasets' files say to who has the master key."""
+    keyring = keyring_of(read_or_make_secret(data_dir / "master.key"))
+    database = Database(sqlite_url(data_dir / "tuneship.sqlite"))
+    found = b""
+    with database.read() as connection:
+        for row in connection.execute(sa.select(tables.datasets)).mappings():
+            key = keyring.find(connection, row["client_id"], f"datasets/{row['id']}")
+            found += read_plain(data_dir / "blobs" / row["blob"], key)
+    database.close()
+    return found
+
+
 def test_the_texts_were_kept_where_they_belong(walked: Way) -> None:
     """Else a search that finds nothing elsewhere would show nothing."""
-    blobs = walked.serve.data_dir / "blobs" / "datasets"
-    kept = b"".join(file.read_bytes() for file in blobs.rglob("*") if file.is_file())
+    kept = opened_datasets(walked.serve.data_dir)
     for one in ("instruction", "response", "turn"):
         assert walked.marks[one].encode() in kept
     told = b"".join(one for answers in walked.answers.values() for one in answers)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tuneship.training.progress import Progress, StopRequest
+from tuneship.training.spec import DataKeys
 
 if TYPE_CHECKING:
     from tests.training.conftest import Job, JobMaker
@@ -30,7 +31,7 @@ def run(job: "Job") -> None:
     from tuneship.training.run import train
 
     with closing(Progress(job.directory / "progress.jsonl")) as progress:
-        train(job.spec, progress, StopRequest(job.directory / "cancel"))
+        train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tuneship.training.learner import Learner
 from tuneship.training.progress import Progress, StopRequest, TrainingFailed
 from tuneship.training.rows import read_rows
 from tuneship.training.run import train
+from tuneship.training.spec import DataKeys
 
 if TYPE_CHECKING:
     from tests.training.conftest import JobMaker
@@ -64,7 +65,7 @@ def test_a_family_is_tuned_from_rows_to_an_adapter_that_peft_loads(
 
     job = make_job(base_model=str(family), epochs=3, learning_rate=0.03, validation_frequency=1.0)
     with closing(Progress(job.directory / "progress.jsonl")) as progress:
-        train(job.spec, progress, StopRequest(job.directory / "cancel"))
+        train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
     losses = [line["validation_loss"] for line in job.of_kind("step")]
     completed = job.of_kind("completed")[0]
     assert completed["validation_loss"] < 0.7 * losses[0]
@@ -163,7 +164,7 @@ def test_a_base_model_that_cannot_be_used_is_told_before_the_first_step(
         closing(Progress(tmp_path / "lines")) as progress,
         pytest.raises(TrainingFailed) as failure,
     ):
-        train(job.spec, progress, StopRequest(tmp_path / "cancel"))
+        train(job.spec, DataKeys(), progress, StopRequest(tmp_path / "cancel"))
     assert failure.value.reason == "internal"
     assert failure.value.message.startswith("the base model cannot be used: ")
     assert problem in failure.value.message

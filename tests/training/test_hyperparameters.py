@@ -15,6 +15,7 @@ from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
 from tuneship.training.progress import Progress, StopRequest
 from tuneship.training.run import train
+from tuneship.training.spec import DataKeys
 
 if TYPE_CHECKING:
     from tests.training.conftest import Job, JobMaker
@@ -30,7 +31,7 @@ class Trained:
 
     def __init__(self, job: "Job") -> None:
         with closing(Progress(job.directory / "progress.jsonl")) as progress:
-            train(job.spec, progress, StopRequest(job.directory / "cancel"))
+            train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
         self.steps = job.of_kind("step")
         self.started = job.of_kind("started")[0]
         self.config: dict[str, Any] = json.loads((job.adapter / "adapter_config.json").read_text())

@@ -19,6 +19,7 @@ from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
 from tuneship.training.progress import Progress, StopRequest
 from tuneship.training.run import train
+from tuneship.training.spec import DataKeys
 
 if TYPE_CHECKING:
     from tests.training.conftest import Job, JobMaker
@@ -34,7 +35,7 @@ def tuned(request: pytest.FixtureRequest, make_job: "JobMaker", tmp_path: Path) 
     base = build_family(tmp_path / "base", request.param)
     job = make_job(base_model=str(base), epochs=1, learning_rate=0.02, validation_frequency=1)
     with closing(Progress(job.directory / "progress.jsonl")) as progress:
-        train(job.spec, progress, StopRequest(job.directory / "cancel"))
+        train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
     return job
 
 
