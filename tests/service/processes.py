@@ -84,17 +84,14 @@ class Serve:
         for one in Path("/proc").glob("[0-9]*"):
             try:
                 command = (one / "cmdline").read_bytes().split(b"\0")
-                state = (one / "stat").read_text().rpartition(")")[2].split()[0]
+                state, parent, *_ = (one / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has ended
-            is_ours = str(self.data_dir).encode() in b" ".join(command) or self._is_child(one)
+            is_child = int(parent) == self.process.pid
+            is_ours = is_child or str(self.data_dir).encode() in b" ".join(command)
             if module.encode() in command and is_ours and state != "Z":
                 found.append(int(one.name))
         return found
-
-    def _is_child(self, process: Path) -> bool:
-        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-        return int(parent) == self.process.pid
 
 
 def rows_file(path: Path, count: int) -> Path:
