@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
+from typing import TypedDict, Unpack
 
 import pytest
 
@@ -55,6 +56,14 @@ def deployment(client: Client) -> Iterator[str]:
     until(lambda: client.deployments.get(made).status == "deleted")
 
 
+class Options(TypedDict, total=False):
+    """Of `DeploymentCreate`."""
+
+    min_replicas: int
+    max_replicas: int
+    auto_scaling: bool
+
+
 @dataclass
 class Load:
     """What the answers were to requests that do not end before they are told to."""
@@ -98,6 +107,40 @@ def replicas(client: Client, deployment: str) -> Callable[[], int]:
     return lambda: client.deployments.get(deployment).current_replicas
 
 
+def told(client: Client, deployment: str) -> list[tuple[str, int]]:
+    """What happened to which process, the oldest first."""
+    found = client.deployments.logs(deployment, filter="component=replica", order="asc").logs
+    parts = [entry.message.partition(": process ") for entry in found]
+    return [(kind, int(process)) for kind, _, process in parts if process]
+
+
+def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
+    """So many replicas, until others have come. The record says for a while yet what was true before, and processes do
+    not vanish at once; a new process that the log calls started is asked.
+    """
+    before = serve.workers(SERVING)
+    for process in before[:count]:
+        os.kill(process, signal.SIGKILL)
+
+    def started() -> set[int]:
+        return {process for kind, process in told(client, deployment) if kind == "replica started"}
+
+    until(lambda: len(started() - set(before)) == count)
+
+
+@contextmanager
+def deployed(client: Client, name: str, **options: Unpack[Options]) -> Iterator[str]:
+    """One with these replicas, deleted afterwards however the test ends: the next one counts processes."""
+    made = client.deployments.create(
+        DeploymentCreate(model_name=MODEL, deployment_name=name, **options)
+    ).id
+    try:
+        yield made
+    finally:
+        client.deployments.delete(made)
+        until(lambda: client.deployments.get(made).status == "deleted")
+
+
 def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
     serve: Serve, client: Client, deployment: str
 ) -> None:
@@ -124,74 +167,54 @@ def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
 def test_kills_under_load_lose_no_request_and_answer_none_twice(
     serve: Serve, client: Client
 ) -> None:
-    made = client.deployments.create(
-        DeploymentCreate(model_name=MODEL, deployment_name="two", min_replicas=2, max_replicas=2)
-    ).id
-    now = replicas(client, made)
-    until(lambda: now() == 2)
-    with load(client, made, 8) as answers:
-        for _ in range(2):  # one of two: the other does its requests
-            answers.go_on()
-            os.kill(serve.workers(SERVING)[0], signal.SIGKILL)
-            until(lambda: len(serve.workers(SERVING)) == 2 and now() == 2)
-        assert set(answers.statuses) == {200}
-        for process in serve.workers(SERVING):  # both: they wait for the next
-            os.kill(process, signal.SIGKILL)
-        until(lambda: client.deployments.get(made).health == "unhealthy" or now() == 2)
+    with deployed(client, "two", min_replicas=2, max_replicas=2) as made:
+        now = replicas(client, made)
         until(lambda: now() == 2)
-        answers.go_on()
-    counts = Counter(answers.statuses)
-    assert set(counts) <= {200, 503}
-    assert counts[200] == len(answers.ids) == len(set(answers.ids))
-    summary = client.deployments.metrics(made).summary.error_rate
-    assert summary is not None
-    assert (summary.request_count, summary.error_count) == (counts.total(), counts[503])
-    record = client.deployments.get(made)
-    assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
-    found = client.deployments.logs(made, filter="message~replica lost").logs
-    assert len(found) == 4
-    client.deployments.delete(made)
-    until(lambda: client.deployments.get(made).status == "deleted")
+        with load(client, made, 8) as answers:
+            for _ in range(2):  # one of two: the other does its requests
+                answers.go_on()
+                kill(serve, client, made, 1)
+            assert set(answers.statuses) == {200}
+            kill(serve, client, made, 2)  # both: they wait for the next
+            answers.go_on()
+        counts = Counter(answers.statuses)
+        assert set(counts) <= {200, 503}
+        assert counts[200] == len(answers.ids) == len(set(answers.ids))
+        summary = client.deployments.metrics(made).summary.error_rate
+        assert summary is not None
+        assert (summary.request_count, summary.error_count) == (counts.total(), counts[503])
+        until(lambda: client.deployments.get(made).health == "healthy")
+        assert client.deployments.get(made).status == DeploymentStatus.RUNNING
+        assert [kind for kind, _ in told(client, made)].count("replica lost") == 4
 
 
 def test_a_deployment_grows_with_its_queue_shrinks_sleeps_and_wakes(
     serve: Serve, client: Client
 ) -> None:
-    made = client.deployments.create(
-        DeploymentCreate(
-            model_name=MODEL,
-            deployment_name="auto",
-            min_replicas=0,
-            max_replicas=2,
-            auto_scaling=True,
-        )
-    ).id
-    now = replicas(client, made)
-    until(lambda: now() == 1)
-    if len(os.sched_getaffinity(0)) > 1:
-        with load(client, made, 48) as answers:
-            until(lambda: now() == 2)
-        assert set(answers.statuses) == {200}
-        found = client.deployments.logs(made, filter="message~requests wait").logs
-        assert found[-1].message.startswith("replicas wanted: 2 instead of 1")
-    until(lambda: now() == 0)
-    until(lambda: serve.workers(SERVING) == [])
-    record = client.deployments.get(made)
-    assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
-        assert {one.result().deployment_id for one in asked} == {made}
-    assert len(serve.workers(SERVING)) == 1
-    client.deployments.delete(made)
+    with deployed(client, "auto", min_replicas=0, max_replicas=2, auto_scaling=True) as made:
+        now = replicas(client, made)
+        until(lambda: now() == 1)
+        if len(os.sched_getaffinity(0)) > 1:
+            with load(client, made, 48) as answers:
+                until(lambda: now() == 2)
+            assert set(answers.statuses) == {200}
+            found = client.deployments.logs(made, filter="message~requests wait").logs
+            assert found[-1].message.startswith("replicas wanted: 2 instead of 1")
+        until(lambda: now() == 0)
+        until(lambda: serve.workers(SERVING) == [])
+        record = client.deployments.get(made)
+        assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
+            assert {one.result().deployment_id for one in asked} == {made}
+        assert len(serve.workers(SERVING)) == 1
 
 
 def test_a_killed_process_comes_back_without_a_request(
     serve: Serve, client: Client, deployment: str
 ) -> None:
     (first,) = serve.workers(SERVING)
-    os.kill(first, signal.SIGKILL)
-    until(lambda: serve.workers(SERVING) not in ([], [first]))
+    kill(serve, client, deployment, 1)
+    (second,) = serve.workers(SERVING)
+    assert told(client, deployment)[-2:] == [("replica lost", first), ("replica started", second)]
     until(lambda: client.deployments.get(deployment).health == "healthy")
-    found = client.deployments.logs(deployment, filter="component=replica", order="asc").logs
-    kinds = [entry.message.partition(":")[0] for entry in found]
-    assert kinds[-2:] == ["replica lost", "replica started"]
