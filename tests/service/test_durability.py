@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.service.in_process import Service, split
+from tuneship.service import deployment_keeper
 from tuneship.service.supervisor import Supervisor
-from tuneship.store import rows, tables
+from tuneship.store import metric_windows, rows, tables
 
 Start = Callable[..., Service]
 
@@ -99,6 +100,31 @@ def test_the_supervisor_stores_the_reversion_with_its_event(service: Service) ->
     service.until(lambda: bool(reverted()))
     assert [one["reason"] for one in reverted()] == ["lease_expired"]
     assert service.call("GET", f"/v1/canary-endpoints/{endpoint}").json()["version"] == 2
+
+
+def test_metrics_that_cannot_be_stored_keep_no_lease_and_no_job_waiting(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = service.deployment("one"), service.deployment("two")
+    lease = {"seconds": 60, "fallback": split({one: 100})["deployments"]}
+    endpoint = service.canary("c", {two: 100}, lease=lease)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(metric_windows, "store", broken)
+    assert generated_by(service, endpoint) == two
+    service.until(lambda: any("supervision failed" in line for line in service.log.texts))
+    service.clock.ahead = timedelta(seconds=61)
+    query = sa.select(tables.endpoints.c.version).where(tables.endpoints.c.id == endpoint)
+
+    def version() -> Any:
+        with service.database.read() as connection:
+            return connection.scalar(query)
+
+    service.until(lambda: version() == 2)
+    path = f"/v1/fine-tuning/jobs/{service.job()}"
+    service.until(lambda: service.call("GET", path).json()["status"] == "running")
 
 
 def test_a_renewed_lease_holds_and_an_ended_one_keeps_the_split(service: Service) -> None:
@@ -218,7 +244,11 @@ def test_a_deleted_deployment_lets_its_generations_finish_and_then_unloads(
     assert not service.engines.replicas[0].adapters
 
 
-def test_a_forced_delete_ends_its_generations(service: Service) -> None:
+@pytest.mark.parametrize("before", [[], [""]], ids=["at once", "on one that drains"])
+def test_a_forced_delete_ends_its_generations(
+    service: Service, before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_keeper, "DRAIN_S", 1e6)  # nothing but force ends them
     made = service.deployment("one")
     service.engines.may_answer.clear()
     answers: list[httpx.Response] = []
@@ -230,7 +260,8 @@ def test_a_forced_delete_ends_its_generations(service: Service) -> None:
     )
     asking.start()
     service.until(lambda: bool(service.engines.prompts))
-    service.call("DELETE", f"{path}?force=true")
+    for query in (*before, "?force=true"):
+        assert service.call("DELETE", path + query).json()["status"] == "deleting"
     service.until(lambda: service.deployment_status(made) == "deleted")
     asking.join(60)
     assert answers[0].status_code == 500

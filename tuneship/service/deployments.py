@@ -278,8 +278,11 @@ def delete_deployment(
     """Mark it; the supervisor drains and unloads. Endpoints that send it traffic refuse, unless forced."""
     connection = context.transaction
     row = own_deployment(context, deployment_id)
-    if DeploymentStatus(row["status"]) in GONE:
-        return DeploymentDeleted(id=deployment_id, status=row["status"])
+    status = DeploymentStatus(row["status"])
+    if force and status != DeploymentStatus.DELETED:  # also one that somebody lets drain by now
+        context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
+    if status in GONE:
+        return DeploymentDeleted(id=deployment_id, status=status)
     users = endpoint_records.users_of(connection, context.client_id, deployment_id)
     if users and not force:
         names = ", ".join(user["id"] for user in users)
@@ -288,7 +291,5 @@ def delete_deployment(
         endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)
     endpoint_records.remove_idle_member(connection, context.client_id, deployment_id, context.now)
     status = DeploymentStatus.DELETING
-    if force:
-        context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
     deployment_records.change(connection, row, context.now, status=status)
     return DeploymentDeleted(id=deployment_id, status=status)

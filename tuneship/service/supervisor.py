@@ -7,7 +7,7 @@ parent-death signal follows it). Everything it knows can be lost: after a restar
 import asyncio
 import logging
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -78,18 +78,25 @@ class Supervisor:
             await asyncio.to_thread(self._parts.store_logs)
 
     async def _tick(self) -> None:
-        try:
-            await asyncio.to_thread(self._housekeeping)
-            await self._keeper.reconcile()
-            await self._trainings.tick()
-        except Exception:  # the loop must outlive any single failure; the next tick tries again
-            logger.exception("supervision failed")
+        """Each by itself: metrics that cannot be stored must not keep a lapsed lease or a job waiting."""
+        everything_held = True
+        for step in (
+            partial(asyncio.to_thread, self._revert_lapsed),
+            self._keeper.reconcile,
+            self._trainings.tick,
+            partial(asyncio.to_thread, self._store_recorded),
+            partial(asyncio.to_thread, self._forget_old),
+        ):
+            try:
+                await step()
+            except Exception:  # the loop must outlive any single failure; the next tick tries again
+                logger.exception("supervision failed")
+                everything_held = False
+        if not everything_held:
             await asyncio.sleep(1)
 
-    def _housekeeping(self) -> None:
+    def _revert_lapsed(self) -> None:
         now = self._parts.clock()
-        self._store_recorded(now)
-        self._forget_old(now)
         with self._parts.database.read() as connection:
             query = sa.select(sa.func.count()).where(tables.endpoints.c.lease_until <= now)
             lapsed = connection.execute(query).scalar_one()
@@ -98,16 +105,18 @@ class Supervisor:
                 for endpoint_id in endpoint_records.revert_lapsed(connection, now):
                     logger.warning("lease lapsed, split reverted: %s", endpoint_id)
 
-    def _store_recorded(self, now: datetime) -> None:
+    def _store_recorded(self) -> None:
         """Not at every tick: each time rewrites a row of a second, a minute and an hour for every series."""
+        now = self._parts.clock()
         if now < self._store_at:
             return
         self._store_at = now + STORE_EVERY
         self._parts.store_metrics()
         self._parts.store_logs()
 
-    def _forget_old(self, now: datetime) -> None:
+    def _forget_old(self) -> None:
         """Metrics, logs, events and idempotency keys, each beyond the time for which it is kept."""
+        now = self._parts.clock()
         if now < self._forget_at:
             return
         self._forget_at = now + FORGET_EVERY
