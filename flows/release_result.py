@@ -44,6 +44,9 @@ class ReleaseResult(RolloutResult):
     )
     model: str | None = None
     champion_model: str | None = None
+    champion_validation_loss: float | None = Field(
+        default=None, description="The lowest one of what served before, nats per token."
+    )
     baseline_deployment_id: str | None = None
     candidate_deployment_id: str | None = None
     candidate_deleted: bool = False

@@ -31,11 +31,11 @@ from flows.release_record import (
     ReleaseRecords,
 )
 from flows.release_result import Accuracy, Contender, ReleaseResult
-from flows.report import Curves, write_report
+from flows.report import write_report
 from flows.rollout.records import RecordFolder
 from tasks.api import service_name
 from tasks.deployments import create_deployment, wait_for_deployment
-from tuneship.contract.jobs import Job, JobMetrics
+from tuneship.contract.jobs import Job
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
@@ -55,7 +55,6 @@ class ReleaseRun:
     key: str
     known: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the result."""
-    curves: Curves = field(default_factory=Curves)
     gates: list[GateResult] = field(default_factory=list[GateResult])
     notes: list[str] = field(default_factory=list[str])
 
@@ -67,7 +66,7 @@ class ReleaseRun:
     @property
     def champion_best(self) -> float | None:
         """The lowest validation loss of what serves now."""
-        return self.curves.champion_best
+        return self.known.get("champion_validation_loss")
 
     def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
         """Write down what was created, and show where it is."""
@@ -108,13 +107,12 @@ class ReleaseRun:
         if champion is not None:
             self.known["champion_model"] = champion.model
             best = champion.measured.best_validation_loss if champion.measured else None
-            self.curves = dataclasses.replace(self.curves, champion_best=best)
+            self.known["champion_validation_loss"] = best
 
-    def trained(self, job: Job, metrics: JobMetrics, contenders: Sequence[Contender] = ()) -> None:
+    def trained(self, job: Job, contenders: Sequence[Contender] = ()) -> None:
         """The jobs have ended, and this one goes on."""
         self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
         self.known["contenders"] = list(contenders)
-        self.curves = dataclasses.replace(self.curves, job=metrics)
         self.record.add("trained", datetime.now(UTC), id=job.id)
 
     def judged(self, verdict: TrainingVerdict) -> ReleaseResult | None:
@@ -259,7 +257,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     run.record.add("ended", datetime.now(UTC), outcome=result.outcome, reason=result.reason)
     folder = PipelineSettings().reports.expanduser() / run.record.path.stem
     try:
-        result.report = str(write_report(result, run.release, run.curves, folder))
+        result.report = str(write_report(result, run.release, folder))
     except Exception as error:  # the release has ended: no report may change how
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")

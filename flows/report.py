@@ -6,7 +6,6 @@ Every limit stands beside its value. Ids, counts and numbers only; never a promp
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +33,13 @@ OUTCOMES = {
 }
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What the loss picture shows, as far as this process saw it."""
-
-    job: JobMetrics | None = None
-    champion_best: float | None = None
-
-
-def write_report(
-    result: ReleaseResult, release: ReleaseParameters, curves: Curves, folder: Path
-) -> Path:
+def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path) -> Path:
     """Write `report.md` and its pictures, show them in Prefect, and return the report's path."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
-    losses = curves.job or _losses_of(result.job_id)
+    losses = _losses_of(result.job_id)
     if losses is not None and losses.steps:
-        plot_losses(losses, curves.champion_best, folder / "loss.png")
+        plot_losses(losses, result.champion_validation_loss, folder / "loss.png")
         pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
@@ -180,7 +169,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
 
 
 def _losses_of(job_id: str | None) -> JobMetrics | None:
-    """For a run that goes on after a crash: it did not see the training itself. None where the job is gone."""
+    """None where the job is gone or cannot be asked for."""
     if job_id is None:
         return None
     try:

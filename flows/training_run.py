@@ -63,7 +63,7 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     place = best_of(ended, measured)
     told = _contenders(ended, measured, place) if len(ended) > 1 else []
     job, metrics = ended[place], measured[place]
-    run.trained(job, metrics, told)
+    run.trained(job, told)
     for one in ended:
         if one.error is not None:
             get_run_logger().error(

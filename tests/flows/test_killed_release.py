@@ -22,10 +22,13 @@ def test_a_release_that_was_killed_after_its_promotion_takes_note_of_it(
     service: WholeService, records: Path, tmp_path: Path
 ) -> None:
     file = write(tmp_path / "data" / "a.jsonl", 0, 80)
-    wanted = release(tmp_path, files=[str(file)])
+    champion = tune_and_deploy(release(tmp_path, files=[str(file)]))
+    assert champion.outcome == "promoted"
+    more = write(tmp_path / "data" / "b.jsonl", 100, 80)
+    wanted = release(tmp_path, files=[str(more)])
     first = tune_and_deploy(wanted)
     assert first.outcome == "promoted"
-    (record,) = ReleaseRecords(records)
+    (record,) = [one for one in ReleaseRecords(records) if one.run_key == first.run_key]
     lines = record.path.read_text().splitlines(keepends=True)
     assert json.loads(lines[-1])["kind"] == "ended"
     record.path.write_text("".join(lines[:-1]))
@@ -36,6 +39,7 @@ def test_a_release_that_was_killed_after_its_promotion_takes_note_of_it(
     assert again.outcome == "promoted"
     assert (again.run_key, again.model) == (first.run_key, first.model)
     assert (again.history, again.training_gates) == (first.history, first.training_gates)
+    assert again.champion_validation_loss == first.champion_validation_loss is not None
     assert (len(service.jobs), len(service.models), len(service.patches)) == made
     assert all(one.has_ended for one in ReleaseRecords(records))
 
