@@ -86,21 +86,51 @@ def test_every_row_gets_its_own_delta_whichever_adapters_ran_before(
     assert len(lora) == len(loaded)
 
 
-def test_rows_in_the_order_of_their_slots_need_no_gathering(
+def test_rows_of_one_adapter_and_rows_that_all_have_one(
     lora: Lora, loaded: dict[str, dict[str, Matrices]]
 ) -> None:
-    for name in "0123":
-        lora.hold(name)
-    groups = lora.route([*"00112233"], []).groups
-    assert groups is not None
-    assert groups.gather is None
-    check(lora, loaded, [*"00112233"])
+    check(lora, loaded, [*"0000"])
+    check(lora, loaded, [*"30112023"])
+
+
+def test_deltas_in_half_precision_are_as_exact_as_the_format() -> None:
+    """Sums of many terms are kept in float32 until they are whole."""
+    site = Site(("wide",), 2000, (24,), (None,))
+    made = torch.Generator().manual_seed(1)
+    pairs = [
+        Matrices(torch.randn(8, 2000, generator=made), torch.randn(8, 24, generator=made))
+        for _ in range(3)
+    ]
+    lora = Lora((site,), torch.bfloat16)
+    for n, pair in enumerate(pairs):
+        lora.load(str(n), {"wide": pair})
+        lora.hold(str(n))
+    x, owners = torch.randn(5, 2000, generator=made).bfloat16(), (2, 0, 1, 1, 0)
+    out = torch.zeros(5, 24, dtype=torch.bfloat16)
+    lora.add(0, x, out, lora.route([str(n) for n in owners], []))
+    exact = torch.stack(
+        [
+            row.double() @ pairs[n].a.bfloat16().double().t() @ pairs[n].b.bfloat16().double()
+            for row, n in zip(x, owners, strict=True)
+        ]
+    )
+    error = (out.double() - exact).abs().max() / exact.abs().max()
+    assert error < 2 * torch.finfo(torch.bfloat16).eps
 
 
 def test_more_adapters_than_spare_slots_run_at_once(
     lora: Lora, loaded: dict[str, dict[str, Matrices]]
 ) -> None:
     check(lora, loaded, [*loaded])
+
+
+def test_an_adapter_of_rank_one_that_lost_its_slot_is_the_same_when_it_comes_back() -> None:
+    lora, loaded = Lora(SITES, torch.float32), {}
+    for n in range(SPARE_SLOTS + 8):
+        loaded[str(n)] = matrices(n, 1, "down")
+        lora.load(str(n), loaded[str(n)])
+    for name in [*loaded, *loaded]:
+        check(lora, loaded, [name])
 
 
 def test_the_matrices_of_an_adapter_are_in_one_place_only() -> None:
@@ -119,7 +149,7 @@ def test_the_matrices_of_an_adapter_are_in_one_place_only() -> None:
         for pair in members.values()
         for tensor in (pair.a, pair.b)
     ]
-    in_slots = [tensor for stack in lora._stacks for tensor in (stack._a, *stack._b)]
+    in_slots = [tensor for stack in lora._stacks for tensor in (stack._a, stack._b)]
     assert sum(tensor.numel() for tensor in (*at_rest, *in_slots)) == len(names) * one
 
 

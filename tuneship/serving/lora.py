@@ -5,6 +5,7 @@ ran, in a slot of stacked tensors (one stack per site of the model), so that row
 products. Reads no files (`adapters`) and knows no attention (`llama`, `generic`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -28,22 +29,34 @@ class Site:
     """Per module: how the model reordered its output channels, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Rows gathered by slot and padded to equal groups, so that one batched product serves them all."""
+class RowSlots:
+    """The slot of every generating row, and where what it reads is in the stacks."""
 
-    slots: int
-    gather: Tensor | None
-    """[slots * group size] the token for each place; padding repeats token 0. None: the tokens are in this order."""
-    places: Tensor
-    """[n] where the tokens of `rows` are in the gathered order."""
-    rows: Tensor
-    """[n] tokens that have an adapter."""
-    all_rows: bool
+    def __init__(self, slots: tuple[int | None, ...]) -> None:
+        """None: a row without an adapter."""
+        self.slots = slots
+        rows = [row for row, slot in enumerate(slots) if slot is not None]
+        self._rows = None if len(rows) == len(slots) else torch.tensor(rows)
+        self._starts = torch.tensor([slot for slot in slots if slot is not None])[:, None]
+        self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def ordered(self, x: Tensor) -> Tensor:
-        """The tokens group by group; prompts' tokens, which come behind, are not among them."""
-        return x[: len(self.rows)] if self.gather is None else x.index_select(0, self.gather)
+    def select(self, x: Tensor) -> Tensor:
+        """Of the flat tokens [T, width] those of rows that have an adapter."""
+        return x[: len(self.slots)] if self._rows is None else x.index_select(0, self._rows)
+
+    def add(self, out: Tensor, delta: Tensor) -> None:
+        """Add to those tokens of out [T, width]."""
+        if self._rows is None:
+            out[: len(self.slots)] += delta
+        else:
+            out.index_add_(0, self._rows, delta)
+
+    def places(self, height: int, size: int) -> tuple[Tensor, Tensor]:
+        """In a stack of `height` lines a slot: the lines of each row, and the starts of sums over `size` of them."""
+        if (height, size) not in self._places:
+            lines = (self._starts * height + torch.arange(height)).flatten().int()
+            self._places[height, size] = lines, torch.arange(0, len(lines), size).int()
+        return self._places[height, size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +64,9 @@ class Routes:
     """Which flat tokens of a batch use which slot."""
 
     spans: tuple[tuple[int, int, int], ...]
-    """(slot, start, stop): neighbouring tokens of one adapter."""
-    groups: Groups | None
+    """(slot, start, stop): neighbouring tokens of prompts of one adapter."""
+    rows: RowSlots | None
+    """None: no generating row has an adapter."""
 
 
 Fitted = dict[int, dict[int, Matrices]]
@@ -80,8 +94,7 @@ class Lora:
         self._users: Counter[str] = Counter()
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
-        self._grouped_for: tuple[int | None, ...] = ()
-        self._groups: Groups | None = None
+        self._rows = RowSlots(())
 
     def __contains__(self, adapter: str) -> bool:
         """Whether it is loaded."""
@@ -134,18 +147,12 @@ class Lora:
 
     def route(self, rows: Items[str | None], prompts: Items[tuple[str | None, int, int]]) -> Routes:
         """`rows`: the adapter of each decoding row; `prompts`: adapter, start and stop of each joiner's tokens."""
-        if len(set(rows)) > 1:
-            self._compact()
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
         spans = [(slot_of[name], start, stop) for name, start, stop in prompts if name]
         slots = tuple(slot_of[name] if name else None for name in rows)
-        if len(set(slots)) > 1:
-            if slots != self._grouped_for:
-                self._grouped_for, self._groups = slots, _group(slots)
-            return Routes(tuple(spans), self._groups)
-        if slots and slots[0] is not None:
-            spans.insert(0, (slots[0], 0, len(slots)))
-        return Routes(_joined(spans), None)
+        if slots != self._rows.slots:
+            self._rows = RowSlots(slots)
+        return Routes(_joined(spans), self._rows if any(rows) else None)
 
     def add(self, site: int, x: Tensor, out: Tensor, routes: Routes) -> None:
         """Add to out [T, outputs] every token's own delta of x [T, inputs]."""
@@ -154,8 +161,8 @@ class Lora:
             return
         for slot, start, stop in routes.spans:
             stack.add_one(slot, x[start:stop], out[start:stop])
-        if routes.groups is not None:
-            stack.add_grouped(x, out, routes.groups)
+        if routes.rows is not None:
+            stack.add_each(x, out, routes.rows)
 
     def _fit(self, module: str, pair: Matrices) -> tuple[int, int]:
         if module not in self._place:
@@ -209,24 +216,14 @@ class Lora:
         for stack in self._stacks:
             stack.resize(slots, self._rank)
 
-    def _compact(self) -> None:
-        """Grouped products run over all slots up to the last one in use: close the gaps when most are idle."""
-        active = [slot for slot, name in enumerate(self._residents) if name and self._users[name]]
-        if not active or active[-1] < 2 * len(active):
-            return
-        holes = (slot for slot in range(len(active)) if slot not in active)
-        names = self._residents
-        for slot in reversed(active):
-            if slot < len(active):
-                break
-            hole = next(holes)
-            for stack in self._stacks:
-                stack.swap(slot, hole)
-            names[slot], names[hole] = names[hole], names[slot]
-
 
 class _Stack:
-    """The slots of one site: a [slot, members * rank, in] and, per member, b [slot, rank, out]."""
+    """The slots of one site.
+
+    A generating row's delta is a weighted sum of lines of its slot, and so are its low numbers before: torch's
+    embedding bag reads each line once, in the order in which it lies in memory, and knows no groups or padding. For
+    one sum to serve all members, their outputs are cut into parts of one width.
+    """
 
     def __init__(self, site: Site, dtype: torch.dtype) -> None:
         self._site = site
@@ -235,12 +232,15 @@ class _Stack:
         self._ranks: dict[tuple[int, int], int] = {}
         """Of what was filled, by slot and member: the rest of the stack's rank is zero."""
         self.touched = False
-        self._a = torch.empty(0)
-        self._b: list[Tensor] = []
-        stops = [sum(site.outputs[: member + 1]) for member in range(len(site.outputs))]
-        self._columns = [
-            slice(stop - width, stop) for stop, width in zip(stops, site.outputs, strict=True)
+        self._width = math.gcd(*site.outputs)
+        self._owners = [
+            m for m, width in enumerate(site.outputs) for _ in range(width // self._width)
         ]
+        """The member of each part."""
+        self._a = self._b = torch.empty(0)
+        """[slot, in, members * rank] and [slot, parts, rank, width]"""
+        self._spread: Tensor | None = None
+        """Which low number each line of b takes; None: they are as many, in this order."""
 
     def resize(self, slots: int, rank: int) -> None:
         """More slots or a larger rank; what was filled stays. A site that no adapter changes takes no memory."""
@@ -253,12 +253,12 @@ class _Stack:
 
     def _allocate(self) -> None:
         self.touched = True
-        site, rank = self._site, self._rank
-        height = len(site.outputs) * rank
-        self._a = torch.zeros(self._slots, height, site.inputs, dtype=self._dtype)
-        self._b = [
-            torch.zeros(self._slots, rank, width, dtype=self._dtype) for width in site.outputs
-        ]
+        site, rank, parts = self._site, self._rank, len(self._owners)
+        low = len(site.outputs) * rank
+        self._a = torch.zeros(self._slots, site.inputs, low, dtype=self._dtype)
+        self._b = torch.zeros(self._slots, parts, rank, self._width, dtype=self._dtype)
+        if parts > len(site.outputs):
+            self._spread = torch.arange(low).view(-1, rank)[self._owners].flatten()
 
     def fill(self, slot: int, members: Mapping[int, Matrices]) -> None:
         """Write one adapter's matrices; members it does not have become zero."""
@@ -266,86 +266,57 @@ class _Stack:
             if not members:
                 return
             self._allocate()
-        for member, b in enumerate(self._b):
+        for member in range(len(self._site.outputs)):
             pair = members.get(member)
-            a = self._a[slot, member * self._rank : (member + 1) * self._rank]
+            a, b = self._of(slot, member)
             rank = 0 if pair is None else pair.a.shape[0]
             self._ranks[slot, member] = rank
-            a[rank:].zero_()
-            b[slot, rank:].zero_()
+            a[:, rank:].zero_()
+            b[:, rank:].zero_()
             if pair is not None:
-                a[:rank] = pair.a
-                b[slot, :rank] = pair.b
+                a[:, :rank] = pair.a.t()
+                b[:, :rank] = pair.b.view(rank, -1, self._width).transpose(0, 1)
 
     def read(self, slot: int) -> dict[int, Matrices]:
         """Copies of what was filled."""
         found: dict[int, Matrices] = {}
-        for member, b in enumerate(self._b):
-            rank, start = self._ranks.get((slot, member), 0), member * self._rank
+        for member in range(len(self._site.outputs)):
+            rank = self._ranks.get((slot, member), 0)
             if rank:
-                a = self._a[slot, start : start + rank]
-                found[member] = Matrices(a=a.clone(), b=b[slot, :rank].clone())
+                a, b = self._of(slot, member)
+                whole = b[:, :rank].transpose(0, 1).clone(memory_format=torch.contiguous_format)
+                low = a[:, :rank].t().clone(memory_format=torch.contiguous_format)
+                found[member] = Matrices(a=low, b=whole.view(rank, -1))
         return found
 
-    def swap(self, one: int, other: int) -> None:
-        """Exchange two slots."""
-        for stacked in (self._a, *self._b) if self.touched else ():
-            stacked[[one, other]] = stacked[[other, one]]
-        for member in range(len(self._b)):
-            ours, theirs = (one, member), (other, member)
-            ranks = self._ranks.get(theirs, 0), self._ranks.get(ours, 0)
-            self._ranks[ours], self._ranks[theirs] = ranks
+    def _of(self, slot: int, member: int) -> tuple[Tensor, Tensor]:
+        """Views of a [in, rank] and b [parts, rank, width] of one member."""
+        start, first = member * self._rank, self._owners.index(member)
+        stop = first + self._owners.count(member)
+        return self._a[slot, :, start : start + self._rank], self._b[slot, first:stop]
 
     def add_one(self, slot: int, x: Tensor, out: Tensor) -> None:
-        """Every row gets the delta of one slot."""
-        low = x @ self._a[slot].t()
-        for b, columns, narrow in zip(self._b, self._columns, self._split(low), strict=True):
-            out[:, columns].addmm_(narrow, b[slot])
+        """Every token gets the delta of one slot."""
+        low = (x @ self._a[slot]).split(self._rank, dim=-1)
+        columns = out.split(self._width, dim=-1)
+        for part, owner, b in zip(columns, self._owners, self._b[slot], strict=True):
+            part.addmm_(low[owner], b)
 
-    def add_grouped(self, x: Tensor, out: Tensor, groups: Groups) -> None:
-        """Every row gets the delta of the slot whose group it is in."""
-        ordered = groups.ordered(x)
-        grouped = ordered.view(groups.slots, -1, x.shape[1])
-        low = torch.bmm(grouped, self._a[: groups.slots].transpose(1, 2))
-        deltas = [
-            torch.bmm(narrow, b[: groups.slots]).view(len(ordered), -1)
-            for b, narrow in zip(self._b, self._split(low), strict=True)
-        ]
-        if groups.gather is None:
-            for delta, columns in zip(deltas, self._columns, strict=True):
-                out[: len(delta), columns] += delta
-            return
-        delta = deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=1)
-        delta = delta.index_select(0, groups.places)
-        if groups.all_rows:
-            out[: len(delta)] += delta
-        else:
-            out.index_add_(0, groups.rows, delta)
-
-    def _split(self, low: Tensor) -> tuple[Tensor, ...]:
-        return low.split(self._rank, dim=-1)
+    def add_each(self, x: Tensor, out: Tensor, rows: RowSlots) -> None:
+        """Every generating row gets the delta of its own slot."""
+        x = rows.select(x)
+        low = _sums(self._a, x, *rows.places(x.shape[1], x.shape[1]))
+        if self._spread is not None:
+            low = low.index_select(1, self._spread)
+        lines = len(self._owners) * self._rank
+        delta = _sums(self._b, low, *rows.places(lines, self._rank))
+        rows.add(out, delta.view(len(x), -1))
 
 
-def _group(slots: tuple[int | None, ...]) -> Groups:
-    members: dict[int, list[int]] = {}
-    for row, slot in enumerate(slots):
-        if slot is not None:
-            members.setdefault(slot, []).append(row)
-    count, size = max(members) + 1, max(map(len, members.values()))
-    gather = [0] * (count * size)
-    place_of: dict[int, int] = {}
-    for slot, rows in members.items():
-        for number, row in enumerate(rows):
-            gather[slot * size + number] = row
-            place_of[row] = slot * size + number
-    rows = sorted(place_of)
-    return Groups(
-        slots=count,
-        gather=None if gather == list(range(len(slots))) else torch.tensor(gather),
-        places=torch.tensor([place_of[row] for row in rows]),
-        rows=torch.tensor(rows),
-        all_rows=len(rows) == len(slots),
-    )
+def _sums(stack: Tensor, weights: Tensor, lines: Tensor, starts: Tensor) -> Tensor:
+    """[sums, width]: each of the weighted lines of a stack [..., width] from its start to the next."""
+    flat = stack.view(-1, stack.shape[-1])
+    return torch.embedding_bag(flat, lines, starts, False, 0, False, weights.reshape(-1))[0]
 
 
 def _joined(spans: Items[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
