@@ -189,13 +189,26 @@ class Service:
         self.database.close()
         logging.getLogger("tuneship").removeHandler(self.log)
 
-    async def _close(self) -> None:
+    def halt(self) -> None:
+        """Nothing runs any more but what calls ask for: another service may take the folder over."""
+        self.run(self._halt())
+
+    async def _halt(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self.parts.replicas.close()
+
+    async def _close(self) -> None:
+        await self._halt()
         await asyncio.get_running_loop().shutdown_default_executor()
+
+    def come_over_tls(self, days: int | None = 90) -> None:
+        """From now on calls come over TLS, and Alice has a key that lives so long."""
+        self.url = "https://service.test"
+        lifetime = None if days is None else timedelta(days=days)
+        self.headers["alice"] = self.key_headers("alice", lifetime=lifetime)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)

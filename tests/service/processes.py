@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.waiting import until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
-from tuneship.contract.deployments import DeploymentCreate
-from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate
+from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
+from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobSecuritySettings
 from tuneship.settings import ClientSettings
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,8 @@ class Serve:
         self._options = options
         self._preload = preload
         self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
+        self.host: tuple[str, ...] = ()
+        """What runs before the command at the next start, e.g. to take something away from its host."""
         self._clients: list[Client] = []
         self.process = self.start()
 
@@ -36,7 +38,7 @@ class Serve:
         command = [sys.executable, "-W", "ignore", "-m", "tuneship.cli", "serve", "--port", "0"]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [*command, "--data-dir", str(self.data_dir), *self._options],
+                [*self.host, *command, "--data-dir", str(self.data_dir), *self._options],
                 cwd=ROOT,
                 env=os.environ
                 | {
@@ -103,7 +105,7 @@ def rows_file(path: Path, count: int) -> Path:
     return path
 
 
-def start_job(client: Client, file: Path, *, epochs: int = 1) -> str:
+def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = False) -> str:
     """A job on `file`; with 64 rows an epoch has 8 steps."""
     with file.open("rb") as opened:
         dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
@@ -114,6 +116,7 @@ def start_job(client: Client, file: Path, *, epochs: int = 1) -> str:
             model_name="m",
             validation_frequency=1.0,
             hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
+            security_settings=JobSecuritySettings(network_isolation=isolated),
         )
     ).id
 
@@ -123,9 +126,14 @@ def ended_job(client: Client, job_id: str) -> Job:
     return client.jobs.get(job_id)
 
 
-def running_deployment(client: Client, name: str, model: str, **tags: str) -> str:
+def running_deployment(
+    client: Client, name: str, model: str, *, isolated: bool = False, **tags: str
+) -> str:
+    settings = DeploymentSecuritySettings(network_isolation=isolated)
     made = client.deployments.create(
-        DeploymentCreate(model_name=model, deployment_name=name, tags=tags)
+        DeploymentCreate(
+            model_name=model, deployment_name=name, tags=tags, security_settings=settings
+        )
     ).id
     until(lambda: client.deployments.get(made).status != "creating")
     assert client.deployments.get(made).status == "running"

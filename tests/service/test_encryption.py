@@ -6,9 +6,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -29,7 +30,7 @@ from tuneship.store import rows, tables
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
 
-MAXIMUM = {"security_settings": {"encryption_level": "maximum"}}
+MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}
 CANARY = f"CANARY{uuid4().hex}"
 TELLTALE = (CANARY.encode(), b"lora_A", b"base_model.model", b"Which of these comes first")
 """The user's text, what adapters and checkpoints hold, and what the proof of an adapter asks."""
@@ -230,6 +231,33 @@ def test_a_model_of_an_earlier_version_is_served_but_not_at_maximum(service: Ser
         409, "deployment_error", "model_name",
     )  # fmt: skip
     service.deployment("plain", model_name=tuned)
+
+
+def test_what_asked_for_maximum_is_not_used_where_its_files_lie_unsealed_later(
+    start: Callable[..., Service],
+) -> None:
+    service = start(concurrent_jobs=1)
+    tuned = service.model()
+    made = service.deployment("d", model_name=tuned, **MAXIMUM)
+    first, dataset = service.job(), service.dataset()
+    waiting = service.job(dataset_id=dataset, **MAXIMUM)
+    with service.database.read() as connection:
+        row = rows.fetch(connection, tables.models, tuned, client_id=None)
+    assert row is not None
+    forget_key(service, tables.models, tuned, row["blob"])
+    forget_key(service, tables.datasets, dataset, f"datasets/{dataset}")
+    why = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
+
+    service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {}})
+    service.until(lambda: service.deployment_status(made) == "failed")
+    error = service.call("GET", f"/v1/deployments/{made}").json()["error"]
+    assert error["message"] == f"the model cannot be served: {why}"
+
+    service.call("POST", f"/v1/fine-tuning/jobs/{first}/cancel")
+    service.trainer_of(first).code = 0
+    service.until(lambda: service.job_status(waiting) == "failed")
+    error = service.call("GET", f"/v1/fine-tuning/jobs/{waiting}").json()["error"]
+    assert (error["reason"], error["message"].startswith(why)) == ("not_enforced", True)
 
 
 def test_a_key_opens_its_own_object_only(service: Service) -> None:

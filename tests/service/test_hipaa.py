@@ -1,7 +1,6 @@
 """`compliance_mode: hipaa`: what it turns on, what it needs, whom it refuses, and what it tells to others."""
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -32,9 +31,7 @@ def hospital(start: Callable[..., Service]) -> Callable[..., Service]:
 
     def make(days: int | None = 90, **settings: Any) -> Service:
         service = start(private_networks=("10.0.0.0/8", "127.0.0.0/8", "::1/128"), **settings)
-        service.url = "https://service.test"
-        lifetime = None if days is None else timedelta(days=days)
-        service.headers["alice"] = service.key_headers("alice", lifetime=lifetime)
+        service.come_over_tls(days)
         return service
 
     return make

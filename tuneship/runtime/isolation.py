@@ -81,11 +81,14 @@ def isolate() -> None:
     machine = MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None:
         raise CannotIsolate(f"there is no filter for {platform.system()} on {platform.machine()}")
-    program = _instructions(machine)
-    code = ctypes.create_string_buffer(program, len(program))
-    filters = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     _prctl(PR_SET_DUMPABLE, 0)
+    _set_filter(_instructions(machine))
+
+
+def _set_filter(program: bytes) -> None:
+    code = ctypes.create_string_buffer(program, len(program))
+    filters = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(filters))
 
 

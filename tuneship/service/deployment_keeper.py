@@ -20,6 +20,7 @@ from tuneship.service.context import Parts
 from tuneship.service.deployment_rounds import UNHEALTHY, Rounds
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.safeguards import SafeguardLost, check_kept, check_served
 from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, rows, tables
 from tuneship.store.blobs import check_digest
@@ -32,6 +33,13 @@ MODELS_AT_ONCE = 4
 """Whose files are read at the same time when the service starts."""
 DRAIN_S = 30.0
 """A deleted deployment takes no new request; those under way may last so long."""
+
+
+class FilesDamaged(Exception):
+    """A stored file differs from its digest."""
+
+
+CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, OSError)
 
 
 class DeploymentKeeper:
@@ -72,7 +80,7 @@ class DeploymentKeeper:
         """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
         try:
             served = await asyncio.to_thread(self._checked_model, row)
-        except (ModelNotFound, DeploymentError, FilesDamaged, OSError) as error:
+        except CANNOT_BE_SERVED as error:
             await self._failed(row, error)
             return
         await self._load(row, served)
@@ -81,8 +89,9 @@ class DeploymentKeeper:
         group = self._parts.replicas.of(served.base.path)
         wanted = max(1, self._plan.replicas(row))
         try:
+            check_served(self._parts, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
-        except ServingError as error:
+        except (SafeguardLost, ServingError) as error:
             await self._failed(row, error)
             return
         model = None if served.adapter is None else served.adapter.name
@@ -148,6 +157,11 @@ class DeploymentKeeper:
         for row in await asyncio.to_thread(self._running):
             if not is_asleep(row):
                 by_model.setdefault(row["model_name"], []).append(row)
+                continue
+            try:
+                check_kept(self._parts, row["security_settings"])
+            except SafeguardLost as error:
+                await self._failed(row, error)
         room = asyncio.Semaphore(MODELS_AT_ONCE)
         await asyncio.gather(*(self._warm_model(rows, room) for rows in by_model.values()))
         self._rounds.begin()
@@ -163,7 +177,7 @@ class DeploymentKeeper:
         async with room:
             try:
                 served = await asyncio.to_thread(self._checked_model, deployments[0])
-            except (ModelNotFound, DeploymentError, FilesDamaged, OSError) as error:
+            except CANNOT_BE_SERVED as error:
                 for row in deployments:
                     await self._failed(row, error)
                 return
@@ -181,10 +195,6 @@ class DeploymentKeeper:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class FilesDamaged(Exception):
-    """A stored file differs from its digest."""
 
 
 def _check_reading(served: ServedModel, adapter: Adapter) -> None:

@@ -34,7 +34,7 @@ from tuneship.service.faults import Faults, faults_of
 from tuneship.service.generation_stream import Tell, streamed
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.refusals import refused
-from tuneship.service.safeguards import is_within_reach
+from tuneship.service.safeguards import SafeguardLost, check_served, is_within_reach
 from tuneship.service.second_try import with_second_try
 from tuneship.service.serving_table import serves_async
 from tuneship.service.streaming import Stream
@@ -237,6 +237,7 @@ async def _written(
     context: Context, routed: Routed, request: Generate, visit: Visit, tell: Tell
 ) -> Written:
     _check_status(routed.deployment)
+    _check_safeguards(context, routed)
     settings = context.parts.settings
     faults = faults_of(routed.deployment["tags"], allowed=settings.allow_fault_injection)
     is_long = _characters(request) > LONG_PROMPT
@@ -288,6 +289,14 @@ def _check_status(deployment: Row) -> None:
         raise DeploymentError("the deployment is still being created", status=503, retry_after=1)
     gone = "is being deleted" if status in GONE else "has failed"
     raise DeploymentError(f"the deployment {gone}")
+
+
+def _check_safeguards(context: Context, routed: Routed) -> None:
+    """After a restart requests come before the keeper has judged every deployment, and each of them loads its model."""
+    try:
+        check_served(context.parts, routed.deployment["security_settings"], routed.served)
+    except SafeguardLost as error:
+        raise DeploymentError(f"the model cannot be served: {error}") from error
 
 
 def _prepared(routed: Routed, request: Generate) -> GenerateRequest:

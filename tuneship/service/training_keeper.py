@@ -22,6 +22,7 @@ from tuneship.service import job_progress, training_runs
 from tuneship.service.context import Parts
 from tuneship.service.datasets import object_of
 from tuneship.service.models import model_id
+from tuneship.service.safeguards import SafeguardLost, check_kept, check_sealed
 from tuneship.service.training_runs import TrainingRun
 from tuneship.service.warm_trainer import WarmTrainer, start_on
 from tuneship.store import job_queue, job_records, leases, rows, tables
@@ -130,11 +131,10 @@ class TrainingKeeper:
         folder = training_runs.attempt_folder(self._work, claim)
         try:
             keys = await asyncio.to_thread(self._prepare, job, folder)
-        except (DataDamaged, ObjectDamaged, FileNotFoundError) as damage:
-            is_missing = isinstance(damage, FileNotFoundError)
-            text = "a stored file is missing" if is_missing else str(damage)
+        except (SafeguardLost, DataDamaged, ObjectDamaged, FileNotFoundError) as error:
             with suppress(LeaseLost):
-                await asyncio.to_thread(self._failed, claim, job, "data_unreadable", text)
+                await asyncio.to_thread(self._failed, claim, job, *_why_not_started(error))
+                training_runs.clear(self._work, claim.job_id)
             return
         if not await asyncio.to_thread(self._may_start, claim):
             return
@@ -158,6 +158,7 @@ class TrainingKeeper:
         return True
 
     def _prepare(self, job: Row, folder: Path) -> DataKeys:
+        check_kept(self._parts, job["security_settings"])
         base = self._parts.catalogue.get(job["base_model"])
         if base is None:
             raise DataDamaged("the base model is no longer in the catalogue")
@@ -172,6 +173,9 @@ class TrainingKeeper:
                 checkpoints=key_of(f"jobs/{job['id']}"),
                 adapter=key_of(f"models/{job['id']}"),
             )
+        optional = [] if validation is None else [keys.validation]
+        needed = [keys.training, keys.checkpoints, keys.adapter, *optional]
+        check_sealed(job["security_settings"], needed)
         training_runs.write_spec(folder, self._parts.blobs, job, (training, validation), base.path)
         return keys
 
@@ -329,6 +333,14 @@ class TrainingKeeper:
         """Of a job that makes no model."""
         names = [f"{kind}/{claim.job_id}" for kind in training_runs.KEPT_OF_A_JOB]
         self._parts.keyring.destroy(connection, *names)
+
+
+def _why_not_started(error: Exception) -> tuple[str, str]:
+    """Reason and message."""
+    if isinstance(error, SafeguardLost):
+        return "not_enforced", f"{error}; make the job again when it can, or without the setting"
+    is_missing = isinstance(error, FileNotFoundError)
+    return "data_unreadable", "a stored file is missing" if is_missing else str(error)
 
 
 def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:
