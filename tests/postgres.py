@@ -88,7 +88,7 @@ class Cluster:
         self._wait()
 
     def _wait(self) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while True:
             try:
                 self.run("select 1")
@@ -102,7 +102,7 @@ class Cluster:
     def stop(self) -> None:
         """At once: sessions are ended, not waited for."""
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(120)
 
     def remove(self) -> None:
         self.stop()

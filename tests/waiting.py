@@ -1,10 +1,16 @@
 """What tests that start processes share: waiting for a condition, never for a time, and what is free or alive."""
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+LOWEST_FREE = 10_000
+LOWEST_OF_MOST = 32_768
+"""Of the ports that a system gives to connections."""
 
 
 def until(holds: Callable[[], object], patience_s: float = 120.0) -> None:
@@ -32,6 +38,12 @@ def is_alive(process: int) -> bool:
 
 
 def free_port() -> int:
-    """Nobody listens there now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Nobody listens there now, and the system gives it to nobody by itself, as it does with the ports that it chooses
+    for listeners and connections: there, another test could get it before it is used.
+    """
+    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(file.read_text().split()[0]) if file.is_file() else LOWEST_OF_MOST
+    while True:
+        port = random.randrange(LOWEST_FREE, max(lowest, LOWEST_FREE + 1000))  # noqa: S311 - no secret
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

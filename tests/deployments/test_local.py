@@ -68,7 +68,7 @@ def test_the_worker_runs_the_guard(machine: Machine) -> None:
     def state() -> str:
         return str(machine.ask("GET", f"/flow_runs/{run['id']}")["state"]["type"])
 
-    until(lambda: state() in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), 120)
+    until(lambda: state() in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), 600)
     assert state() == "COMPLETED"
 
 
@@ -78,4 +78,4 @@ def test_schedules_make_runs(machine: Machine) -> None:
         "deployments": {"name": {"any_": ["guard"]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
     }
-    until(lambda: bool(machine.ask("POST", "/flow_runs/filter", wanted)), 180)
+    until(lambda: bool(machine.ask("POST", "/flow_runs/filter", wanted)), 600)

@@ -86,7 +86,7 @@ class World:
             await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not holds():  # noqa: ASYNC110 - rows of a database tell nobody
                 await asyncio.sleep(0.01)
 

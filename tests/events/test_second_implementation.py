@@ -70,7 +70,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with httpx.Client(base_url=base_url, trust_env=False) as http:
         yield Node(http)
     process.terminate()
-    process.wait(30)
+    process.wait(120)
     process.stdout.close()
 
 

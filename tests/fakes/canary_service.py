@@ -222,7 +222,7 @@ class FakeService:
         if self.generation_gate is not None and path.endswith("/generate"):
             with self._lock:
                 self.waiting += 1
-            self.generation_gate.wait(10)
+            self.generation_gate.wait(120)
         with self._lock:
             self._catch_up()
             parts = path.removeprefix("/v1/").split("/")

@@ -119,7 +119,7 @@ class Proxy:
         self._rules.clear()
 
     def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _close(self) -> None:
         self._server.close()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,12 +32,15 @@ from prefect.testing.utilities import prefect_test_harness
 from tasks.api import connect, disconnect
 from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService
 from tests.fakes.whole_service import WholeService
+from tests.waiting import until
 from tuneship.gates.plan import CanaryPlan
 from tuneship.settings import ClientSettings
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
-SLOW_ENOUGH_TO_BE_STOPPED = 0.25
+SLOW_ENOUGH_TO_BE_STOPPED = 0.5
+STANDS_STILL = 60.0
+"""Between two looks: nothing happens any more while a test looks at a roll-out."""
 
 
 @pytest.fixture(scope="session")
@@ -99,11 +101,7 @@ def fake(prefect_api: None, records: Path) -> Iterator[FakeService]:
 
 def wait_for(happened: Callable[[], bool]) -> None:
     """Poll, bounded."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        if time.monotonic() > deadline:
-            raise TimeoutError("it did not happen")
-        time.sleep(0.01)
+    until(happened, PATIENCE_S)
 
 
 def plan(**changes: Any) -> CanaryPlan:
@@ -173,6 +171,6 @@ def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Sc
 
 
 def slow_plan(**changes: Any) -> CanaryPlan:
-    """A plan that can be stopped in its middle: steps of a second and more."""
+    """A plan that can be stopped in its middle: steps of two seconds and more."""
     fields = {"look_every_seconds": SLOW_ENOUGH_TO_BE_STOPPED, "steps": [5, 50, 100]}
     return plan(**(fields | changes))

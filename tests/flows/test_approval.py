@@ -150,11 +150,11 @@ def test_the_lease_is_renewed_while_a_person_thinks(fake: FakeService) -> None:
 
     def think(run: FlowRun) -> None:
         looked = fake.ticks
-        wait_for(lambda: fake.ticks > looked + 160)  # eight seconds: longer than the lease
+        wait_for(lambda: fake.ticks > looked + 300)  # fifteen seconds: longer than the lease
         approve(run)
 
     with a_person(think):
-        result = shift_traffic(waiting(lease_seconds=6, look_every_seconds=0.1))
+        result = shift_traffic(waiting(lease_seconds=12, look_every_seconds=0.1))
     assert result.outcome == "promoted"
 
 

@@ -14,7 +14,7 @@ from flows.rollout.records import RecordFolder
 from flows.rollout.way_back import return_traffic, what_stopped
 from flows.shift_traffic import shift_traffic
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
-from tests.flows.conftest import PATIENCE_S, Script, plan, slow_plan, wait_for
+from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -60,7 +60,7 @@ def test_a_killed_run_is_resumed_where_it_stopped(
 def test_of_two_runs_at_once_the_second_is_refused_and_moves_nothing(
     fake: FakeService, run: Callable[[CanaryPlan], Script]
 ) -> None:
-    wanted = slow_plan(look_every_seconds=1.0)
+    wanted = slow_plan(look_every_seconds=STANDS_STILL)
     run(wanted)
     wait_for(lambda: fake.weights.get(CANDIDATE) == 5)
     moved = len(fake.patches)
@@ -77,7 +77,7 @@ def test_a_run_with_records_elsewhere_is_refused_by_the_service(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = slow_plan(look_every_seconds=1.0)
+    wanted = slow_plan(look_every_seconds=STANDS_STILL)
     run(wanted)
     wait_for(lambda: fake.weights.get(CANDIDATE) == 5)
     monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "another-host"))
@@ -92,7 +92,7 @@ def test_a_run_with_records_elsewhere_is_refused_by_the_service(
 def test_the_hook_returns_what_a_killed_run_left(
     fake: FakeService, run: Callable[[CanaryPlan], Script], state: Any
 ) -> None:
-    wanted = slow_plan()
+    wanted = slow_plan(look_every_seconds=STANDS_STILL)
     script = run(wanted)
     wait_for(lambda: fake.weights.get(CANDIDATE) == 5)
     flow_run = FlowRun(flow_id=uuid4(), parameters={"plan": wanted.model_dump(mode="json")})

@@ -19,7 +19,7 @@ from flows.tune_and_deploy import tune_and_deploy
 from tests.waiting import free_port, until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 POOL = "kill-matrix"
 SURROUNDINGS = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TUNESHIP_"))},

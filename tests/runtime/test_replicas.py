@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.engines import PlayedEngines
+from tests.waiting import until_async
 from tuneship.runtime.groups import Adapter, NoReplica
 from tuneship.runtime.replicas import HUNG_PROBES, BaseReplicas, ReplicaPool
 from tuneship.serving.line import GenerateRequest, ReplicaLost, ReplicaRefused
@@ -31,16 +32,12 @@ def messages(group: BaseReplicas) -> list[str]:
 
 
 async def ended(engines: PlayedEngines, number: int) -> None:
-    async with asyncio.timeout(10):
-        while engines.replicas[number].code is None:  # noqa: ASYNC110 - the other end is a thread
-            await asyncio.sleep(0.01)
+    await until_async(lambda: engines.replicas[number].code is not None)
 
 
 async def noticed(group: BaseReplicas, number: int) -> None:
     """The end of a process is seen a moment after it."""
-    async with asyncio.timeout(10):
-        while len(group.live) != number:  # noqa: ASYNC110 - the other end is a thread
-            await asyncio.sleep(0.01)
+    await until_async(lambda: len(group.live) == number)
 
 
 async def started(group: BaseReplicas, number: int) -> None:
@@ -83,8 +80,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
         assert len(group.live) == 1
         assert [one.code for one in engines.replicas] == [None, None]
         later = [asyncio.create_task(text(group)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        assert [len(one.running) for one in engines.replicas] == [3, 1]
+        await until_async(lambda: [len(one.running) for one in engines.replicas] == [3, 1])
         engines.may_answer.set()
         assert await asyncio.gather(*under_way, *later) == [[5, 6]] * 4
         await ended(engines, 1)
@@ -130,14 +126,14 @@ def test_one_that_hangs_is_no_longer_answering_and_is_ended_after_some_probes(
     async def run() -> None:
         await group.ready(None)
         (replica,) = group.live
-        await group.probe(5)
+        await group.probe(60)
         assert replica.is_answering
         engines.replicas[0].hangs = True
         await group.probe(0.02)
         assert replica.is_live
         assert not replica.is_answering
         engines.replicas[0].hangs = False
-        await group.probe(5)
+        await group.probe(60)
         assert replica.is_answering
         engines.replicas[0].hangs = True
         for _ in range(HUNG_PROBES):
@@ -330,10 +326,12 @@ def test_whoever_waits_for_more_does_not_when_fewer_are_wanted_meanwhile(
         group.resize(1, {})
         engines.may_start.set()
         await waiting
-        async with asyncio.timeout(10):
-            while [one.code for one in engines.replicas].count(None) > 1:
-                group.resize(1, {})  # as every round does
-                await asyncio.sleep(0.01)
+
+        def is_alone() -> bool:
+            group.resize(1, {})  # as every round does
+            return [one.code for one in engines.replicas].count(None) == 1
+
+        await until_async(is_alone)
         assert len(engines.replicas) == 3
         await group.close()
 

@@ -57,8 +57,8 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
     child = tmp_path / "child"
     name = module(
         "import subprocess, sys, pathlib, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(60)"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(600)"
     )
     worker = Processes(isolated=True).start(WorkerSpec(name, (), tmp_path / "log"))
     until(lambda: child.is_file() and child.read_text() != "")
@@ -73,7 +73,7 @@ def test_a_stopped_worker_may_end_in_its_own_way(
     log = tmp_path / "log"
     name = module(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "print('set', flush=True)\ntime.sleep(60)"
+        "print('set', flush=True)\ntime.sleep(600)"
     )
     worker = Processes(isolated=True).start(WorkerSpec(name, (), log))
     until(lambda: "set" in log.read_text())
@@ -84,14 +84,14 @@ def test_a_stopped_worker_may_end_in_its_own_way(
 
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path, module: Callable[[str], str]) -> None:
-    name = module("import time\ntime.sleep(60)")
+    name = module("import time\ntime.sleep(600)")
     program = (
         "import time, pathlib\n"
         "from tuneship.runtime.processes import Processes\n"
         "from tuneship.runtime.workers import WorkerSpec\n"
         f"spec = WorkerSpec({name!r}, (), pathlib.Path({str(tmp_path / 'log')!r}))\n"
         "worker = Processes(isolated=True).start(spec)\n"
-        "time.sleep(0.5)\nprint(worker.pid, flush=True)\ntime.sleep(60)"
+        "time.sleep(0.5)\nprint(worker.pid, flush=True)\ntime.sleep(600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ, text=True

@@ -152,7 +152,7 @@ class PlayedReplica(PlayedWorker):
     def _serve(self) -> None:
         facts = {"pid": 1, "parameters": 1, "context_length": 512, "vocabulary": 9, "dtype": "f"}
         with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):  # hung up
-            self.engines.may_start.wait(30)
+            self.engines.may_start.wait(120)
             if self.engines.refusal:
                 self._send({"refused": self.engines.refusal})
                 return
@@ -176,7 +176,7 @@ class PlayedReplica(PlayedWorker):
             return
         if frame["op"] == "stats":
             self.engines.probes += 1
-            self.engines.may_probe.wait(30)
+            self.engines.may_probe.wait(120)
         elif frame["op"] == "load":
             self.adapters.add(frame["adapter"])
         elif frame["op"] == "unload":
@@ -197,7 +197,7 @@ class PlayedReplica(PlayedWorker):
             self._send({"tokens": [[name, 1]], "finished": [[name, "length"]]})
 
     def _write(self, name: str, frame: dict[str, Any]) -> None:
-        self.engines.may_answer.wait(30)
+        self.engines.may_answer.wait(120)
         if frame.get("adapter") is None:
             time.sleep(self.engines.base_model_pause_s)
         tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
@@ -209,7 +209,7 @@ class PlayedReplica(PlayedWorker):
                 return
             if first and name in self.running:
                 self._send({"tokens": tokens[:first], "finished": []})
-                self.engines.may_go_on.wait(30)
+                self.engines.may_go_on.wait(120)
             if self.running.pop(name, "gone") != "gone":
                 self._send({"tokens": tokens[first:], "finished": [[name, reason]]})
 

@@ -57,7 +57,7 @@ class ForkedServe:
         return self.program.stdout.readline()
 
     def end(self) -> None:
-        self.program.communicate(timeout=30)
+        self.program.communicate(timeout=120)
         assert self.program.returncode == 0
 
 

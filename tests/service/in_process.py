@@ -181,7 +181,7 @@ class Service:
         self.engines.may_answer.set()
         if self._server is not None:
             self._server.should_exit = True
-            self._serving.result(30)
+            self._serving.result(120)
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -211,7 +211,7 @@ class Service:
         self.headers["alice"] = self.key_headers("alice", lifetime=lifetime)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """From an address of its own, so that failed authentications do not add up over tests."""
@@ -238,7 +238,7 @@ class Service:
         self, transport: httpx.AsyncBaseTransport, method: str, path: str, **options: Any
     ) -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=transport, base_url=self.url, trust_env=False, timeout=30
+            transport=transport, base_url=self.url, trust_env=False, timeout=120
         ) as http:
             return await http.request(method, path, **options)
 
@@ -331,7 +331,7 @@ class Service:
         assert answer.status_code == 201, answer.text
         return answer.json()["id"]
 
-    def until(self, holds: Callable[[], bool], patience_s: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], patience_s: float = 120.0) -> None:
         end = time.monotonic() + patience_s
         while not holds():
             assert time.monotonic() < end, "it never became true"

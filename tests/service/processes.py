@@ -73,7 +73,7 @@ class Serve:
         self._wait()
 
     def _wait(self) -> None:
-        self.process.wait(60)
+        self.process.wait(120)
         assert self.process.stdout is not None
         self.process.stdout.close()
         for client in self._clients:

@@ -107,7 +107,7 @@ def test_a_job_is_followed_while_it_trains(served: Service) -> None:
         await client.close()
         return steps
 
-    assert asyncio.run(asyncio.wait_for(follow(), 30)) == [0, 1, 2]
+    assert asyncio.run(asyncio.wait_for(follow(), 120)) == [0, 1, 2]
 
 
 def test_following_goes_on_behind_a_token_and_another_tenants_job_is_unknown(

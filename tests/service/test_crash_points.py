@@ -69,7 +69,7 @@ def program() -> Iterator["subprocess.Popen[str]"]:
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     yield running
-    running.communicate(timeout=30)
+    running.communicate(timeout=120)
     assert running.returncode == 0
 
 
@@ -143,7 +143,7 @@ def test_a_service_that_died_goes_on_and_every_promise_holds(
     _check_checkpoints(order, point)
     with restarted(order) as service:
         answers = answered(history) | repeated(service, history, point)
-        service.until(lambda: is_settled(service), patience_s=60)
+        service.until(lambda: is_settled(service))
         with service.database.read() as connection:
             nothing_lost_nothing_doubled(connection, answers)
             invariants.check_rows(connection)

@@ -261,11 +261,11 @@ def test_a_replica_that_hangs_makes_its_deployment_unhealthy_and_not_failed(
 ) -> None:
     made = service.deployment("one")
     service.engines.replicas[0].hangs = True
-    service.until(lambda: get(service, made)["health"] == "unhealthy", 40)
+    service.until(lambda: get(service, made)["health"] == "unhealthy")
     record = get(service, made)
     assert (record["status"], record["current_replicas"]) == ("running", 0)
     service.engines.replicas[0].hangs = False
-    service.until(lambda: get(service, made)["health"] == "healthy", 40)
+    service.until(lambda: get(service, made)["health"] == "healthy")
     assert len(service.engines.replicas) == 1
 
 
@@ -323,7 +323,7 @@ def test_a_service_that_ends_fails_no_deployment(service: Service) -> None:
     before = kinds(service, ran)
     service.run(_stop(service))
     with pytest.raises(CancelledError):
-        service._running.result(10)
+        service._running.result(60)
     service.run(service.parts.replicas.close())
     service.engines.may_start.set()
     service.clock.ahead = timedelta(seconds=5)

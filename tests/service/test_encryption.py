@@ -167,7 +167,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
         whole = b"".join(file.read_bytes() for file in files)
         return any(before[name] in whole for name in objects)
 
-    until(lambda: not holds_a_key(), 30)
+    until(lambda: not holds_a_key())
     assert told(serve) == []
     serve.stop()
     master = bytes.fromhex((tmp_path / "elsewhere").read_text())

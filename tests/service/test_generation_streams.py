@@ -37,7 +37,7 @@ def without_id(reply: dict[str, Any]) -> dict[str, Any]:
 @asynccontextmanager
 async def opened(service: Service, path: str, **body: Any) -> AsyncIterator[Reader]:
     """A reader over a socket; leaving it hangs up."""
-    http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=30)
+    http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     async with http, http.stream("POST", path, json=ASK | body) as response:
         yield Reader(response)
 

@@ -171,7 +171,7 @@ def test_a_slow_holder_of_a_key_makes_nothing_after_another_took_it(service: Ser
     def slow_get(identifier: str) -> Any:
         if not entered.is_set():
             entered.set()
-            go_on.wait(20)
+            go_on.wait(120)
         return look_up(identifier)
 
     service.parts.catalogue.get = slow_get  # type: ignore[method-assign]
@@ -180,7 +180,7 @@ def test_a_slow_holder_of_a_key_makes_nothing_after_another_took_it(service: Ser
             target=lambda: answers.append(service.call("POST", JOBS, json=body, headers=headers))
         )
         first.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         service.clock.ahead = timedelta(seconds=61)  # its lock has ended
         second = service.call("POST", JOBS, json=body, headers=headers)
         go_on.set()

@@ -140,7 +140,7 @@ async def load(serve: Serve, history: History) -> None:
 
     async def client(seed: int) -> None:
         async with httpx.AsyncClient(
-            base_url=serve.url, headers=headers, timeout=60, trust_env=False, verify=TLS
+            base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
         ) as http:
             caller = Caller(http, history, routes, seed)
             while asyncio.get_running_loop().time() < end:

@@ -33,8 +33,8 @@ NOTICED = "service killed"
 """The requests of a lost replica are done by the next one, and a locked database is waited for."""
 AGAIN = (409, 429)
 """The first try of a create is under way yet, or too many uploads are."""
-SHARE, REQUESTS, CONFIDENCE = 30, 2000, 0.999
-"""Of the canary in percent at the end, and how its observed share is judged."""
+SHARE, REQUESTS, CHANCE = 30, 2000, 1e-6
+"""Of the canary in percent at the end; requests that judge it; how often that may be wrong by bad luck."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Caller:
 
     async def __aenter__(self) -> "Caller":
         self._http = httpx.AsyncClient(
-            headers=headers_of(self.history.serve), timeout=60, trust_env=False, verify=TLS
+            headers=headers_of(self.history.serve), timeout=300, trust_env=False, verify=TLS
         )
         return self
 
@@ -215,7 +215,7 @@ async def break_things(history: History) -> None:
             begun = time.monotonic()
             await asyncio.to_thread(fault, history.serve)
             while await probe.generate() is None:
-                assert time.monotonic() < begun + 60, f"{name}: it never came back"
+                assert time.monotonic() < begun + 300, f"{name}: it never came back"
             history.faults.append((begun, time.monotonic(), name))
         await asyncio.sleep(QUIET_S)
 
@@ -306,7 +306,7 @@ def test_the_share_that_is_observed_is_the_share_that_was_set_and_every_request_
     answered = asyncio.run(answered_by(replace(history, endpoint=endpoint)))
     assert set(answered) == set(history.deployments)
     test = binomtest(answered[history.deployments[1]], answered.total(), SHARE / 100)
-    assert test.pvalue > 1 - CONFIDENCE, answered
+    assert test.pvalue > CHANCE, answered
 
     def counted() -> dict[str, int]:
         query = {"endpoint_id": endpoint, "interval": "1m"}

@@ -110,7 +110,7 @@ class Person:
             "Idempotency-Key": one.key,
         }
         async with httpx.AsyncClient(
-            base_url=self.serve.url, headers=headers, timeout=20, trust_env=False, verify=TLS
+            base_url=self.serve.url, headers=headers, timeout=60, trust_env=False, verify=TLS
         ) as http:
             return await http.request(one.method, one.path, **one.options)
 
@@ -136,7 +136,7 @@ def kill_at_random(folder: Path, database_url: str, seed: int, kills: int) -> No
     people = [Person(name, serve, seed * 1000 + name) for name in range(CLIENTS)]
     asyncio.run(_all(serve, people, dice, kills))
     database = Database(url_of(SecretStr(database_url) if database_url else None, serve.data_dir))
-    until(lambda: _is_at_rest(database), 120)
+    until(lambda: _is_at_rest(database), 600)
     serve.kill()
     serve.start()  # what the last life left behind is swept up
     _check(database, serve.data_dir, people)

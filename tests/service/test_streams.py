@@ -52,7 +52,7 @@ class Reader:
             if not block.startswith(":")
         ]
 
-    async def read_until(self, holds: Callable[["Reader"], bool], patience_s: float = 20) -> None:
+    async def read_until(self, holds: Callable[["Reader"], bool], patience_s: float = 120) -> None:
         async with asyncio.timeout(patience_s):
             async for text in self._texts:
                 self.text += text
@@ -68,7 +68,7 @@ async def opened(
     service: Service, job_id: str, query: str = "", **headers: str
 ) -> AsyncIterator[Reader]:
     """A reader over a socket; leaving it hangs up."""
-    http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=30)
+    http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     path = f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true{query}"
     async with http, http.stream("GET", path, headers=headers) as response:
         yield Reader(response)
@@ -235,7 +235,7 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             await live.ask("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
-            await reader.read_until(lambda one: "cancellation asked for" in one.text, 5)
+            await reader.read_until(lambda one: "cancellation asked for" in one.text)
             live.trainer().code = 0
             await reader.read_until(lambda one: "[DONE]" in one.text)
             return reader.events()
@@ -312,7 +312,7 @@ def test_a_drain_ends_streams_without_the_mark_of_an_end(live: Service) -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             live.parts.drain.begin()
-            await reader.read_until(lambda _: False, 5)  # a whole message: the line did not break
+            await reader.read_until(lambda _: False)  # a whole message: the line did not break
             return reader.text
 
     assert "[DONE]" not in live.run(read())
@@ -328,7 +328,7 @@ def test_a_silent_stream_says_that_it_lives(live: Service, monkeypatch: pytest.M
         async with opened(live, job_id, accept=accept) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             if accept == EVENTS:
-                await reader.read_until(lambda one: ": keep-alive\n\n" in one.text, 5)
+                await reader.read_until(lambda one: ": keep-alive\n\n" in one.text)
             else:
                 await asyncio.sleep(0.3)
             return reader.text
@@ -379,7 +379,7 @@ def test_a_reader_who_does_not_read_cannot_hold_the_end_up(service: Service) -> 
         await asyncio.sleep(0.05)
         assert not sending.done()
         service.parts.drain.begin()
-        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(sending, 60)
 
     service.run(answer())
     assert closed.is_set()
@@ -435,7 +435,7 @@ def test_a_bell_wakes_every_listener_of_its_resource_only() -> None:
         bell.ring("nobody listens")
         with bell.listening("a") as one, bell.listening("a") as two, bell.listening("b") as other:
             await asyncio.to_thread(bell.ring, "a")
-            await asyncio.wait_for(asyncio.gather(one.wait(), two.wait()), 5)
+            await asyncio.wait_for(asyncio.gather(one.wait(), two.wait()), 60)
             heard = [one.is_set(), two.is_set(), other.is_set()]
         assert not bell._waiting
         return heard
@@ -505,7 +505,7 @@ def test_a_service_that_is_told_to_end_does_not_wait_for_its_readers(tmp_path: P
         reading = pool.submit(followed, serve, job_id, told)
         until(lambda: len(steps_of(told)) > 3)
         serve.process.send_signal(signal.SIGTERM)
-        assert serve.process.wait(10) == 0
-        reading.result(5)  # a whole message: nothing is raised
+        assert serve.process.wait(60) == 0
+        reading.result(60)  # a whole message: nothing is raised
     assert told[-1] != DONE
     serve.stop()

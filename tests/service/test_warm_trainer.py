@@ -10,7 +10,7 @@ import pytest
 
 from tests.service.in_process import Service
 from tests.service.processes import Serve, ended_job, rows_file, start_job
-from tests.waiting import until
+from tests.waiting import is_alive, until
 from tuneship.service.warm_trainer import AFTER_A_DEATH, SETTLE
 
 Start = Callable[..., Service]
@@ -81,13 +81,6 @@ def test_a_waiting_process_trains_one_job_and_dies_with_its_service(
         (successor,) = serve.workers("--wait")
         os.kill(serve.process.pid, signal.SIGKILL)
         serve.process.wait()
-        until(lambda: not Path(f"/proc/{successor}").exists() or _is_dead(successor))
+        until(lambda: not is_alive(successor))
     finally:
         serve.stop()
-
-
-def _is_dead(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
