@@ -7,17 +7,20 @@ server is set up with is in `deployments/set_up.py`.
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import httpx
+from pydantic import ValidationError
 
-from deployments.processes import NotStarted, Processes
+from deployments.processes import AtWork, NotStarted, Processes
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
 from flows.companions import PREFECT_SERVER
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.settings import (
     ClientSettings,
     LocalSettings,
@@ -54,7 +57,12 @@ class Local:
         return f"http://127.0.0.1:{self._local.bridge_port}/"
 
     def up(self) -> None:
-        """Start what does not run. Raises `NotStarted` or `SetUpFailed`."""
+        """Start what does not run. Raises `NotStarted`, `AtWork`, `SetUpFailed`, and what the client raises."""
+        with self._processes.alone():
+            self._up()
+        self.status()
+
+    def _up(self) -> None:
         self._ensure("service", self._start_service)
         self._ensure("prefect-server", self._start_prefect)
         client = self._client()
@@ -65,10 +73,10 @@ class Local:
         }
         _say("registering flows")
         register(environment)
-        ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file)
+        if ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file):
+            self._processes.stop("bridge")
         self._ensure("bridge", self._start_bridge)
         self._ensure("worker", lambda: self._start_worker(environment))
-        self.status()
 
     def _ensure(self, name: str, start: Callable[[], None]) -> None:
         if self._processes.running(name) is None:
@@ -92,11 +100,7 @@ class Local:
     def _start_prefect(self) -> None:
         address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))
         command = [sys.executable, "-m", "prefect", "server", "start", *address]
-        if _answers(f"{self.prefect_url}/health"):
-            raise NotStarted(
-                f"port {self._local.prefect_port} is taken: another Prefect server answers there "
-                "(TUNESHIP_PREFECT_PORT chooses another one)"
-            )
+        _refuse_taken(self._local.prefect_port, "TUNESHIP_PREFECT_PORT")
         environment = self._environment | PREFECT_SERVER
         environment["PREFECT_SERVER_UI_API_URL"] = self.prefect_url
         self._processes.start(
@@ -105,6 +109,7 @@ class Local:
 
     def _start_bridge(self) -> None:
         command = [sys.executable, "-m", "deployments.bridge"]
+        _refuse_taken(self._local.bridge_port, "TUNESHIP_BRIDGE_PORT")
         self._processes.start(
             "bridge", command, self._environment, lambda: _answers(self.bridge_url, 405)
         )
@@ -126,9 +131,10 @@ class Local:
         return credentials.model_copy(update={"url": place["url"]})
 
     def down(self) -> None:
-        """End what `up` started, nothing else."""
-        for name in reversed(NAMES):
-            _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
+        """End what `up` started, nothing else. Raises `AtWork`."""
+        with self._processes.alone():
+            for name in reversed(NAMES):
+                _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
 
     def status(self) -> None:
         """Say what runs, and where."""
@@ -151,6 +157,16 @@ def _url_in(place: Path) -> str:
         return ""
 
 
+def _refuse_taken(port: int, setting: str) -> None:
+    """Raises `NotStarted` where somebody listens already."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise NotStarted(
+            f"port {port} cannot be listened on ({error.strerror}): {setting} chooses another one"
+        ) from None
+
+
 def _answers(url: str, status: int = 200) -> bool:
     try:
         return httpx.get(url, trust_env=False, timeout=2.0).status_code == status
@@ -168,12 +184,23 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="deployments.local", description=__doc__)
     parser.add_argument("command", choices=("up", "down", "status"))
     chosen = parser.parse_args().command
-    local = Local(LocalSettings(), ServiceSettings())
     try:
+        local = Local(LocalSettings(), ServiceSettings())
         {"up": local.up, "down": local.down, "status": local.status}[chosen]()
-    except (NotStarted, SetUpFailed) as failure:
-        sys.stderr.write(f"{failure}\n")
-        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; `make down` ends what runs\n")
+        sys.exit(130)
+    except ValidationError as fault:
+        names = ", ".join(
+            f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in fault.errors() if one["loc"]
+        )
+        sys.exit(f"a setting is not valid: {names or fault.errors()[0]['msg']}")
+    except (NotStarted, AtWork, SetUpFailed, ServiceUnreachable, BadResponse) as failure:
+        sys.exit(str(failure))
+    except ApiError as refusal:
+        sys.exit(f"the service refused ({refusal.code}): {refusal.message}")
+    except OSError as fault:
+        sys.exit(f"{fault.filename or 'this command'}: {fault.strerror}")
     sys.exit(0)
 
 

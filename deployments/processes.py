@@ -1,11 +1,12 @@
 """Processes that outlive the command that started them: recorded by id and start time, so that only these are ended."""
 
+import fcntl
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,8 +14,16 @@ STOP_WITHIN_S = 45.0
 """Longer than the service drains."""
 
 
+SAID_AT_MOST = 300
+"""Characters of a log's last line."""
+
+
 class NotStarted(Exception):
-    """A process ended before it was ready, or never became so; the message names its log."""
+    """A process ended before it was ready, or never became so; the message has its last line and names its log."""
+
+
+class AtWork(Exception):
+    """Another program is starting or ending processes of the same folder."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +55,27 @@ class Processes:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
 
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Nobody else starts or ends processes of this folder meanwhile. Raises `AtWork`."""
+        with (self._folder / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AtWork(f"another command starts or ends what is in {self._folder}") from None
+            yield
+
     def log(self, name: str) -> Path:
         """Where a process writes."""
         return self._folder / f"{name}.log"
 
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
     def running(self, name: str) -> Process | None:
         """The live process of that name."""
         try:
-            process = Process(**json.loads((self._folder / f"{name}.json").read_text()))
+            process = Process(**json.loads(self._record(name).read_text()))
         except (OSError, ValueError, TypeError):
             return None
         return process if process.is_alive else None
@@ -66,45 +88,76 @@ class Processes:
         is_ready: Callable[[], bool],
         within_s: float = 120.0,
     ) -> None:
-        """Start it in a session of its own and wait until it is ready. Raises `NotStarted`, and leaves nothing."""
-        with self.log(name).open("ab") as output, Path(os.devnull).open("rb") as nothing:
-            # Not subprocess.Popen: its objects complain when a process is meant to outlive them.
-            pid = os.posix_spawn(
-                command[0],
-                list(command),
-                environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
-                    (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
-                    (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
-                ],
-                setsid=True,
-            )
-        process = Process(pid, _start_of(pid) or 0)
-        (self._folder / f"{name}.json").write_text(json.dumps(asdict(process)) + "\n")
-        end = time.monotonic() + within_s
+        """Start it in a session of its own and wait until it is ready. Raises `NotStarted` or `OSError`.
+
+        Leaves nothing then, nor when the wait is interrupted.
+        """
+        log = self.log(name)
+        before = log.stat().st_size if log.is_file() else 0
+        process = _spawn(command, environment, log)
         try:
+            self._record(name).write_text(json.dumps(asdict(process)) + "\n")
+            end = time.monotonic() + within_s
             while process.is_alive and time.monotonic() < end:
                 if is_ready():
                     return
                 time.sleep(0.1)
         except BaseException:
-            self.stop(name)
+            self._forget(name, process)
             raise
-        self.stop(name)
-        raise NotStarted(f"{name} did not start; its log is {self.log(name)}")
+        self._forget(name, process)
+        said = _last_line(log, before)
+        raise NotStarted(f"{name} did not start: {said or 'it said nothing'} (log: {log})")
+
+    def _forget(self, name: str, process: Process) -> None:
+        """End it first: one that runs unknown would be worse than a record of one that does not run."""
+        _end(process)
+        self._record(name).unlink(missing_ok=True)
 
     def stop(self, name: str) -> bool:
         """SIGTERM, and SIGKILL when that takes too long; answers whether there was anything to end."""
         process = self.running(name)
-        if process is not None:
-            os.kill(process.pid, signal.SIGTERM)
-            end = time.monotonic() + STOP_WITHIN_S
-            while process.is_alive and time.monotonic() < end:
-                time.sleep(0.1)
-            if process.is_alive:
-                os.kill(process.pid, signal.SIGKILL)
-            with suppress(ChildProcessError):  # it was started by another run of this program
-                os.waitpid(process.pid, 0)
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
+        if process is None:
+            self._record(name).unlink(missing_ok=True)
+        else:
+            self._forget(name, process)
         return process is not None
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        # Not subprocess.Popen: its objects complain when a process is meant to outlive them.
+        pid = os.posix_spawn(
+            command[0],
+            list(command),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+            ],
+            setsid=True,
+        )
+    return Process(pid, _start_of(pid) or 0)
+
+
+def _end(process: Process) -> None:
+    """SIGTERM, and SIGKILL when that takes too long."""
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        if process.is_alive:
+            os.kill(process.pid, signal.SIGTERM)
+        end = time.monotonic() + STOP_WITHIN_S
+        while process.is_alive and time.monotonic() < end:
+            time.sleep(0.1)
+        if process.is_alive:
+            os.kill(process.pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # it was started by another run of this program
+        os.waitpid(process.pid, 0)
+
+
+def _last_line(log: Path, since: int) -> str:
+    """Of what was written behind the first `since` bytes."""
+    with log.open("rb") as file:
+        file.seek(since)
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:SAID_AT_MOST] for line in reversed(lines) if line.strip()), "")

@@ -10,19 +10,24 @@ from tuneship.settings import ClientSettings
 DESCRIPTION = "Events for the Prefect server"
 
 
-def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> None:
-    """The service calls `url`, and `secret_file` holds `{"id", "secret"}`; a lost file means a new secret."""
+def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> bool:
+    """The service calls `url`, and `secret_file` holds `{"id", "secret"}`; a lost file means a new secret.
+
+    Answers whether the secret is a new one, which a running bridge does not know. Raises `ApiError` and the like.
+    """
     with Client(settings) as client:
         found = next((one for one in client.webhooks.iterate() if one.url == url), None)
         if found is None:
             wanted = WebhookCreate(url=url, events=["*"], description=DESCRIPTION)
             _keep(secret_file, client.webhooks.create(wanted))
-            return
-        if _kept(secret_file) != found.id:
+            return True
+        is_new = _kept(secret_file) != found.id
+        if is_new:
             rotation = SecretRotation(overlap_hours=0)
             _keep(secret_file, client.webhooks.rotate_secret(found.id, rotation))
         if not found.active:  # the service switches off a receiver that failed for days
             client.webhooks.update(found.id, WebhookUpdate(active=True))
+        return is_new
 
 
 def _kept(secret_file: Path) -> str | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,10 @@ def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
     while time.monotonic() < deadline:
         if server.poll() is not None:
             break
-        try:
+        with suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
                 return
-        except httpx.HTTPError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     raise CompanionFailed(f"the Prefect server did not start (log: {log})")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.processes import NotStarted, Processes
+from deployments.processes import AtWork, NotStarted, Process, Processes
 
-SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
@@ -23,12 +23,56 @@ def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
     assert not processes.stop("one")
 
 
-def test_what_ends_before_it_is_ready_is_an_error_that_names_the_log(tmp_path: Path) -> None:
+def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
+    tmp_path: Path,
+) -> None:
     processes = Processes(tmp_path)
-    with pytest.raises(NotStarted, match=r"one\.log"):
-        processes.start("one", (sys.executable, "-c", "print('no')"), os.environ, lambda: False)
+    processes.log("one").write_text("of an earlier start\n")
+    for program, said in (
+        ("print('the port is taken')", "the port is taken"),
+        ("", "it said nothing"),
+    ):
+        with pytest.raises(NotStarted, match=rf"{said} \(log: .*one\.log\)"):
+            processes.start("one", (sys.executable, "-c", program), os.environ, lambda: False)
     assert processes.running("one") is None
-    assert "no" in processes.log("one").read_text()
+
+
+def test_a_process_that_cannot_be_recorded_does_not_stay(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    (tmp_path / "one.json").mkdir()  # as bad as a full disk
+    before = children()
+    with pytest.raises(OSError, match=r"one\.json"):
+        processes.start("one", SLEEP, os.environ, lambda: True)
+    assert children() == before
+
+
+def children() -> set[str]:
+    """Of this process, those too that nobody has waited for."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {one for task in tasks for one in (task / "children").read_text().split()}
+
+
+def test_an_interrupted_wait_leaves_nothing(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    seen: list[Process | None] = []
+
+    def interrupt() -> bool:
+        seen.append(processes.running("one"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processes.start("one", SLEEP, os.environ, interrupt)
+    assert seen[0] is not None
+    assert not seen[0].is_alive
+    assert processes.running("one") is None
+
+
+def test_two_commands_do_not_work_on_a_folder_at_once(tmp_path: Path) -> None:
+    mine, theirs = Processes(tmp_path), Processes(tmp_path)
+    with mine.alone(), pytest.raises(AtWork, match=str(tmp_path)), theirs.alone():
+        pass
+    with theirs.alone():
+        pass
 
 
 def test_a_process_id_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -> None:
