@@ -1,8 +1,10 @@
 """The gateway's end against real replica processes."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from tuneship.serving.line import (
     FinishReason,
     GenerateRequest,
     Generation,
+    ReplicaLine,
     ReplicaLost,
     ReplicaRefused,
     RequestTooLarge,
@@ -68,6 +71,23 @@ def test_a_queue_longer_than_the_rows_drains(start_replica: StartReplica) -> Non
             assert all(
                 generation.finish_reason is FinishReason.LENGTH for generation in generations
             )
+
+    asyncio.run(scenario())
+
+
+def test_hanging_up_does_not_wait_for_a_replica_that_reads_nothing() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            facts = {"pid": 1, "parameters": 1, "context_length": 8, "vocabulary": 8, "dtype": "a"}
+            theirs.sendall(json.dumps({"ready": facts}).encode() + b"\n")
+            line = await ReplicaLine.open(ours)
+            asked = [line.generate(GenerateRequest(PROMPT * 50_000, 1)) for _ in range(8)]
+            async with asyncio.timeout(60):
+                await line.aclose()
+            for one in asked:
+                with pytest.raises(ReplicaLost):
+                    await collect(one)
 
     asyncio.run(scenario())
 

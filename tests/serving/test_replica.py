@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import spawn
+from tuneship.serving.replica import Frames
 
 pytestmark = pytest.mark.slow
 
@@ -101,10 +102,20 @@ def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(w
         if "error" in frame:
             told[frame["id"]] = frame["error"]
     assert told == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
-    assert wire.process.wait(10) != 0
+    assert wire.process.wait(60) != 0
 
 
 def test_a_termination_signal_ends_an_idle_process(wire: Wire) -> None:
     wire.receive()
     wire.process.send_signal(signal.SIGTERM)
-    assert wire.process.wait(10) == 0
+    assert wire.process.wait(60) == 0
+
+
+def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        frames = Frames(theirs)
+        frames.send({"unread": True})
+        ours.close()
+        assert list(frames.arrived(wait=True)) == []
+        assert frames.closed

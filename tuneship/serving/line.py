@@ -259,7 +259,7 @@ class ReplicaLine:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ReplicaLost(str(lost)))
-        self._writer.close()
+        self._writer.transport.abort()  # a replica that hangs reads nothing: a close would wait for it
 
 
 def _introduced(frame: dict[str, Any]) -> ReplicaFacts:

@@ -39,7 +39,10 @@ class Frames:
         """Frames that are there; with `wait`, at least one read. After the other end has closed: none."""
         while not self.closed and select.select([self._stream], [], [], None if wait else 0)[0]:
             wait = False
-            data = self._stream.recv(_CHUNK)
+            try:
+                data = self._stream.recv(_CHUNK)
+            except ConnectionResetError:  # it went without reading what was sent to it
+                data = b""
             self.closed = not data
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(json.loads, lines)
