@@ -17,10 +17,12 @@ Start = Callable[..., Service]
 
 
 def idle(service: Service, number: int) -> None:
-    """The trainer of that number was started to wait."""
+    """The trainer of that number was started to wait, and told nothing but where its order will come."""
     service.clock.ahead += SETTLE
     service.until(lambda: len(service.engines.trainers) > number)
-    assert service.engines.trainers[number].spec.arguments[0] == "--wait"
+    waits, descriptor = service.engines.trainers[number].spec.arguments
+    assert waits == "--wait"
+    assert descriptor.isdigit()
 
 
 def test_a_job_gets_the_process_that_waits_and_another_waits_then(start: Start) -> None:
