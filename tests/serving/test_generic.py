@@ -10,6 +10,7 @@ import torch
 from tests.serving.conftest import make_adapter, quiet_peft
 from tests.serving.test_engine import build, expected, run
 from tuneship.service.catalogue import NOT_SERVED
+from tuneship.serving import product
 from tuneship.serving.generic import GenericModel
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
@@ -56,6 +57,28 @@ TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 def test_another_architecture_answers_as_generate_does_with_and_without_an_adapter(
     tmp_path: Path, kind: str, options: dict[str, object]
 ) -> None:
+    check_answers(tmp_path, kind, options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen2", {"tie_word_embeddings": False}),
+        ("gemma2", {**WINDOW, **TURNS, "head_dim": 8, "tie_word_embeddings": True}),
+    ],
+)
+def test_the_same_with_weights_laid_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, object]
+) -> None:
+    """Layers with and without biases, a head that is the embedding and one that is not."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch has no oneDNN here")
+    monkeypatch.setattr(product, "SMALL_BYTES", 0)
+    monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+    check_answers(tmp_path, kind, options)
+
+
+def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
     """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side."""
     from peft import PeftModel
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from tuneship.serving import product
-from tuneship.serving.product import SMALL_BYTES, Product
+from tuneship.serving.product import SMALL_BYTES, LaidOutLinear, Product, lay_out_layers
 
 SMALL, LARGE = (48, 32), (1024, 520)
 assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
@@ -63,6 +63,28 @@ def test_the_weight_that_was_copied_is_not_kept() -> None:
     del weight
     assert gone() is None
     assert product_of_it(torch.ones(1, LARGE[1])).isfinite().all()
+
+
+def test_large_layers_of_a_model_are_replaced_where_that_is_faster(layout: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(*LARGE),
+            torch.nn.Linear(LARGE[1], LARGE[0]),
+            torch.nn.Linear(LARGE[0], SMALL[1]),
+            torch.nn.Linear(SMALL[1], LARGE[1]),
+            torch.nn.Linear(LARGE[1], LARGE[0], bias=False),
+        )
+    model[4].weight = model[0].weight
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.inference_mode():
+        expected = model(ids)
+        lay_out_layers(model)
+        found = model(ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    replaced = [isinstance(layer, LaidOutLinear) for layer in model]
+    assert replaced == [False, layout, False, False, layout]
+    assert model[4].weight.data_ptr() == model[0].weight.data_ptr()
 
 
 @pytest.mark.usefixtures("fresh_trial")

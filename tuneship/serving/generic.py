@@ -1,8 +1,8 @@
 """Any causal language model of transformers whose attention goes through its attention interface.
 
 The layers are transformers' own; only their attention is replaced by the slot cache's, and their linear layers are
-watched so that adapters can add to them. Slower per step than `llama`, and checked against the untouched model when
-it is loaded: what does not agree is refused.
+watched so that adapters can add to them, with weights laid out where that is faster. Slower per step than `llama`, and
+checked against the untouched model when it is loaded: what does not agree is refused.
 """
 
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from tuneship.serving.batch import Batch
 from tuneship.serving.cache import CacheShape, Look, SlotCache
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
+from tuneship.serving.product import lay_out_layers
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
@@ -122,6 +123,7 @@ class GenericModel:
             expected = (
                 self._model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
             )
+            lay_out_layers(self._model)
             AttentionInterface.register(_ATTENTION, self._attend)
             self._model.set_attn_implementation(_ATTENTION)
             with _watched(self._model) as calls:

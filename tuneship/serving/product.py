@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
 """The trial: so many tokens through a layer of this width, the best of so many rounds."""
@@ -23,7 +23,7 @@ class Product:
 
     def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
         """The weight is copied and may be forgotten; a shared one, which others use too, is kept as it is."""
-        self._is_laid_out = weight.nbytes > SMALL_BYTES and prefers_layout(weight.dtype)
+        self._is_laid_out = _gains(weight)
         if self._is_laid_out:
             self._weight = weight if shared else _lay_out(weight)
         else:  # [in, out] in memory is faster than torch's [out, in] for few tokens
@@ -40,6 +40,35 @@ class Product:
         return torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001 (no public name)
             x, residual, self._weight, None, "add"
         )
+
+
+class LaidOutLinear(nn.Linear):
+    """A linear layer of a loaded model with its weight laid out, in place of it."""
+
+    def __init__(self, linear: nn.Linear, *, shared: bool) -> None:
+        """A shared weight is kept as it is; of another, the plain copy may be forgotten."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight if shared else _lay_out(linear.weight)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """For x [..., in] the [..., out]."""
+        return _multiply(x, self.weight, self.bias)
+
+
+def lay_out_layers(model: nn.Module) -> None:
+    """Replace the linear layers of a model whose products become faster by it."""
+    tensors = [id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False)]
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and _gains(module.weight):
+            is_shared = tensors.count(id(module.weight)) > 1
+            model.set_submodule(name, LaidOutLinear(module, shared=is_shared))
+
+
+def _gains(weight: Tensor) -> bool:
+    return weight.nbytes > SMALL_BYTES and prefers_layout(weight.dtype)
 
 
 def prefers_layout(dtype: torch.dtype) -> bool:
@@ -75,8 +104,8 @@ def _lay_out(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)  # noqa: SLF001
 
 
-def _multiply(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], None)  # noqa: SLF001
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # noqa: SLF001
 
 
 def _best(work: Callable[[], object]) -> float:
