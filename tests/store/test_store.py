@@ -1,6 +1,7 @@
 """Leases fence, blobs are whole or absent, keys are single."""
 
 import hashlib
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,31 @@ def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Databa
     assert isinstance(begin(idempotency.Key("bob", "k", "other"), NOW), idempotency.Hold)
     after = NOW + idempotency.KEPT + timedelta(minutes=5)
     assert isinstance(begin(key, after), idempotency.Hold)
+
+
+def test_a_disk_that_takes_a_part_of_a_block_keeps_no_part_of_a_file(tmp_path: Path) -> None:
+    """Its last block fits in half, which is no error of the system's call."""
+    blobs = Blobs(str(tmp_path / "blobs"), tmp_path / "scratch")
+    file = tmp_path / "adapter"
+    file.write_bytes(b"x" * 70_000)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def stage() -> None:
+        with blobs.staged() as staged:
+            staged.write(file.read_bytes())
+            blobs.keep(staged, "datasets/ds_1/data.jsonl")
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (68_000, most[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            blobs.put(file, "models/ft_1/adapter")
+        with pytest.raises(OSError, match="large"):
+            stage()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert blobs.names("models") == blobs.names("datasets") == set()
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert blobs.put(file, "models/ft_1/adapter") == sha256_of(file)
 
 
 def test_a_blob_is_at_its_key_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -105,12 +105,14 @@ class Blobs:
         """Copy a finished local file as it is, sealed or not, to its key; answers its SHA-256."""
         descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=STAGED)
         try:
-            with path.open("rb") as source, _HashedFile(descriptor, "wb") as copy:
+            raw = _HashedFile(descriptor, "wb")
+            # A disk with little room left takes a part of a block; the buffer gives it the rest, or raises.
+            with path.open("rb") as source, io.BufferedWriter(raw) as copy:
                 shutil.copyfileobj(source, copy)
             self._settle(Path(name), key)
         finally:
             Path(name).unlink(missing_ok=True)
-        return copy.digest.hexdigest()
+        return raw.digest.hexdigest()
 
     def _settle(self, source: Path, key: str) -> None:
         flush(source)
