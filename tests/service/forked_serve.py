@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from tests.service import processes
 from tests.service.engines import PlayedEngines
 from tests.service.in_process import ANSWER, CATALOGUE
-from tests.service.processes import ROOT
+from tests.service.processes import Starter
 from tuneship.service import serve
 from tuneship.settings import ServiceSettings
 
@@ -25,16 +26,15 @@ from tuneship.settings import ServiceSettings
 class ForkedServe:
     """`tuneship serve`, killed and started again (`forked_serve.py`)."""
 
-    def __init__(self, data_dir: Path, database_url: str) -> None:
+    def __init__(
+        self, data_dir: Path, database_url: str, starter: Starter = processes.start
+    ) -> None:
         self.data_dir = data_dir
         self.log = data_dir.parent / "log"
         self.ready_s: list[float] = []
-        command = [sys.executable, "-W", "ignore", "-m", "tests.service.forked_serve"]
+        command = ("tests.service.forked_serve", str(data_dir), database_url)
         with self.log.open("a") as log:
-            self.program = subprocess.Popen(
-                [*command, str(data_dir), database_url],
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+            self.program = starter(*command, stdin=subprocess.PIPE, stderr=log)
         self.start()
         self.ready_s.clear()  # the program had to load everything
 

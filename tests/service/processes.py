@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.waiting import until
 from tuneship.client import Client
@@ -15,31 +17,43 @@ from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobSe
 from tuneship.settings import ClientSettings
 
 ROOT = Path(__file__).parents[2]
+Starter = Callable[..., "subprocess.Popen[str]"]
 COLOURS = ("red", "green", "blue", "black")
+
+
+def start(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    """A module as a program; `options`: those of Popen."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
 
 
 class Serve:
     """One service process on a data folder; started again on the same folder after a kill."""
 
     def __init__(
-        self, data_dir: Path, *options: str, preload: bool = False, **settings: str
+        self,
+        data_dir: Path,
+        *options: str,
+        preload: bool = False,
+        starter: Starter = start,
+        **settings: str,
     ) -> None:
         self.data_dir = data_dir
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self._options = options
         self._preload = preload
+        self.starter = starter
+        """Of the next start, e.g. one that takes something away from the host."""
         self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
-        self.host: tuple[str, ...] = ()
-        """What runs before the command at the next start, e.g. to take something away from its host."""
         self._clients: list[Client] = []
         self.process = self.start()
 
     def start(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-W", "ignore", "-m", "tuneship.cli", "serve", "--port", "0"]
+        command = ("tuneship.cli", "serve", "--port", "0", "--data-dir", str(self.data_dir))
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [*self.host, *command, "--data-dir", str(self.data_dir), *self._options],
-                cwd=ROOT,
+            self.process = self.starter(
+                *command,
+                *self._options,
                 env=os.environ
                 | {
                     "PYTHONPATH": str(ROOT),
@@ -47,9 +61,7 @@ class Serve:
                     "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # tests poll faster than people
                     **self._settings,
                 },
-                stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 import yaml
 
 from tests.service.in_process import Service
-from tests.service.processes import Serve, ended_job, rows_file, running_deployment, start_job
+from tests.service.processes import (
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start,
+    start_job,
+)
 from tests.waiting import until
 from tuneship.client import ApiError
 from tuneship.contract.deployments import DeploymentUpdate
@@ -203,7 +211,7 @@ def test_a_real_host_that_lost_its_filter_starts_no_process_for_what_asked_for_o
         until(lambda: client.jobs.get(job).current_step > 0)
         serve.kill()
 
-        serve.host = (sys.executable, "-m", "tests.service.weak_host")
+        serve.starter = partial(start, "tests.service.weak_host", sys.executable, "-m")
         serve.start()
         client = serve.client()
         ended = ended_job(client, job)
@@ -221,7 +229,7 @@ def test_a_real_host_that_lost_its_filter_starts_no_process_for_what_asked_for_o
         assert serve.workers("tuneship.training") == []
         serve.kill()
 
-        serve.host = ()
+        serve.starter = start
         serve.start()
         client = serve.client()
         assert client.deployments.get(guarded).status == "failed"

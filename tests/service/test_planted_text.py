@@ -22,13 +22,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
-import sqlalchemy as sa
 
+from tests.service.opened import opened
 from tests.service.processes import ROOT, Serve, rows_file
 from tests.waiting import until
-from tuneship.sealing import read_plain
-from tuneship.service.access import read_or_make_secret
-from tuneship.service.keyring import keyring_of
 from tuneship.store import tables
 from tuneship.store.database import Database, sqlite_url
 
@@ -382,15 +379,11 @@ def walked(way: Way) -> Way:
 
 def opened_datasets(data_dir: Path) -> bytes:
     """What the datasets' files say to who has the master key."""
-    keyring = keyring_of(read_or_make_secret(data_dir / "master.key"))
     database = Database(sqlite_url(data_dir / "tuneship.sqlite"))
-    found = b""
     with database.read() as connection:
-        for row in connection.execute(sa.select(tables.datasets)).mappings():
-            key = keyring.find(connection, row["client_id"], f"datasets/{row['id']}")
-            found += read_plain(data_dir / "blobs" / row["blob"], key)
+        found = opened(connection, data_dir, tables.datasets)
     database.close()
-    return found
+    return b"".join(found.values())
 
 
 def test_the_texts_were_kept_where_they_belong(walked: Way) -> None:

@@ -1,15 +1,11 @@
-"""The operating system refuses a service's system calls (strace plays the disk): a declared answer, nothing half-made.
+"""The operating system refuses a service's system calls, or does half: a declared answer, nothing half-made.
 
 The next good request succeeds, and so does the same one again with its key. SQLite writes with `pwrite64`, Python
 with `write`; both are flushed with `fsync` or `fdatasync`.
 """
 
 import json
-import shutil
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +15,8 @@ import pytest
 from tests.service import invariants
 from tests.service.forked_serve import ForkedServe
 from tests.service.in_process import LINES, jsonl
+from tests.service.opened import opened
+from tests.service.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
 from tests.service.test_load import TLS
 from tests.waiting import until
 from tuneship.store import tables
@@ -26,31 +24,37 @@ from tuneship.store.blobs import STAGED, sha256_of
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.identifiers import new_id
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.soak,  # strace does not always let go of what it has killed
-    pytest.mark.skipif(shutil.which("strace") is None, reason="no strace"),
-]
-FLUSH, RENAME = "fsync,fdatasync", "rename,renameat,renameat2"
-REFUSED = [
-    *(("/v1/datasets", call, error, first) for call, error, first in (
-        (FLUSH, "EIO", 1), (FLUSH, "EIO", 2), (FLUSH, "EIO", 3), (FLUSH, "EIO", 4),
-        (FLUSH, "ENOSPC", 1), ("write", "ENOSPC", 1), ("write", "EIO", 1),
-        (RENAME, "EIO", 1), (RENAME, "ENOSPC", 1), ("pwrite64", "ENOSPC", 1), ("pwrite64", "EIO", 1),
-        ("mkdir,mkdirat", "ENOSPC", 1),
-    )),
-    *(("/v1/deployments", call, error, first) for call, error, first in (
-        ("pwrite64", "ENOSPC", 1), ("pwrite64", "ENOSPC", 4), ("pwrite64", "EIO", 2), (FLUSH, "EIO", 1),
-    )),
+pytestmark = pytest.mark.slow
+WRITE, STORE = ("write",), ("pwrite64",)
+STAGED_FILE, FOLDER, LOG = r"/\.staged-", r"/blobs/datasets(/ds_\w+)?$", r"sqlite-wal$"
+REFUSED = {
+    "/v1/datasets": [
+        (FLUSH, "EIO", STAGED_FILE, 1, None), (FLUSH, "EIO", FOLDER, 1, None), (FLUSH, "EIO", FOLDER, 2, None),
+        (FLUSH, "ENOSPC", STAGED_FILE, 1, None), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
+        (WRITE, "ENOSPC", "", 1, None), (WRITE, "EIO", STAGED_FILE, 1, None),
+        (RENAME, "EIO", "", 1, None), (RENAME, "ENOSPC", "", 1, None), (MAKE, "ENOSPC", "", 1, None),
+        (STORE, "ENOSPC", LOG, 1, None), (STORE, "EIO", LOG, 1, None), (STORE, "ENOSPC", LOG, 4, 4),
+    ],
+    "/v1/deployments": [
+        (STORE, "ENOSPC", LOG, 1, None), (STORE, "ENOSPC", LOG, 4, 4), (STORE, "EIO", LOG, 2, 2),
+        (STORE, "EIO", LOG, 6, 6), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
+    ],
+}  # fmt: skip
+"""By path of a create: system calls, error, file, and the first and last pass that meets it (None: for ever)."""
+HALF = [
+    ("/v1/datasets", WRITE, STAGED_FILE), ("/v1/datasets", STORE, LOG), ("/v1/deployments", STORE, LOG),
 ]  # fmt: skip
-"""Path of a create, system calls, error, and from which pass on it comes."""
-DEADLY = [RENAME, FLUSH, "write", "pwrite64"]
+DEADLY = [
+    (RENAME, False), (FLUSH, False), (WRITE, False), (WRITE, True), (STORE, False), (STORE, True),
+]  # fmt: skip
+"""System calls, and whether half of what they write is there at the death."""
 
 
 @dataclass
 class Place:
     """A service, and the ids of all that it has made."""
 
+    kernel: Kernel
     serve: ForkedServe
     made: set[str] = field(default_factory=set[str])
 
@@ -77,40 +81,24 @@ class Place:
             datasets = {
                 row["id"]: row["sha256"] for row in invariants.rows_of(connection, tables.datasets)
             }
+            contents = opened(connection, self.serve.data_dir, tables.datasets)
             others = {row["id"] for row in invariants.rows_of(connection, tables.deployments)}
             assert connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
         database.close()
         assert datasets.keys() | others == self.made
         assert {one.name: sha256_of(one / "data.jsonl") for one in blobs.glob("*")} == datasets
+        assert set(contents.values()) <= {jsonl(*LINES)}
         assert not list((self.serve.data_dir / "scratch").glob(f"{STAGED}*"))
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(ForkedServe(tmp_path_factory.mktemp("service") / "data", ""))
+    kernel = Kernel()
+    folder = tmp_path_factory.mktemp("service")
+    place = Place(kernel, ForkedServe(folder / "data", "", kernel.start))
     yield place
     place.serve.kill()
     place.serve.end()
-
-
-@contextmanager
-def injected(serve: ForkedServe, calls: str, what: str) -> Iterator[None]:
-    """While the block lasts: `what` happens at system calls of the service, once at least."""
-    log = serve.data_dir.parent / "strace.log"
-    command = ["strace", "-f", "-p", str(serve.pid), "-e", f"trace={calls}"]
-    command += ["-e", f"inject={calls}:{what}", "-o", str(log)]
-    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert tracer.stderr is not None
-    line = tracer.stderr.readline()
-    if "attached" not in line:
-        tracer.wait(10)
-        pytest.skip(f"this machine does not let processes be traced: {line.strip()}")
-    try:
-        yield
-    finally:
-        tracer.send_signal(signal.SIGTERM)  # it lets go
-        tracer.communicate(timeout=30)
-    assert "(INJECTED)" in log.read_text() or "killed by SIGKILL" in log.read_text()
 
 
 def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
@@ -128,12 +116,20 @@ def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
         return http.post(path, headers=headers, **options)
 
 
-@pytest.mark.parametrize(("path", "calls", "error", "first"), REFUSED)
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        pytest.param(path, one, id=f"{path} {one[0][0]} {one[1]} {one[2]} {one[3]}")
+        for path, faults in REFUSED.items()
+        for one in faults
+    ],
+)
 def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
-    place: Place, path: str, calls: str, error: str, first: int
+    place: Place, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
 ) -> None:
     key = new_id("case")
-    with injected(place.serve, calls, f"error={error}:when={first}+"):
+    calls, error, file, first, last = fault
+    with place.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
         broken = create(place.serve, path, f"broken {key}")
     assert broken.status_code in (201, 503), broken.text  # 201: what failed came after the commit
     if broken.status_code == 503:
@@ -144,11 +140,25 @@ def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
     place.check()
 
 
-@pytest.mark.parametrize("calls", DEADLY)
-def test_a_death_inside_of_a_system_call_leaves_nothing_half_made(place: Place, calls: str) -> None:
-    with injected(place.serve, calls, "signal=KILL:when=1"), pytest.raises(httpx.TransportError):
-        create(place.serve, "/v1/datasets", f"killed {calls}")
+@pytest.mark.parametrize(("path", "calls", "file"), HALF)
+def test_what_the_system_writes_in_half_is_written_on(
+    place: Place, path: str, calls: Sequence[str], file: str
+) -> None:
+    key = new_id("case")
+    with place.kernel.injected(Fault(calls, is_half=True, path=file)):
+        place.make(path, f"half {key}")
+    place.check()
+
+
+@pytest.mark.parametrize(("calls", "is_half"), DEADLY)
+def test_a_death_inside_of_a_system_call_leaves_nothing_half_made(
+    place: Place, calls: Sequence[str], is_half: bool
+) -> None:
+    key = new_id("case")
+    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(place.serve.data_dir))
+    with place.kernel.injected(fault), pytest.raises(httpx.TransportError):
+        create(place.serve, "/v1/datasets", f"killed {key}")
     place.serve.kill()
     place.serve.start()
-    place.make("/v1/datasets", f"killed {calls}")
+    place.make("/v1/datasets", f"killed {key}")
     place.check()
