@@ -6,7 +6,7 @@ Every field has the meaning that it has in the API; what is not said keeps its d
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from tuneship.contract.common import ONE_LINE, ModelId, ModelName, Name, Tags
-from tuneship.contract.deployments import DeploymentCreate
+from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
+from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.examples import DatasetFormat
-from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate
+from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training import TrainingRules
 
@@ -89,6 +89,40 @@ class TrainingData(_Form):
         if self.validation_file and self.validation_dataset_id:
             raise ValueError("only one of validation_file and validation_dataset_id may be given")
         return self
+
+
+class SecuritySettings(_Form):
+    """Safeguards of the jobs and deployments of a release. What is left out is not asked for."""
+
+    compliance_mode: ComplianceMode | None = Field(
+        default=None,
+        description="hipaa turns all others on; needs TLS, or the service's own machine, and an API key of at most 90"
+        " days.",
+    )
+    network_isolation: bool | None = Field(
+        default=None, description="The processes that train and serve have no network."
+    )
+    encryption_level: Literal["standard", "maximum"] | None = Field(
+        default=None, description="maximum refuses what lies unsealed at the service."
+    )
+    audit_logging: bool | None = Field(
+        default=None, description="Reads, generations and refusals are in the audit chain, too."
+    )
+    private_endpoints: bool | None = Field(
+        default=None,
+        description="Deployments only: they answer to the service's private networks, and the run must be in one.",
+    )
+
+    @property
+    def of_job(self) -> JobSecuritySettings:
+        """What a job is asked for; a field that is not said is not sent, so that no mode contradicts it."""
+        asked = self.model_dump(exclude_none=True, exclude={"private_endpoints"})
+        return JobSecuritySettings.model_validate(asked)
+
+    @property
+    def of_deployment(self) -> DeploymentSecuritySettings:
+        """The same for a deployment."""
+        return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
 
 
 class DeploymentSettings(_Form):
@@ -173,6 +207,10 @@ class ReleaseParameters(_Form):
     deployment: DeploymentSettings = Field(
         default_factory=DeploymentSettings, description="How the tuned model is served."
     )
+    security_settings: SecuritySettings = Field(
+        default_factory=SecuritySettings,
+        description="Safeguards of the jobs and deployments that this release makes.",
+    )
     endpoint: Endpoint = Field(description="Where the traffic moves.")
     canary: CanaryRules = Field(
         default_factory=CanaryRules, description="How the traffic moves, and when it returns."
@@ -244,15 +282,19 @@ class ReleaseParameters(_Form):
             hyperparameters=settings,
             validation_frequency=self.validation_frequency,
             compute_config=self.compute_config,
+            security_settings=self.security_settings.of_job,
         )
 
     def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:
         """The deployment of a model under these settings, with a name of its own."""
         settings = self.deployment.model_dump(exclude={"tags"})
-        return DeploymentCreate.model_validate(
-            settings
-            | {"model_name": model, "deployment_name": f"{self.model_name}-{suffix}", "tags": tags}
-        )
+        own = {
+            "model_name": model,
+            "deployment_name": f"{self.model_name}-{suffix}",
+            "tags": tags,
+            "security_settings": self.security_settings.of_deployment,
+        }
+        return DeploymentCreate.model_validate(settings | own)
 
     def plan(
         self, endpoint_id: str | None, baseline_deployment_id: str, candidate_deployment_id: str

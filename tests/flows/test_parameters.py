@@ -12,7 +12,8 @@ from flows.refusals import BadInput
 from flows.retrain_parameters import RetrainFile
 from flows.script import load_parameters
 from flows.training_data import resolve
-from tuneship.contract.jobs import Hyperparameters
+from tuneship.contract.deployments import DeploymentSecuritySettings
+from tuneship.contract.jobs import Hyperparameters, JobSecuritySettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL: dict[str, Any] = {
@@ -77,6 +78,9 @@ def test_paths_start_at_the_parameters_file() -> None:
         {"endpoint": {"id": "cep_1", "name": "shop"}},
         {"hyperparameters": {"learning_rate": "fast"}},
         {"validation_frequency": 1.5},
+        {"security_settings": {"compliance_mod": "hipaa"}},
+        {"security_settings": {"compliance_mode": "HIPAA"}},
+        {"security_settings": {"audit_logging": "true"}},
         {"canary": {"steps": [50, 25, 100]}},
         {"canary": {"alpha": float("inf")}},
     ],
@@ -134,6 +138,50 @@ def test_the_job_carries_what_the_form_says() -> None:
     told = job.model_dump(mode="json", exclude_unset=True)
     assert told["hyperparameters"] == {"epochs": 2}
     assert told["validation_frequency"] == 0.25
+
+
+ASKED: dict[str, Any] = {
+    "compliance_mode": "hipaa",
+    "network_isolation": True,
+    "encryption_level": "maximum",
+    "audit_logging": True,
+    "private_endpoints": True,
+}
+
+
+@pytest.mark.parametrize("settings", [{name: value} for name, value in ASKED.items()] + [ASKED])
+def test_safeguards_are_sent_for_job_and_deployment_and_only_those_that_were_asked_for(
+    settings: dict[str, Any],
+) -> None:
+    """A field that was not asked for and is sent all the same would contradict `compliance_mode: hipaa`."""
+    wanted = release(
+        security_settings=dict.fromkeys(ASKED) | settings
+    )  # as Prefect's form sends it
+    job = wanted.job("ds_1", None, wanted.settings[0]).model_dump(exclude_unset=True)
+    sent = wanted.deploy("tuneship-tiny", "1", {}).model_dump(exclude_unset=True)
+    of_job = {name: value for name, value in settings.items() if name != "private_endpoints"}
+    assert (job["security_settings"], sent["security_settings"]) == (of_job, settings)
+
+
+def test_a_release_that_asks_for_no_safeguard_is_the_one_that_it_was_before_there_were_any() -> (
+    None
+):
+    plain, empty = release(), release(security_settings=dict.fromkeys(ASKED))
+    assert plain.digest() == empty.digest() != release(security_settings=ASKED).digest()
+    for wanted in (plain, empty):
+        job = wanted.job("ds_1", None, wanted.settings[0])
+        assert "security_settings" not in job.model_dump(exclude_defaults=True)
+        made = wanted.deploy("tuneship-tiny", "1", {})
+        assert "security_settings" not in made.model_dump(exclude_defaults=True)
+
+
+def test_the_form_explains_every_safeguard_of_the_service() -> None:
+    models = ReleaseParameters.model_json_schema()["$defs"]
+    fields = models["SecuritySettings"]["properties"]
+    assert set(fields) == set(DeploymentSecuritySettings.model_fields)
+    assert all(about["description"] for about in fields.values())
+    assert set(fields) > set(JobSecuritySettings.model_fields)
+    assert {name: about["default"] for name, about in fields.items()} == dict.fromkeys(fields)
 
 
 def test_deployment_tags_belong_to_the_candidate_alone() -> None:

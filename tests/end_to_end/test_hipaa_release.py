@@ -1,0 +1,63 @@
+"""A release that asks for `compliance_mode: hipaa`, against a real service: what it makes is in the mode."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.conftest import Place
+from tuneship.client import Client
+
+pytestmark = pytest.mark.slow
+OF_JOB = {
+    "audit_logging": True,
+    "compliance_mode": "hipaa",
+    "encryption_level": "maximum",
+    "network_isolation": True,
+}
+OF_DEPLOYMENT = {**OF_JOB, "private_endpoints": True}
+
+
+def release(folder: Path) -> dict[str, Any]:
+    """As quick as a real one can be: what its gates decide is not the question."""
+    rows = [{"instruction": f"what is case {n}?", "response": f"ward {n % 4}"} for n in range(64)]
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "model_name": "hipaa",
+        "endpoint": {"name": "hipaa"},
+        "security_settings": {"compliance_mode": "hipaa"},
+        "data": {"files": [str(file)]},
+        "hyperparameters": {"epochs": 1, "batch_size": 8, "learning_rate": 0.001},
+        "validation_frequency": 2,
+        "training_gates": {"min_gain": 0.0, "min_validation_examples": 1},
+        "evaluation": {"max_rows": 0},
+        "canary": {
+            "steps": [50, 100],
+            "interval": "1s",
+            "look_every_seconds": 1,
+            "min_looks_per_step": 1,
+            "min_requests_per_step": 5,
+            "bake_looks": 1,
+            "error_gate": {"ratio": 3.0, "harm": 0.3, "ok": 0.45},
+            "latency_gates": None,
+            "quality_gates": None,
+            "traffic": {"prompts": str(file), "requests_per_second": 20, "max_tokens": 4},
+        },
+    }
+
+
+def test_job_and_deployments_of_a_hipaa_release_are_in_the_mode(
+    place: Place, tmp_path: Path
+) -> None:
+    code, said, result = place.release(tmp_path, release(tmp_path))
+    assert (code, result["outcome"]) == (0, "promoted"), said
+    with Client(place.settings) as client:
+        job = client.jobs.get(result["job_id"])
+        assert job.security_settings == OF_JOB
+        for role in ("baseline", "candidate"):
+            made = client.deployments.get(result[f"{role}_deployment_id"])
+            assert made.security_settings == OF_DEPLOYMENT, role
+        actions = {row.action for row in client.audit.iterate(limit=1000)}
+    assert {"generate_by_endpoint", "get_deployment_metrics", "get_job"} <= actions, "reads too"
