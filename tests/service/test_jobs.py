@@ -248,6 +248,29 @@ def test_a_job_that_ends_early_says_why_and_has_done_all_its_steps(service: Serv
     assert "after step 2 in 2 measurements" in why
 
 
+def test_a_job_that_is_killed_after_its_early_end_says_why_once(service: Service) -> None:
+    job_id = service.job(hyperparameters={"early_stopping_patience": 2})
+    first = service.trainer()
+    first.start_of(9)
+    first.step(4, evaluated=True)
+    first.end_early(4, best_step=2, patience=2)
+
+    def total_steps() -> int:
+        return service.call("GET", f"{JOBS}/{job_id}").json()["total_steps"]
+
+    service.until(lambda: total_steps() == 4)
+    first.code = -9
+    second = service.trainer(1)
+    second.start_of(9, resumed_from=4)
+    service.until(lambda: total_steps() == 9)
+    second.end_early(4, best_step=2, patience=2)
+    second.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    assert total_steps() == 4
+    log = [one["message"] for one in service.call("GET", f"{JOBS}/{job_id}/logs").json()["logs"]]
+    assert sum(text.startswith("early_stopping_patience: ") for text in log) == 1
+
+
 def test_a_failed_job_says_why_and_so_does_its_event(service: Service) -> None:
     job_id = service.job()
     service.trainer().say({"kind": "failed", "reason": "out_of_memory", "message": "too big"})

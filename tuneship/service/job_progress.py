@@ -132,7 +132,7 @@ def _store_early_end(
         f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
         f"than after step {line['best_step']} in {line['patience']} measurements"
     )
-    job_records.add_log(connection, run.claim.job_id, now, "info", text)
+    job_records.add_log_once(connection, run.claim.job_id, now, "info", text)
 
 
 def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: datetime) -> None:

@@ -27,6 +27,17 @@ def add_log(
     )
 
 
+def add_log_once(
+    connection: sa.Connection, job_id: str, now: datetime, level: str, message: str
+) -> None:
+    """The same, unless an earlier attempt has said it: a resumed one decides alike, and says so again."""
+    query = sa.select(job_logs.c.id).where(
+        job_logs.c.job_id == job_id, job_logs.c.message == message
+    )
+    if connection.execute(query.limit(1)).first() is None:
+        add_log(connection, job_id, now, level, message)
+
+
 def logs_of(connection: sa.Connection, job_id: str, *, after: int, limit: int) -> Sequence[Row]:
     """Entries behind a position, oldest first."""
     query = (
