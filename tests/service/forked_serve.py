@@ -22,6 +22,9 @@ from tests.service.processes import Starter
 from tuneship.service import serve
 from tuneship.settings import ServiceSettings
 
+NOBODY_WORKS = "nobody-works"
+"""While this file is in the data folder, no replica of a service that starts gets ready."""
+
 
 class ForkedServe:
     """`tuneship serve`, killed and started again (`forked_serve.py`)."""
@@ -65,6 +68,8 @@ def run(data_dir: Path, url: str) -> None:
     tokenizer: Any = CATALOGUE.default.tokenizer
     engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
     engines.trains_at_once = True
+    if (data_dir / NOBODY_WORKS).exists():
+        engines.may_start.clear()
     serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
     serve.can_isolate = lambda: True  # what it would find out is about real workers
     settings = ServiceSettings(

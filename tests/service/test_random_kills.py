@@ -19,11 +19,15 @@ import pytest
 from pydantic import SecretStr
 
 from tests.service import invariants
-from tests.service.forked_serve import ForkedServe
+from tests.service.forked_serve import NOBODY_WORKS, ForkedServe
 from tests.service.in_process import LINES, jsonl
+from tests.service.processes import running_deployment
 from tests.service.test_load import TLS
 from tests.waiting import until
+from tuneship.client import Client
+from tuneship.contract.generation import Generate
 from tuneship.service.access import derived_secret, read_or_make_secret
+from tuneship.settings import ClientSettings
 from tuneship.store import tables
 from tuneship.store.audit import Chain
 from tuneship.store.database import Database, url_of
@@ -113,6 +117,35 @@ class Person:
             base_url=self.serve.url, headers=headers, timeout=60, trust_env=False, verify=TLS
         ) as http:
             return await http.request(one.method, one.path, **one.options)
+
+
+@pytest.mark.slow
+def test_a_service_that_starts_again_is_ready_before_what_it_served(
+    tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
+) -> None:
+    """So how soon it takes requests depends on no model; `benchmarks/service.py` measures it."""
+    serve = ForkedServe(tmp_path / "data", database_settings().get("database_url", ""))
+    hold = serve.data_dir / NOBODY_WORKS
+    ask = Generate(prompt="case", max_tokens=2)
+    with client_of(serve) as client:
+        made = running_deployment(client, "d", "tuneship-tiny")
+        assert client.deployments.generate(made, ask).completion
+    serve.kill()
+    hold.touch()
+    serve.start()
+    with client_of(serve) as client:
+        assert [one.id for one in client.deployments.list().deployments] == [made]
+    serve.kill()
+    hold.unlink()
+    serve.start()
+    with client_of(serve) as client:
+        until(lambda: client.deployments.generate(made, ask).completion)
+    serve.kill()
+    serve.end()
+
+
+def client_of(serve: ForkedServe) -> Client:
+    return Client(ClientSettings.from_credentials(serve.data_dir / "credentials.json"))
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ from tuneship.training.spec import DataKeys, Order
 logger = logging.getLogger(__name__)
 
 BEAT_EVERY = timedelta(seconds=10)
+AFTER_A_FAILURE_S = 1.0
+"""Before jobs are looked for again."""
 CANCEL_PATIENCE = timedelta(seconds=3.5)
 """Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
 OVERTIME = timedelta(minutes=5)
@@ -104,7 +106,7 @@ class TrainingKeeper:
                 await self._start(job)
         except Exception:  # the next tick tries again
             logger.exception("a job could not be started")
-            await asyncio.sleep(1)
+            await asyncio.sleep(AFTER_A_FAILURE_S)
         finally:
             self._preparing = ""
 
