@@ -87,11 +87,11 @@ def crashes_start_the_guard(guard_id: Any) -> Automation:
 
 
 def bring_up_to_date(wanted: Automation) -> None:
-    """Make it, or change the one of that name."""
+    """Make it, or change the one of that name; one that somebody has switched off stays off."""
     with get_client(sync_client=True) as client:
         found = client.read_automations_by_name(name=wanted.name)
     if found:
-        wanted.id = found[0].id
+        wanted.id, wanted.enabled = found[0].id, found[0].enabled
         wanted.update()
     else:
         wanted.create()

@@ -7,6 +7,7 @@ server is set up with is in `deployments/set_up.py`.
 
 import argparse
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -162,9 +163,8 @@ def _refuse_taken(port: int, setting: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        raise NotStarted(
-            f"port {port} cannot be listened on ({error.strerror}): {setting} chooses another one"
-        ) from None
+        why = os.strerror(error.errno or 0)
+        raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None
 
 
 def _answers(url: str, status: int = 200) -> bool:

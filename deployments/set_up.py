@@ -7,14 +7,14 @@ the installed package has no `prefect.yaml`. `make up` calls it for its own serv
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from prefect.settings import get_current_settings
 
+from deployments.definitions import PREFECT_YAML
 from tuneship.settings import embedded_service_environment
 
 WORK_POOL = "tuneship"
-PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
 
 
 class SetUpFailed(Exception):
@@ -24,7 +24,7 @@ class SetUpFailed(Exception):
 def register(environment: Mapping[str, str]) -> None:
     """Make work pool, deployments of `prefect.yaml`, automations, block; what exists is brought up to date.
 
-    Raises `SetUpFailed`.
+    What people have set there stays (`definitions.py`). Raises `SetUpFailed`.
     """
     if not PREFECT_YAML.is_file():
         raise SetUpFailed(f"{PREFECT_YAML} does not exist: set up from a checkout of tuneship")
@@ -32,9 +32,10 @@ def register(environment: Mapping[str, str]) -> None:
     _run(
         environment, *prefect, "work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"
     )
-    _run(
-        environment, *prefect, "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_YAML)
-    )
+    with TemporaryDirectory() as folder:
+        file = f"{folder}/{PREFECT_YAML.name}"
+        _run(environment, "deployments.definitions", file)
+        _run(environment, *prefect, "--no-prompt", "deploy", "--all", "--prefect-file", file)
     _run(environment, "deployments.automations")
     _run(environment, "deployments.blocks")
 

@@ -37,6 +37,29 @@ def test_every_flow_is_registered_with_its_automations_and_credentials(machine: 
     assert set(stored["data"]["api_key"]) == {"*"}
 
 
+def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret(
+    machine: Machine,
+) -> None:
+    flow = machine.ask("GET", "/deployments/name/retrain/retrain-on-dataset")
+    automations = machine.ask("POST", "/automations/filter", {})
+    trigger = next(one for one in automations if one["name"] == "tuneship-dataset-processed")
+    place = f"/deployments/{flow['id']}"
+    machine.ask("PATCH", place, {"parameters": {"release": {"model_name": "mine"}}})
+    machine.ask("PATCH", f"/automations/{trigger['id']}", {"enabled": True})
+    (machine.home / ".tuneship" / "webhook.json").unlink()
+    before = machine.records
+
+    machine.run("up")
+
+    assert {name for name, one in machine.records.items() if one != before[name]} == {"bridge"}
+    automations = machine.ask("POST", "/automations/filter", {})
+    (trigger,) = (one for one in automations if one["name"] == trigger["name"])
+    machine.ask("PATCH", f"/automations/{trigger['id']}", {"enabled": False})
+    kept = machine.ask("GET", place)["parameters"]
+    machine.ask("PATCH", place, {"parameters": {}})
+    assert (kept, trigger["enabled"]) == ({"release": {"model_name": "mine"}}, True)
+
+
 def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machine) -> None:
     line = b'{"instruction":"a","response":"b"}\n'
     file = machine.home / "rows.jsonl"

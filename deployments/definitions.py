@@ -1,0 +1,77 @@
+"""The flows of `prefect.yaml` as one Prefect server shall have them: what people have set there stays.
+
+`prefect deploy` puts everything back to what its file says: the `release` that somebody gave to a retraining would be
+gone, and its schedule off again. So it gets a file of its own: `python -m deployments.definitions FILE` writes it, for
+the server at PREFECT_API_URL. Kept are parameters, whether flow, schedule and trigger are on, and schedules that the
+file does not know.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+
+PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")
+"""What says when a schedule starts a run, in the server's form and in the file's."""
+Definition = dict[str, Any]
+
+
+def merged(
+    wanted: Definition, found: Mapping[str, Any], triggers: Mapping[str, bool]
+) -> Definition:
+    """One flow's definition with what is `found` on the server (its JSON); `triggers`: which are on, by name."""
+    known = {one["slug"]: one for one in found["schedules"] if one["slug"]}
+    schedules = [
+        {**one, "active": known[one["slug"]]["active"]} if one.get("slug") in known else one
+        for one in wanted.get("schedules", [])
+    ]
+    ours = {one.get("slug") for one in schedules}
+    schedules += [_written(one) for one in found["schedules"] if one["slug"] not in ours]
+    starts = [
+        {**one, "enabled": triggers.get(one["name"], one["enabled"])}
+        for one in wanted.get("triggers", [])
+    ]
+    return {
+        **wanted,
+        "paused": found["paused"],
+        "parameters": {**wanted.get("parameters", {}), **found["parameters"]},
+        **({"schedules": schedules} if schedules else {}),
+        **({"triggers": starts} if starts else {}),
+    }
+
+
+def _written(schedule: Mapping[str, Any]) -> Definition:
+    """A schedule of the server as the file says it."""
+    times = {name: schedule["schedule"][name] for name in TIMES if schedule["schedule"].get(name)}
+    rest = {name: schedule[name] for name in ("active", "slug", "parameters") if schedule[name]}
+    return {"active": False, **times, **rest}
+
+
+def _of_server(client: SyncPrefectClient, wanted: Definition) -> Definition:
+    flow = wanted["entrypoint"].rpartition(".")[2].replace("_", "-")
+    try:
+        found = client.read_deployment_by_name(f"{flow}/{wanted['name']}")
+    except ObjectNotFound:
+        return wanted
+    names = [one["name"] for one in wanted.get("triggers", [])]
+    automations = [one for name in names for one in client.read_automations_by_name(name)]
+    triggers = {one.name: one.enabled for one in automations}
+    return merged(wanted, found.model_dump(mode="json"), triggers)
+
+
+def main(arguments: list[str]) -> None:
+    """Write the file that is named."""
+    (target,) = arguments
+    whole = yaml.safe_load(PREFECT_YAML.read_text())
+    with get_client(sync_client=True) as client:
+        whole["deployments"] = [_of_server(client, one) for one in whole["deployments"]]
+    Path(target).write_text(yaml.safe_dump(whole, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
