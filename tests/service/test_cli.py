@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -244,6 +245,18 @@ def test_a_setting_of_the_environment_that_cannot_be_read_is_named(
     monkeypatch.setenv("TUNESHIP_PORT", "many")
     done = installed.run("list")
     assert (done.exit_code, done.stderr) == (1, "tuneship: a setting is not valid: port\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [("127.0.0.1", "in use"), ("no-such.invalid", "known|resol")]
+)
+def test_a_service_that_cannot_listen_says_where(tmp_path: Path, host: str, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", *place])
+    assert done.exit_code == 1
+    assert re.search(rf"cannot start: .*{host} port {port}: .*({why}).*--port", done.stderr)
 
 
 def test_the_light_install_says_what_is_missing(tmp_path: Path) -> None:

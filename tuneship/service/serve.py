@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -124,12 +124,18 @@ def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
 
 
 def listener_on(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises `OSError`."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # asyncio turns Nagle's algorithm off only where the protocol is named: without it every answer waits 40 ms.
-    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
+    """A bound socket; port 0 takes a free one. Raises `OSError`, which names both."""
+    with ExitStack() as opened:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # asyncio turns Nagle's algorithm off only where the protocol is named: without it answers wait 40 ms.
+            listener = opened.enter_context(socket.socket(family, kind, socket.IPPROTO_TCP))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            place = f"{host} port {port}: {error.strerror} (--host and --port choose others)"
+            raise OSError(error.errno, place) from None
+        opened.pop_all()
     return listener
 
 
