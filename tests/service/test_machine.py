@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tuneship import memory
+from tuneship.memory import Container, free_memory
 from tuneship.service import machine
 from tuneship.service.machine import (
-    free_memory,
     more_processes,
     resident_memory,
     this_machine,
@@ -17,9 +18,12 @@ GIB = 1 << 30
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, used = tmp_path / "limit", tmp_path / "used"
+    limit, used, parts = (tmp_path / name for name in ("limit", "used", "parts"))
     used.write_text("1048576\n")
-    monkeypatch.setattr(machine, "CGROUPS", ((limit, used), (tmp_path / "none", used)))
+    none = Container(tmp_path / "none", used, parts, "inactive_file")
+    monkeypatch.setattr(
+        memory, "CONTAINERS", (Container(limit, used, parts, "inactive_file"), none)
+    )
     whole = this_machine().memory_bytes
     limit.write_text("max\n")
     assert this_machine().memory_bytes == whole
@@ -28,6 +32,8 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert free_memory() == 2 << 20
     used.write_text("4194304\n")
     assert free_memory() == 0
+    parts.write_text("file 4000000\nactive_file 1\ninactive_file 2097152\n")
+    assert free_memory() == 1 << 20, "copies of files that nobody reads are given up"
 
 
 def test_as_many_processes_fit_as_the_free_memory_holds(
@@ -37,7 +43,7 @@ def test_as_many_processes_fit_as_the_free_memory_holds(
     assert 1 << 20 < own < 100 * GIB
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text(str(100 * GIB))
-    monkeypatch.setattr(machine, "CGROUPS", ((limit, used),))
+    monkeypatch.setattr(memory, "CONTAINERS", (Container(limit, used, tmp_path / "none", "x"),))
     monkeypatch.setattr(machine, "SHARE", 1.0)
     for share, number in ((2.5, 2), (0.5, 0)):
         used.write_text(str(100 * GIB - int(share * own)))

@@ -5,15 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuneship.memory import free_memory, limits
+
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
-CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
-"""The container's own limit of memory, and what is used of it."""
 GIB = 1 << 30
 LEAST_CACHE_BYTES = 64 << 20
 SHARE = 0.9
@@ -34,26 +28,9 @@ def this_machine() -> Machine:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=min([total, *(limit for limit, _ in _limits())]),
+        memory_bytes=min([total, *(limit for limit, _ in limits())]),
         gpus=sum(1 for _ in GPU_FOLDER.iterdir()) if GPU_FOLDER.is_dir() else 0,
     )
-
-
-def _limits() -> list[tuple[int, int]]:
-    """Limit and use, where there is a limit (`max` is none)."""
-    found: list[tuple[int, int]] = []
-    for limit, used in CGROUPS:
-        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
-            found.append((int(text), int(used.read_text())))
-    return found
-
-
-def free_memory() -> int:
-    """Bytes that a new process may take without anything being swapped or killed."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    return max(0, min([available, *(limit - used for limit, used in _limits())]))
 
 
 def cache_share(base: Path, processes: int) -> int:

@@ -11,20 +11,13 @@ from pathlib import Path
 
 import torch
 
+from tuneship import memory
+
 SMALL_MODEL = 5_000_000
 """Parameters below which a second thread and a shorter number format cost more than they bring."""
 WORTH_BFLOAT16 = 1.3
 """Its products must be so many times as fast as float32's: half as many bits cost something in accuracy."""
 FORMAT_FILE = "number_format"
-MEMORY_FILE = Path("/proc/meminfo")
-CONTAINER_FILES = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
-"""Limit and use of the container's memory, by either version of control groups."""
 
 
 def device() -> torch.device:
@@ -79,17 +72,7 @@ def choose_threads(asked: int, parameters: int) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can still be taken, on the GPU where there is one: the machine's or the container's, the smaller."""
+    """Bytes that can still be taken, on the GPU where there is one."""
     if device().type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    found = [_available(MEMORY_FILE)]
-    for limit, use in CONTAINER_FILES:
-        if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-            found.append(max(0, int(text) - int(use.read_text())))
-    return min(found)
-
-
-def _available(file: Path) -> int:
-    """Linux' own estimate: free pages and those of caches that it would give up."""
-    lines = (line.split() for line in file.read_text().splitlines())
-    return next(1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:")
+    return memory.free_memory()
