@@ -143,6 +143,10 @@ def put_in_mode(service: Service, table: sa.Table, identifier: str) -> None:
         connection.execute(change.values(security_settings=settings))
 
 
+def job_of(model: str) -> str:
+    return "ft_" + model.rpartition(":")[2]
+
+
 OPERATIONS = [
     ("GET", "/v1/fine-tuning/jobs/{job}", None),
     ("GET", "/v1/fine-tuning/jobs", None),
@@ -157,6 +161,10 @@ OPERATIONS = [
     ("POST", "/v1/endpoints/{endpoint}/generate", {"prompt": "a"}),
     ("PATCH", "/v1/deployments/{deployment}", {"max_replicas": 2}),
     ("DELETE", "/v1/deployments/{deployment}?force=true", None),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/models/{model}", None),
+    ("GET", "/v1/models/{model}/limits", None),
+    ("DELETE", "/v1/models/{model}", None),
 ]
 
 
@@ -164,12 +172,14 @@ def test_what_is_in_the_mode_answers_to_good_keys_on_good_ways_only(
     hospital: Callable[..., Service],
 ) -> None:
     service = hospital(concurrent_jobs=1)
+    model = service.model()
     job, deployment = service.job(), service.deployment("d")
     endpoint = service.canary("e", {deployment: 100})
-    put_in_mode(service, tables.jobs, job)
+    for one in (job, job_of(model)):
+        put_in_mode(service, tables.jobs, one)
     put_in_mode(service, tables.deployments, deployment)
     service.headers["old"] = service.key_headers("alice")
-    names = {"job": job, "deployment": deployment, "endpoint": endpoint}
+    names = {"job": job, "deployment": deployment, "endpoint": endpoint, "model": model}
     for method, template, body in OPERATIONS:
         path = template.format(**names)
         service.url = "http://service.test"
@@ -185,6 +195,7 @@ def test_what_is_in_the_mode_answers_to_good_keys_on_good_ways_only(
         assert [row["status"] for row in written] == [400, 403], "refusals are written down"
         answer = service.call(method, path, json=body)
         assert answer.status_code == 200, f"{template} {answer.text}"
+        assert rows_of(service, tables.audit)[-1]["status"] == 200, template
 
 
 @pytest.mark.parametrize(
@@ -264,7 +275,7 @@ def test_a_model_that_was_trained_in_the_mode_is_served_in_it_only(
 ) -> None:
     service = hospital()
     model = service.model()
-    put_in_mode(service, tables.jobs, "ft_" + model.rpartition(":")[2])
+    put_in_mode(service, tables.jobs, job_of(model))
     error = asked(service, "deployment", settings, model_name=model).json()["error"]
     assert (error["code"], error["param"]) == ("validation_error", MODE)
     assert error["details"][0]["code"] == "lesser_mode"
@@ -272,6 +283,36 @@ def test_a_model_that_was_trained_in_the_mode_is_served_in_it_only(
     assert made.status_code == 201, made.text
     other, name = service.model(), {"deployment_name": "other"}
     assert asked(service, "deployment", settings, model_name=other, **name).status_code == 201
+
+
+def test_a_job_in_the_mode_learns_from_what_came_safely_only(
+    hospital: Callable[..., Service],
+) -> None:
+    service = hospital()
+    service.headers["old"] = service.key_headers("alice")
+    safe, by_old_key = service.dataset(), service.dataset("old")
+    service.url = "http://service.test"
+    in_the_open = service.dataset()
+    service.url = "https://service.test"
+
+    def merged(*sources: str) -> str:
+        body = {"dataset_ids": sources, "name": "both"}
+        return service.call("POST", "/v1/datasets/merge", json=body).json()["id"]
+
+    def refusal(**datasets: str) -> tuple[int, str | None]:
+        answer = asked(service, "job", HIPAA, **datasets)
+        error = answer.json().get("error", {})
+        assert "did not come by" in error.get("message", "did not come by")
+        return answer.status_code, error.get("param")
+
+    for unsafe in (in_the_open, by_old_key, merged(safe, in_the_open)):
+        assert refusal(dataset_id=unsafe) == (409, "dataset_id")
+        assert refusal(dataset_id=safe, validation_dataset_id=unsafe) == (
+            409, "validation_dataset_id",
+        )  # fmt: skip
+        assert asked(service, "job", {}, dataset_id=unsafe).status_code == 201
+    for good in (safe, merged(safe, service.dataset())):
+        assert refusal(dataset_id=good, validation_dataset_id=safe) == (201, None)
 
 
 def test_networks_that_would_have_no_effect_are_refused_in_the_mode(

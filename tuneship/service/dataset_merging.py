@@ -43,6 +43,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
             "format": sources[0]["format"],
             "tokenizer": sources[0]["tokenizer"],
             "source_datasets": merge.dataset_ids,
+            "came_safely": all(source["came_safely"] for source in sources),
             **known,
         }
         if is_big(context, staged):

@@ -162,6 +162,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
         "created_at": context.now,
         "updated_at": context.now,
         "blob": f"datasets/{dataset_id}/{DATA_FILE}",
+        "came_safely": context.caller.is_safe,
     }
 
 

@@ -53,6 +53,11 @@ class Caller:
         """Whether the key ends soon enough."""
         return self.key_lifetime is not None and self.key_lifetime <= LONGEST_KEY
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether the mode takes what this request brings."""
+        return self.is_private and self.has_good_key
+
 
 def is_in_mode(row: Mapping[str, Any]) -> bool:
     """Whether a job or deployment is in hipaa mode."""

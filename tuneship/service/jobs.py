@@ -35,6 +35,7 @@ from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.dataset_advice import SMALLEST_DATASET
 from tuneship.service.datasets import object_of, own_dataset
+from tuneship.service.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
 from tuneship.service.instances import check_instance_type, require_training_type
 from tuneship.service.job_progress import forecast_end
 from tuneship.service.job_stream import job_frames, place_of
@@ -118,6 +119,9 @@ def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Ro
         raise DatasetError("the dataset is not processed", param=param, status=409)
     if not is_sealed_as_asked(context, job.security_settings, object_of(row)):
         text = "the dataset's file was stored unsealed by an earlier version: upload it again"
+        raise DatasetError(text, param=param, status=409)
+    if job.security_settings.compliance_mode == HIPAA and not row["came_safely"]:
+        text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
         raise DatasetError(text, param=param, status=409)
     if param == "dataset_id" and row["num_examples"] < SMALLEST_DATASET:
         raise DatasetError(f"a job needs at least {SMALLEST_DATASET} examples", param=param)

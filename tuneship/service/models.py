@@ -3,6 +3,7 @@
 What may be asked of a model is in `model_limits.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +68,7 @@ def list_models(
             limit=limit - len(bases),
             offset=max(0, offset - len(shown)),
         )
+        _touch_jobs(context, connection, page.rows)
     whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
     items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
     return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
@@ -142,7 +144,18 @@ def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
         raise ModelNotFound("model_id names a model that does not exist", param="model_id")
+    _touch_jobs(context, connection, [row])
     return row
+
+
+def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Row]) -> None:
+    """A tuned model has no settings of its own: who looks at it is held to those of its job."""
+    table = tables.jobs
+    query = sa.select(table.c.security_settings).where(
+        table.c.id.in_([row["job_id"] for row in models])
+    )
+    for job in connection.execute(query).mappings():
+        context.touch(dict(job))
 
 
 def _refuse_deployed(connection: sa.Connection, row: Row) -> None:

@@ -102,6 +102,7 @@ datasets = _resource(
     _text("sha256"),
     _whole("bytes"),
     sa.Column("duplicate_examples", sa.BigInteger),  # counted by merge; null otherwise
+    sa.Column("came_safely", sa.Boolean, nullable=False, server_default=sa.false()),  # `hipaa.py`
     _json("error", optional=True),
     sa.Index("ix_datasets_status", "status"),
 )
