@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from prefect.events.worker import EventsWorker
@@ -108,6 +109,8 @@ def run_script(
     stop_once(screen.say)
     params, result = _arguments(description, parameters)
     try:
+        if result is not None:
+            _check_writable(result)
         ending = _run(Script(run, parameters, when_stopped), params, screen)
     except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
         ending = _ending_after(error)
@@ -116,9 +119,29 @@ def run_script(
         if ending.message:
             screen.say(ending.message, "bold red")
         if result is not None:
-            result.parent.mkdir(parents=True, exist_ok=True)
-            result.write_text(json.dumps(ending.result, indent=2) + "\n")
+            _write(ending.result, result, screen)
     sys.exit(ending.exit_code)
+
+
+def _check_writable(result: Path) -> None:
+    """Before hours of work: raises `BadInput` where the result could not be written; what is there stays."""
+    try:
+        result.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not result.exists()
+        with result.open("a"):
+            pass
+        if is_new:  # a run that is killed has no result, not an empty one
+            result.unlink()
+    except OSError as error:
+        raise BadInput(f"{result}: the result cannot be written ({error.strerror})") from None
+
+
+def _write(told: dict[str, Any], result: Path, screen: Screen) -> None:
+    """The exit code says how the run ended, so a disk that is full by now does not change it."""
+    try:
+        result.write_text(json.dumps(told, indent=2) + "\n")
+    except OSError as error:
+        screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
 
 
 def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
@@ -244,11 +267,21 @@ def _ending_after(error: BaseException) -> Ending:
     if isinstance(error, EXPECTED):
         message = _told(error)
         return Ending(_aborted(_reason(error), message), message, 1)
-    log = PipelineSettings().reports.expanduser() / "error.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)))
-    message = f"unexpected {type(error).__name__} (details: {log})"
+    message = f"unexpected {type(error).__name__} (details: {_details(error)})"
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}"
     return Ending(_aborted("internal_error", message), message, 1)
+
+
+def _details(error: BaseException) -> str:
+    """Where they are written; what keeps them from it may be the error itself, such as a full disk."""
+    log = PipelineSettings().reports.expanduser() / "error.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("".join(traceback.format_exception(error)))
+    except OSError as fault:
+        return f"not written, {log}: {fault.strerror}"
+    return str(log)
 
 
 def _aborted(reason: str, message: str) -> dict[str, Any]:
@@ -267,6 +300,9 @@ def _reason(error: BaseException) -> str:
 
 def _told(error: BaseException) -> str:
     """The message for people. Details name fields, lines and codes; the service never echoes what was sent."""
+    if isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
     if not isinstance(error, ApiError):
         return str(error)
     lines = [f"the service refused ({error.status} {error.unknown_code or error.code}): {error}"]

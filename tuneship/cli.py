@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sqlite3
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from tuneship import audit_cli, keys_cli, models_cli
 from tuneship.command_line import fail, service_settings
 from tuneship.contract.openapi import document
+from tuneship.settings import ServiceSettings
 
 DIRECTORY_IN_USE = 6
 
@@ -74,7 +76,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     except AnotherMasterKey:
         fail(f"{settings.master_key} is not the key that the stored files are sealed with")
     except SQLAlchemyError as error:
-        fail(f"the service cannot open its database: {type(error).__name__}")
+        fail(f"the service cannot open its database: {_database_fault(error, settings)}")
     except (
         CatalogueFault,
         FilesOfAnotherDatabase,
@@ -83,6 +85,13 @@ def serve(  # noqa: PLR0913 - the options of a command
         OSError,
     ) as error:
         fail(f"the service cannot start: {error}")
+
+
+def _database_fault(error: Exception, settings: ServiceSettings) -> str:
+    """SQLite's own words, such as `database or disk is full`; those of a server may hold its address and password."""
+    origin = getattr(error, "orig", None)
+    is_file = isinstance(origin, sqlite3.Error)
+    return f"{settings.data_dir}: {origin}" if is_file else type(error).__name__
 
 
 @app.command()
