@@ -4,6 +4,7 @@
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
+BENCH_SECONDS = 1200
 PIPELINE = tests/flows tests/tasks tests/faults tests/kill_matrix tests/deployments tests/ui tests/end_to_end
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -39,8 +40,15 @@ check: $(VENV)/dev.stamp ## format, lint, types, import rules
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here; each program is ended after BENCH_SECONDS
+	@wrong=; for file in benchmarks/*.py; do \
+	  echo "== $$file"; timeout --foreground --signal=INT --kill-after=60 $(BENCH_SECONDS) $(BIN)/python $$file; code=$$?; \
+	  case $$code in \
+	    0) ;; \
+	    124|137) echo "ended after $(BENCH_SECONDS) s: no figures" ;; \
+	    *) wrong="$$wrong $$file" ;; \
+	  esac; done; \
+	  test -z "$$wrong" || { echo "wrong work:$$wrong" >&2; exit 1; }
 
 lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation takes and no line names yet
 	$(BIN)/python scripts/lock.py

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 import sqlalchemy as sa
-from service import UNLIMITED, start, stop, upload
+from measuring.running import UNLIMITED, example_rows, own_cpu_seconds, start, stop, upload
 
 from tuneship.client import Client
 from tuneship.contract.jobs import Hyperparameters, JobCreate
@@ -53,7 +53,7 @@ class Beside:
         """One real job, its copies, and a service beside them whose training is paused."""
         self.process, _ = start(self.data_dir, {"TUNESHIP_WARM_TRAINER": "false"})
         with self.client() as client:
-            self.dataset = upload(client, "bench", "hospital_a.jsonl", 64)
+            self.dataset = upload(client, "bench", example_rows("hospital_a.jsonl", 64))
             template = client.jobs.create(self.job()).id
             client.jobs.cancel(template)
             while client.jobs.get(template).status != "cancelled":
@@ -133,8 +133,7 @@ class Beside:
     def cpu_ms(self) -> float:
         """What the service has computed since its start; other programs do not add to it."""
         assert self.process is not None  # noqa: S101 - it is asked while it runs
-        numbers = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(numbers[11]) + int(numbers[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+        return own_cpu_seconds(self.process.pid) * 1000
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -8,8 +8,6 @@ byte. Counts and percentiles are held against exact ones before a number is prin
 """
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -21,10 +19,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-from service import start, stop
+from measuring.running import deploy, own_cpu_seconds, start, stop
 
 from tuneship.client import Client
-from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.endpoints import CanaryEndpointCreate, Member
 from tuneship.metrics.observations import Observation, Outcome
 from tuneship.metrics.recorder import Recorder
@@ -113,16 +110,12 @@ def _within(exact: list[Any], found: list[float]) -> None:
 
 def prepare(client: Client) -> tuple[str, str]:
     """A running deployment and an endpoint before it."""
-    made = client.deployments.create(
-        DeploymentCreate(model_name="tuneship-tiny", deployment_name="bench")
-    )
-    while client.deployments.get(made.id).status == "creating":
-        time.sleep(0.05)
-    members = [Member(id=made.id, traffic_percentage=100)]
+    deployment_id = deploy(client, "tuneship-tiny", "bench")
+    members = [Member(id=deployment_id, traffic_percentage=100)]
     endpoint = client.canary_endpoints.create(
         CanaryEndpointCreate(name="bench", deployments=members)
     )
-    return made.id, endpoint.id
+    return deployment_id, endpoint.id
 
 
 @dataclass(frozen=True)
@@ -134,35 +127,22 @@ class Asked:
     deployment: str
     endpoint: str
 
-    def cpu_ms(self) -> float:
-        """What the service has computed since its start."""
-        numbers = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(numbers[11]) + int(numbers[12])) * 1000 / os.sysconf("SC_CLK_TCK")
-
     def measure(
         self, http: httpx.Client, path: str, query: dict[str, str], rounds: int
     ) -> tuple[list[float], float]:
         """Milliseconds of each round to the last byte, in rising order; the service's own CPU time, on average."""
         spans: list[float] = []
-        before = self.cpu_ms()
+        before = own_cpu_seconds(self.process.pid)
         for _ in range(rounds):
             begun = time.perf_counter()
             http.get(path, params=query).raise_for_status()
             spans.append((time.perf_counter() - begun) * 1000)
-        return sorted(spans), (self.cpu_ms() - before) / rounds
-
-
-def settings_of(data_dir: Path) -> ClientSettings:
-    """As the service wrote them."""
-    fields = json.loads((data_dir / "credentials.json").read_text())
-    return ClientSettings(
-        url=fields["base_url"], api_key=fields["api_key"], client_id=fields["client_id"]
-    )
+        return sorted(spans), (own_cpu_seconds(self.process.pid) - before) * 1000 / rounds
 
 
 def ask(asked: Asked, traffic: Traffic, rounds: int) -> float:
     """Check, then measure and print every series; answers the median by minutes."""
-    chosen = settings_of(asked.data_dir)
+    chosen = ClientSettings.from_credentials(asked.data_dir / "credentials.json")
     assert chosen.api_key is not None  # noqa: S101 - the service wrote it
     headers = {
         "Authorization": f"Bearer {chosen.api_key.get_secret_value()}",
@@ -207,7 +187,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data_dir = Path(folder)
         process, _ = start(data_dir)
-        with Client(settings_of(data_dir)) as client:
+        with Client(ClientSettings.from_credentials(data_dir / "credentials.json")) as client:
             deployment, endpoint = prepare(client)
         stop(process)
         traffic = Traffic(chosen.observations, int(time.time()) // 60 * 60)  # noqa: TID251

@@ -2,9 +2,8 @@
 
     python benchmarks/service.py
 
-Prints: seconds until the service is ready; seconds from the last training step to the first answer of the new
-deployment; tokens a second with 1 and with 16 clients; a request that only reads. Every
-answer is checked before a number is printed.
+Prints: seconds until the service is ready; tokens a second with 1 and with 16 clients; a request that only reads.
+Every answer is checked before a number is printed. From the last training step to the first answer: `adapters.py`.
 """
 
 import argparse
@@ -25,22 +24,10 @@ PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib
 
 
 def tuned(client: Client, rows: int) -> Job:
-    """A small finished job; prints how long after its last step the new deployment answers."""
+    """A small finished job."""
     training = upload(client, "training", example_rows("hospital_a.jsonl", rows))
     validation = upload(client, "validation", example_rows("validation.jsonl", 64))
-    last_step_seen, shown = time.perf_counter(), 0
-
-    def watch(job: Job) -> None:
-        nonlocal last_step_seen, shown
-        if job.current_step != shown:
-            last_step_seen, shown = time.perf_counter(), job.current_step
-
-    found = tune(client, job_on(training, validation), watch)
-    deployment_id = deploy(client, str(found.fine_tuned_model), "tuned")
-    answer(client, deployment_id, 8)
-    waited = time.perf_counter() - last_step_seen
-    print(f"last training step to first answer of the new deployment   {waited:8.2f} s")
-    return found
+    return tune(client, job_on(training, validation))
 
 
 def answer(client: Client, deployment_id: str, tokens: int) -> int:

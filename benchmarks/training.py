@@ -1,13 +1,16 @@
 """How fast LoRA training is beside TRL's `SFTTrainer` and transformers' `Trainer` + peft, on the same rows, in turns.
 
-    python benchmarks/training.py [--base DIR] [--rows 3000] [--rounds 3] [--learning-rate 1e-3] [--peers PYTHON]
+    python benchmarks/training.py [--rows 2000] [--rounds 3] [--base DIR] [--learning-rate 1e-3] [--peers PYTHON]
 
-All learn the ICD-10-CM rows for one epoch on one thread from the same adapter, measured at the end. The peers keep
-their defaults (padding to the longest of a batch, dropout and logits as they have them), but that TRL is told to learn
-completions only, in float32 and without gradient checkpointing, as we do. As they come they read the rows in the order
-in which we do, so that losses can be compared, and a second time grouped by length. A speed is told only when all
-learnt as much. CPU seconds are the steadier figure on a machine with other work. TRL lives in an environment of its own
-(`measuring/environments.py`), or in that of `--peers`.
+All learn the ICD-10-CM rows for one epoch on one thread from the same adapter, measured at the end, and each round has
+a seed of its own. The peers keep their defaults (padding to the longest of a batch, dropout and logits as they have
+them), but that TRL is told to learn completions only, in float32 and without gradient checkpointing, as we do. As they
+come they read the rows in the order in which we do, and a second time grouped by length.
+
+First, without dropout, all must end at the same loss in the same order: then they do the same work. With it each draws
+masks of its own, and the means over the rounds must agree within a hundredth before a speed is told. CPU seconds are
+the steadier figure on a machine with other work. TRL lives in an environment of its own (`measuring/environments.py`),
+or in that of `--peers`.
 """
 
 # ruff: noqa: TID251 (it starts itself with a thread setting)
@@ -28,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring.environments import python_with
+from measuring.environments import PeerMissing, python_with
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
@@ -43,6 +46,8 @@ from tuneship.training.spec import Hyperparameters, TrainingSpec
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "icd10cm"
 LOSS_TOLERANCE = 0.01
+SAME_WORK_TOLERANCE = 0.001
+SAME_WORK_ROWS = 320
 PEER = ["trl>=1.16,<2"]
 SIDES = ("tuneship", "Trainer", "SFTTrainer", "Trainer, grouped", "SFTTrainer, grouped")
 TARGETS = {"as they come": 1.3, "grouped by length": 1.0}
@@ -175,9 +180,10 @@ def plain_trainer(model: Any, choices: dict[str, Any], data: Data, spec: Trainin
 
 def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
     """TRL's, given tokens and which of them are learnt."""
-    from datasets import Dataset  # noqa: PLC0415 (only in the peer's environment)
+    # Only in the peer's environment.
+    from datasets import Dataset  # type: ignore[import-not-found]  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
-    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415
+    from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found]  # noqa: PLC0415
 
     rows = [
         {"input_ids": tokens, "completion_mask": [int(label >= 0) for label in labels]}
@@ -243,9 +249,9 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
         warmup_steps=0,
         lora_rank=16,
         lora_alpha=32,
-        lora_dropout=0.05,
+        lora_dropout=options.dropout,
         target_modules=("all-linear",),
-        seed=42,
+        seed=options.seed,
     )
     return TrainingSpec(
         base_model=str(options.base),
@@ -261,11 +267,13 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
     )
 
 
-def run_apart(side: str, options: argparse.Namespace) -> Measurement:
-    """One run in a process of its own."""
+def run_apart(side: str, options: argparse.Namespace, **other: float) -> Measurement:
+    """One run in a process of its own; `other` replaces options."""
+    chosen = vars(options) | other
     python = options.peers if side.startswith("SFT") else sys.executable
-    call = [python, "-W", "ignore", __file__, "--side", side, "--base", str(options.base)]
-    call += ["--rows", str(options.rows), "--learning-rate", str(options.learning_rate)]
+    call = [python, "-W", "ignore", __file__, "--side", side]
+    for name in ("base", "rows", "learning_rate", "dropout", "seed"):
+        call += [f"--{name.replace('_', '-')}", str(chosen[name])]
     setting = {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -277,7 +285,21 @@ def run_apart(side: str, options: argparse.Namespace) -> Measurement:
     )
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+    found = Measurement(**json.loads(done.stdout.splitlines()[-1]))
+    rate = found.tokens / found.cpu_seconds
+    told = f"{side}, seed {chosen['seed']}: {found.validation_loss:.4f}, {rate:.0f} tokens/CPU s"
+    print(told, file=sys.stderr, flush=True)
+    return found
+
+
+def check_same_work(options: argparse.Namespace) -> None:
+    """Leaves with 1 unless a short training without dropout ends alike on all sides that read in our order."""
+    sides = [run_apart(side, options, rows=SAME_WORK_ROWS, dropout=0.0) for side in SIDES[:3]]
+    losses = [one.validation_loss for one in sides]
+    told = ", ".join(f"{one.side} {one.validation_loss:.6f}" for one in sides)
+    print(f"validation loss after {SAME_WORK_ROWS} rows without dropout: {told}", flush=True)
+    if max(losses) > min(losses) * (1 + SAME_WORK_TOLERANCE):
+        sys.exit("the sides do not do the same work: no speed is told")
 
 
 def check_losses(losses: dict[str, float]) -> list[str]:
@@ -299,20 +321,26 @@ def report(runs: list[Measurement]) -> None:
     """Print the table and our ratio to the better peer."""
     by_side = {side: [run for run in runs if run.side == side] for side in SIDES}
     losses = {
-        side: statistics.median(run.validation_loss for run in of) for side, of in by_side.items()
+        side: statistics.fmean(run.validation_loss for run in of) for side, of in by_side.items()
     }
+    ours = losses["tuneship"]
     for side, loss in losses.items():
-        print(f"{side:22}validation loss {loss:.4f}   {by_side[side][0].versions}")
+        found = " ".join(f"{run.validation_loss:.4f}" for run in by_side[side])
+        beside = f"{loss:.4f} ({loss / ours - 1:+.1%})"
+        print(f"{side:22}validation loss, mean {beside:17}of {found}   {by_side[side][0].versions}")
     less = check_losses(losses)
-    print(f"{'':22}{'tokens/s':>10}{'tokens/CPU s':>14}")
-    rates = {}
+    print(f"{'median':22}{'tokens/s':>10}{'tokens/CPU s':>14}")
+    rates = {side: [run.tokens / run.cpu_seconds for run in of] for side, of in by_side.items()}
     for side, of in by_side.items():
         wall = statistics.median(run.tokens / run.seconds for run in of)
-        rates[side] = statistics.median(run.tokens / run.cpu_seconds for run in of)
-        print(f"{side:22}{wall:>10.0f}{rates[side]:>14.0f}{'  (learnt less)' * (side in less)}")
+        rate, mark = statistics.median(rates[side]), "  (learnt less)" * (side in less)
+        print(f"{side:22}{wall:>10.0f}{rate:>14.0f}{mark}")
     for peers, (name, target) in zip((SIDES[1:3], SIDES[3:]), TARGETS.items(), strict=True):
-        ratio = rates["tuneship"] / max(rates[side] for side in peers)
-        print(f"tuneship / the better, {name}: {ratio:.2f} (CPU), target {target}")
+        better = [max(of) for of in zip(*(rates[side] for side in peers), strict=True)]
+        ratios = [a / b for a, b in zip(rates["tuneship"], better, strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        middle = statistics.median(ratios)
+        print(f"tuneship / the better, {name}: {middle:.2f} ({spread}; CPU), target {target}")
 
 
 def main() -> None:
@@ -321,9 +349,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", type=Path, default=ROOT / "tuneship/base_models/tuneship-tiny")
-    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=42, help="of the first round")
     parser.add_argument("--peers", type=Path, help="the Python of an environment that has TRL")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -334,8 +364,14 @@ def main() -> None:
             run = run_tuneship(spec) if is_ours else run_peer(spec, options.side)
             print(json.dumps(asdict(run)))
         return
-    options.peers = options.peers or python_with("trl", PEER)
-    report([run_apart(side, options) for _ in range(options.rounds) for side in SIDES])
+    try:
+        options.peers = options.peers or python_with("trl", PEER)
+    except PeerMissing as missing:
+        print(missing)
+        return
+    check_same_work(options)
+    seeds = range(options.seed, options.seed + options.rounds)
+    report([run_apart(side, options, seed=seed) for seed in seeds for side in SIDES])
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ anything is printed.
 """
 
 import argparse
-import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from measuring.running import running
 from tokenizers import Tokenizer
 
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload, DatasetValidate
-from tuneship.settings import ClientSettings
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "tuneship" / "base_models" / "tuneship-tiny" / "tokenizer.json"
 DIAGNOSES = ROOT / "examples" / "icd10cm" / "diagnoses.txt"
-SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0"}
+SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_WARM_TRAINER": "false"}
 PASSAGES = 4000
 PEER_CHARACTERS = 256 << 10
 """What the peer is given at once; it is no faster with more."""
@@ -178,33 +175,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         path, data_dir = Path(folder) / "big.jsonl", Path(folder) / "data"
         examples = write_file(path, chosen.mebibytes << 20)
-        command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0"]
-        service = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=SERVICE,
-        )
-        try:
-            if service.stdout is None or not service.stdout.readline().startswith("ready"):
-                raise SystemExit("the service did not start")
-            fields = json.loads((data_dir / "credentials.json").read_text())
-            settings = ClientSettings(
-                url=fields["base_url"], api_key=fields["api_key"], client_id=fields["client_id"]
-            )
+        with running(data_dir, SERVICE) as service:
             memory = Memory(service.pid)
             before = memory.most
             try:
-                with Client(settings) as client:
+                with Client(service.settings) as client:
                     compare(client, path, examples, chosen)
             finally:
                 memory.end()
             grown = (memory.most - before) >> 20
             print(f"resident memory of the service    {before >> 20:5} MiB, then {grown} MiB more")
-        finally:
-            service.terminate()
-            service.wait(timeout=60)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """A real `tuneship serve` for benchmarks: start, tune, deploy, stop. Everything goes through its HTTP address."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +61,7 @@ def running(data_dir: Path, environment: dict[str, str] | None = None) -> Genera
     """A service for the time of a `with`."""
     process, _ = start(data_dir, environment)
     try:
-        fields = json.loads((data_dir / "credentials.json").read_text())
-        settings = ClientSettings(
-            url=fields["base_url"], api_key=fields["api_key"], client_id=fields["client_id"]
-        )
+        settings = ClientSettings.from_credentials(data_dir / "credentials.json")
         yield Running(process.pid, data_dir, settings)
     finally:
         stop(process)
@@ -84,14 +80,10 @@ def upload(client: Client, name: str, lines: Iterable[bytes]) -> str:
         return client.datasets.upload(DatasetUpload(name=name, format="instruction"), file).id
 
 
-def tune(client: Client, request: JobCreate, watch: Callable[[Job], None] = lambda _: None) -> Job:
+def tune(client: Client, request: JobCreate) -> Job:
     """A finished job."""
-    job = client.jobs.create(request)
-    while True:
-        found = client.jobs.get(job.id)
-        watch(found)
-        if found.status in ENDED:
-            break
+    job_id = client.jobs.create(request).id
+    while (found := client.jobs.get(job_id)).status not in ENDED:
         time.sleep(0.02)
     if found.status != JobStatus.COMPLETED:
         raise SystemExit(f"the job ended as {found.status}")
@@ -110,6 +102,14 @@ def job_on(training: str, validation: str, base_model: str = "tuneship-tiny") ->
     )
 
 
+def exported(service: Running, model: str, directory: Path) -> Path:
+    """The adapter of a tuned model in plain, as peft reads it; `directory` must not exist."""
+    command = [sys.executable, "-m", "tuneship.cli", "models", "export", model, str(directory)]
+    command += ["--data-dir", str(service.data_dir)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return directory
+
+
 def deploy(client: Client, model: str, name: str) -> str:
     """A running deployment."""
     made = client.deployments.create(DeploymentCreate(model_name=model, deployment_name=name))
@@ -122,6 +122,10 @@ def cpu_seconds(pid: int) -> float:
     """Processor time of a process and all that it started, as long as they live."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
     below = [int(one) for file in children for one in file.read_text(encoding="ascii").split()]
+    return own_cpu_seconds(pid) + sum(cpu_seconds(child) for child in below)
+
+
+def own_cpu_seconds(pid: int) -> float:
+    """Processor time of a process since its start, without what it started."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_seconds(child) for child in below)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
