@@ -53,9 +53,9 @@ class LaidOutLinear(nn.Linear):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        """For x [..., in] the [..., out]."""
-        return _multiply(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """For [..., in] the [..., out]."""
+        return _multiply(input, self.weight, self.bias)
 
 
 def lay_out_layers(model: nn.Module) -> None:
