@@ -42,7 +42,8 @@ check: $(VENV)/dev.stamp ## format, lint, types, import rules
 
 bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here; each program is ended after BENCH_SECONDS
 	@wrong=; for file in benchmarks/*.py; do \
-	  echo "== $$file"; timeout --foreground --signal=INT --kill-after=60 $(BENCH_SECONDS) $(BIN)/python $$file; code=$$?; \
+	  echo "== $$file"; code=0; \
+	  timeout --foreground --signal=INT --kill-after=60 $(BENCH_SECONDS) $(BIN)/python $$file || code=$$?; \
 	  case $$code in \
 	    0) ;; \
 	    124|137) echo "ended after $(BENCH_SECONDS) s: no figures" ;; \
