@@ -30,6 +30,15 @@ class Champion:
     deployment_id: str
     model: str
     measured: Measured | None
+    compliance_mode: str = "none"
+
+    def refuse_other_mode(self, wanted: str | None) -> None:
+        """Raises `BadInput` where the release would bring another mode: the service keeps one address in one."""
+        if (wanted or "none") != self.compliance_mode:
+            raise BadInput(
+                f"security_settings.compliance_mode: what serves the endpoint has {self.compliance_mode}, which an "
+                "endpoint keeps for its whole life; ask for the same, or name another endpoint"
+            )
 
 
 class SplitIsShared(Exception):
@@ -62,12 +71,14 @@ def find_champion(endpoint: Endpoint) -> Champion | None:
     if found is None and endpoint.baseline_deployment_id is None:
         return None
     deployment_id = endpoint.baseline_deployment_id or _sole_member(found)
-    model = get_deployment(deployment_id).model_name
+    deployment = get_deployment(deployment_id)
+    model = deployment.model_name
     return Champion(
         endpoint_id=found.id if found else endpoint.id,
         deployment_id=deployment_id,
         model=model,
         measured=_measured(model) if model.startswith("ft:") else None,
+        compliance_mode=deployment.security_settings.get("compliance_mode", "none"),
     )
 
 

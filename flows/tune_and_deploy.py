@@ -49,6 +49,8 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         champion = find_champion(release.endpoint)
     except SplitIsShared as error:
         return run.rejected("rollout_in_progress", str(error))
+    if champion:
+        champion.refuse_other_mode(release.security_settings.compliance_mode)
     if refused := _tune(release, run, champion):
         return refused
     baseline_id = champion.deployment_id if champion else _deploy_base_model(release, run)

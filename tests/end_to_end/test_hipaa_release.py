@@ -48,7 +48,7 @@ def release(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_job_and_deployments_of_a_hipaa_release_are_in_the_mode(
+def test_what_a_hipaa_release_makes_is_in_the_mode_and_no_other_release_follows_it(
     place: Place, tmp_path: Path
 ) -> None:
     code, said, result = place.release(tmp_path, release(tmp_path))
@@ -61,3 +61,9 @@ def test_job_and_deployments_of_a_hipaa_release_are_in_the_mode(
             assert made.security_settings == OF_DEPLOYMENT, role
         actions = {row.action for row in client.audit.iterate(limit=1000)}
     assert {"generate_by_endpoint", "get_deployment_metrics", "get_job"} <= actions, "reads too"
+    wanted = {**release(tmp_path), "security_settings": {"audit_logging": True}}
+    code, said, result = place.release(tmp_path, wanted)
+    assert (code, result["outcome"]) == (1, "aborted"), said
+    assert "security_settings.compliance_mode: what serves the endpoint has hipaa" in said
+    with Client(place.settings) as client:
+        assert [one.id for one in client.jobs.iterate()] == [job.id], "refused before it trained"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.service.in_process import ANSWER, Service
+from tests.service.in_process import ANSWER, Service, split
 from tuneship.service.hipaa import GOOD_KEY, GOOD_WAY, MODE
 from tuneship.store import tables
 
@@ -322,6 +322,51 @@ def test_networks_that_would_have_no_effect_are_refused_in_the_mode(
     refused = asked(service, "deployment", HIPAA, vpc_config=networks)
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "vpc_config")
     assert asked(service, "deployment", {}, vpc_config=networks).status_code == 201
+
+
+def test_an_address_keeps_the_mode_or_never_has_it(hospital: Callable[..., Service]) -> None:
+    service = hospital()
+    safe, other, plain = (service.deployment(name) for name in ("safe", "other", "plain"))
+    for one in (safe, other):
+        put_in_mode(service, tables.deployments, one)
+    places = {
+        mode: {
+            "canary-endpoints": service.canary(f"canary {mode}", {member: 100}),
+            "endpoints": service.endpoint(f"plain {mode}", member),
+        }
+        for mode, member in {"safe": safe, "plain": plain}.items()
+    }
+
+    def refused(method: str, path: str, body: Change) -> None:
+        answer = service.call(method, f"/v1/{path}", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "deployment_error")
+        assert "all or none" in answer.json()["error"]["message"]
+
+    refused("POST", "canary-endpoints", split({safe: 100, plain: 0}, name="mixed"))
+    lease = {"seconds": 60, "fallback": split({plain: 100})["deployments"]}
+    for mode, own, strange in (("safe", safe, plain), ("plain", plain, safe)):
+        canary, single = (f"{kind}/{made}" for kind, made in places[mode].items())
+        refused("PATCH", canary, split({own: 90, strange: 10}))
+        refused("PATCH", canary, split({strange: 100}))
+        refused("PATCH", single, {"deployment_id": strange})
+    canary = f"canary-endpoints/{places['safe']['canary-endpoints']}"
+    refused("PATCH", canary, split({safe: 90, other: 10}, lease=lease))
+    allowed = service.call("PATCH", f"/v1/{canary}", json=split({safe: 90, other: 10}))
+    assert allowed.status_code == 200, allowed.text
+    service.url = "http://service.test"
+    assert service.call("PATCH", f"/v1/{canary}", json=split({safe: 100})).status_code == 400
+
+
+def test_an_address_that_an_earlier_version_mixed_can_go_back(
+    hospital: Callable[..., Service],
+) -> None:
+    service = hospital()
+    before, after = service.deployment("before"), service.deployment("after")
+    path = f"/v1/canary-endpoints/{service.canary('c', {before: 90, after: 10})}"
+    put_in_mode(service, tables.deployments, after)
+    for shares in ({before: 50, after: 50}, {before: 100, after: 0}, {before: 100}):
+        assert service.call("PATCH", path, json=split(shares)).status_code == 200
+    assert service.call("PATCH", path, json=split({after: 100})).status_code == 409
 
 
 def test_events_tell_ids_states_and_numbers_only(hospital: Callable[..., Service]) -> None:

@@ -3,7 +3,7 @@
 A plain endpoint is a row of the same kind with one member at 100 %.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ from tuneship.contract.endpoints import (
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.service.context import Context
+from tuneship.service.hipaa import is_in_mode
 from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves
 from tuneship.store import endpoint_records, rows, tables
@@ -108,33 +109,67 @@ def _lease(lease: LeaseRequest | None) -> dict[str, Any] | None:
 
 
 def _check_members(
-    context: Context, connection: sa.Connection, update: CanaryEndpointUpdate
+    context: Context,
+    connection: sa.Connection,
+    update: CanaryEndpointUpdate,
+    present: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Every member exists; whoever gets traffic, now or by the fallback, can serve it."""
+    """Every member exists; whoever gets traffic, now or by the fallback, can serve it; none brings another mode."""
     sets = {"deployments": update.deployments}
     if update.lease is not None:
         sets["lease.fallback"] = update.lease.fallback
     places = [
         (f"{name}[{at}]", one) for name, members in sets.items() for at, one in enumerate(members)
     ]
+    found: list[Row] = []
     for place, member in places:
-        status = _status(context, connection, member.id, place.partition("[")[0])
+        row = _member(context, connection, member.id, place.partition("[")[0])
+        status = DeploymentStatus(row["status"])
         if member.traffic_percentage > 0 or status in GONE:
             _refuse_idle(status, place, place.partition("[")[0])
+        found.append(row)
+    _refuse_another_mode(context, connection, found, present, "deployments")
 
 
-def _check_target(context: Context, connection: sa.Connection, deployment_id: str) -> None:
-    status = _status(context, connection, deployment_id, "deployment_id")
-    _refuse_idle(status, "the deployment", "deployment_id")
+def _check_target(
+    context: Context,
+    connection: sa.Connection,
+    deployment_id: str,
+    present: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    row = _member(context, connection, deployment_id, "deployment_id")
+    _refuse_idle(DeploymentStatus(row["status"]), "the deployment", "deployment_id")
+    _refuse_another_mode(context, connection, [row], present, "deployment_id")
 
 
-def _status(
-    context: Context, connection: sa.Connection, deployment_id: str, param: str
-) -> DeploymentStatus:
+def _member(context: Context, connection: sa.Connection, deployment_id: str, param: str) -> Row:
     row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such deployment", param=param)
-    return DeploymentStatus(row["status"])
+    context.touch(row)
+    return row
+
+
+def _refuse_another_mode(
+    context: Context,
+    connection: sa.Connection,
+    wanted: Iterable[Row],
+    present: Sequence[Mapping[str, Any]],
+    param: str,
+) -> None:
+    """An address keeps hipaa mode or never has it: what holds for a prompt must not depend on a draw.
+
+    `present`: the members so far. One that an earlier version let mix may keep both modes, so that it can go back.
+    """
+    table = tables.deployments
+    query = sa.select(table.c.security_settings).where(
+        table.c.client_id == context.client_id, table.c.id.in_([one["id"] for one in present])
+    )
+    modes = {is_in_mode(row) for row in wanted}
+    kept = {is_in_mode(dict(row)) for row in connection.execute(query).mappings()}
+    if len(modes) > max(1, len(kept)) or (kept and not modes <= kept):
+        text = "the deployments of an endpoint are in hipaa mode all or none, for its whole life"
+        raise DeploymentError(f"{text}: make another endpoint", param=param)
 
 
 def _refuse_idle(status: DeploymentStatus, who: str, param: str) -> None:
@@ -257,7 +292,7 @@ def update_endpoint(context: Context, endpoint_id: str, update: EndpointUpdate) 
     connection = context.transaction
     row = own_endpoint(context, endpoint_id, PLAIN)
     if update.deployment_id is not None:
-        _check_target(context, connection, update.deployment_id)
+        _check_target(context, connection, update.deployment_id, row["members"])
     if update.name is not None and update.name != row["name"]:
         _check_name(context, connection, update.name)
     _check_version(context, row)
@@ -299,7 +334,7 @@ def update_canary_endpoint(
     connection = context.transaction
     endpoint_records.revert_lapsed(connection, context.now)  # the version must say so first
     row = own_endpoint(context, endpoint_id, CANARY)
-    _check_members(context, connection, update)
+    _check_members(context, connection, update, row["members"])
     _check_version(context, row)
     members = _plain(update.deployments)
     endpoint_records.swap(connection, row, members, _lease(update.lease), context.now)
