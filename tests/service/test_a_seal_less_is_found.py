@@ -70,7 +70,7 @@ def test_what_a_trainer_writes_in_plain_is_found(
                 seen[word] |= found(serve, word)
             return place in seen[b"lora_A"]
 
-        until(is_seen)
+        until(is_seen, 600)
         if kind == "adapters":
             assert ended_job(client, job_id).status == "completed"
             assert MODELS in found(serve, b"Which of these comes first")

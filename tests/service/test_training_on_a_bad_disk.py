@@ -16,12 +16,12 @@ import pytest
 from tests.service import invariants
 from tests.service.in_process import jsonl
 from tests.service.opened import opened
-from tests.service.processes import Serve, ended_job, rows_file, start_job
+from tests.service.processes import Serve, rows_file, start_job
 from tests.service.refusing_kernel import FLUSH, RENAME, Fault, Kernel
 from tests.waiting import until
 from tuneship.client import ApiError, Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload
-from tuneship.contract.jobs import Job
+from tuneship.contract.jobs import ENDED, Job
 from tuneship.store import tables
 from tuneship.store.database import Database, sqlite_url
 from tuneship.training.__main__ import DISK_BROKEN, DISK_FULL
@@ -31,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into an isolated process"),
 ]
 WRITE = ("write",)
+PATIENCE_S = 600.0
+"""Up to three training processes, one after the other, load their libraries."""
 CHECKPOINT, ADAPTER, PROGRESS = "/checkpoints/", "/output/", r"/progress\.jsonl$"
 STORED, DATABASE = r"/\.staged-", r"sqlite-wal$"
 
@@ -51,7 +53,8 @@ class Place:
         return self.end_of(client, start_job(client, self.rows, epochs=2))
 
     def end_of(self, client: Client, job_id: str) -> Job:
-        job = ended_job(client, job_id)
+        until(lambda: client.jobs.get(job_id).status in ENDED, PATIENCE_S)
+        job = client.jobs.get(job_id)
         self.jobs[job.id] = job.status
         return job
 
