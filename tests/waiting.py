@@ -47,3 +47,16 @@ def free_port() -> int:
         port = random.randrange(LOWEST_FREE, max(lowest, LOWEST_FREE + 1000))  # noqa: S311 - no secret
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
+
+def children(process: int) -> list[int]:
+    """Live processes that it started."""
+    found: list[int] = []
+    for one in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = one.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(parent) == process and state != "Z":
+            found.append(int(one.parent.name))
+    return found

@@ -1,6 +1,7 @@
 """A worker has no network, whatever it tries; and the same attempts succeed without the filter."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,22 @@ def test_workers_are_started_without_network_unless_they_need_it(
     while worker.exit_code() is None:
         pass
     assert log.read_text().split() == [reached]
+
+
+def test_a_workers_own_further_process_is_hidden_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new program would be open to the looks of others again; the filter it has from its parent."""
+    (tmp_path / "is_hidden.py").write_text(
+        "import ctypes\nprint(ctypes.CDLL(None).prctl(3))  # PR_GET_DUMPABLE\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launch = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
+    said = [
+        subprocess.check_output([*launch, network, "is_hidden"], timeout=60)
+        for network in ("inherited", "open")
+    ]
+    assert said == [b"0\n", b"1\n"]
 
 
 def test_both_processors_refuse_the_same_calls() -> None:

@@ -82,7 +82,7 @@ def isolate() -> None:
     if sys.platform != "linux" or machine is None:
         raise CannotIsolate(f"there is no filter for {platform.system()} on {platform.machine()}")
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_DUMPABLE, 0)
+    hide()
     _set_filter(_instructions(machine))
 
 
@@ -90,6 +90,11 @@ def _set_filter(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     filters = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(filters))
+
+
+def hide() -> None:
+    """Keep other processes of the same user from looking into this one."""
+    _prctl(PR_SET_DUMPABLE, 0)
 
 
 def _instructions(machine: Machine) -> bytes:

@@ -1,8 +1,8 @@
 """The first thing a worker process runs: make it safe to have, then become the module.
 
-`python -m tuneship.runtime.launch PARENT_PID isolated|open MODULE ARGUMENTS...`. A worker dies with its parent, leaves
-no core file and, unless it says that it needs it, gives up the network (`isolation.py`). Linux delivers the
-parent-death signal when the parent *thread* ends, so workers are started from the service's main thread. Elsewhere
+`python -m tuneship.runtime.launch PARENT_PID isolated|open|inherited MODULE ARGUMENTS...`. A worker dies with its
+parent, leaves no core file and, unless it says that it needs it, gives up the network (`isolation.py`). Linux delivers
+the parent-death signal when the parent *thread* ends, so workers are started from the service's main thread. Elsewhere
 the worker notices by itself that its socket or parent is gone.
 """
 
@@ -13,11 +13,11 @@ import runpy
 import signal
 import sys
 
-from tuneship.runtime.isolation import isolate
+from tuneship.runtime.isolation import hide, isolate
 
 PR_SET_PDEATHSIG = 1
-ISOLATED, OPEN = "isolated", "open"
-"""What a worker may know of the network."""
+ISOLATED, OPEN, INHERITED = "isolated", "open", "inherited"
+"""What a worker may know of the network; a worker's own further processes: what it does itself."""
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -41,6 +41,8 @@ def main() -> None:
     os.umask(0o077)
     if network == ISOLATED:
         isolate()
+    elif network == INHERITED:
+        hide()  # unlike the filter, that is lost with a new program
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

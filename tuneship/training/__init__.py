@@ -2,6 +2,6 @@
 
 `spec.py` what is asked, `__main__.py` the process, `run.py` the loop; under it `rows.py` (text to
 tokens), `batches.py` (order), `schedule.py` (rate, when to measure), `learner.py` (model and loss),
-`packing.py` and `lora.py` (its quick ways), `checkpoints.py` (what survives a kill), `progress.py`
-(what the supervisor reads). `spec.py`, `progress.py` and this file load no torch.
+`packing.py` and `lora.py` (its quick ways), `ranks.py` and `rank.py` (several devices), `checkpoints.py`
+(what survives a kill), `progress.py` (what the supervisor reads). `spec.py`, `progress.py` and this file load no torch.
 """

@@ -17,6 +17,7 @@ from pathlib import Path
 from tuneship.training.progress import (
     NEEDS_LESS_MEMORY,
     Progress,
+    RankLost,
     Reason,
     StopRequest,
     TrainingCancelled,
@@ -26,6 +27,7 @@ from tuneship.training.spec import (
     CANCEL_FILE,
     LOG_FILE,
     PROGRESS_FILE,
+    SIGNALLED,
     SPEC_FILE,
     Order,
     TrainingSpec,
@@ -96,6 +98,9 @@ def run_job(order: Order) -> int:
         train(spec, order.keys, progress, stop)
     except TrainingCancelled:
         progress.end("cancelled", at_step=progress.step)
+    except RankLost as lost:  # no end of the job: like a kill of this process, it is resumed
+        progress.log("warning", str(lost))
+        return 1 if lost.exit_code >= 0 else SIGNALLED - lost.exit_code
     except Exception as error:  # noqa: BLE001 (whatever it is, the supervisor must learn of it)
         failure = failure_of(error)
         progress.end(

@@ -39,6 +39,14 @@ def epoch_batches(rows: Indices, batch_size: int, *, seed: int, epoch: int) -> l
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
+def shares(rows: Indices, lengths: Indices, count: int) -> list[Indices]:
+    """Deal `rows` to `count` processes, the longest first, so that each gets about as many tokens."""
+    if count == 1:
+        return [rows]
+    rows = rows[np.argsort(lengths[rows], kind="stable")[::-1]]
+    return [rows[rank::count] for rank in range(count)]
+
+
 def limited_batches(rows: Indices, lengths: Indices, most_tokens: int) -> Iterator[Indices]:
     """Cut `rows` into batches of at most `most_tokens` with padding (always at least one row), by length."""
     rows = rows[np.argsort(lengths[rows], kind="stable")[::-1]]

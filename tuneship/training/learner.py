@@ -6,7 +6,7 @@ Knows no files of a job and no order of rows. Loads torch; next: `tuneship/train
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from tuneship.training.spec import Hyperparameters
 ALL_LINEAR = "all-linear"
 GRADIENT_NORM = 1.0
 """Gradients are scaled down to this norm, as transformers' Trainer does it."""
+RANK_BITS = 56
+"""Where the rank stands in a process's seed: above every seed and step."""
 
 WORTH_PACKING = 0.9
 """Batches with a larger share of tokens than this go in as they are: undoing the packing costs too."""
@@ -51,12 +53,13 @@ class TokenLoss:
 
 
 class Learner:
-    """One adapter in training. Every random choice follows from (seed, step)."""
+    """One adapter in training. Every random choice follows from (seed, step), and the rank where there are several."""
 
-    def __init__(self, base: PreTrainedModel, settings: Hyperparameters) -> None:
-        """Raises TrainingFailed(internal) when a target module does not exist."""
+    def __init__(self, base: PreTrainedModel, settings: Hyperparameters, rank: int = 0) -> None:
+        """`rank`: of this process in its job. Raises TrainingFailed(internal) when a target module does not exist."""
         self._seed = settings.seed
-        self._noise = Noise(settings.seed)
+        self._rank = rank
+        self._noise = Noise(settings.seed, rank)
         self._packing = PackedAttention.of(base)
         self.packs = self._packing is not None
         torch.manual_seed(settings.seed)  # the start values of the adapter
@@ -78,20 +81,51 @@ class Learner:
 
         The step is taken whatever the loss is: whoever calls this decides about one that is not finite.
         """
+        loss = self.backward(batches, tokens, step=step)
+        self.take_step(rate)
+        return loss.item()
+
+    def backward(self, batches: Iterable[Batch], tokens: int, *, step: int) -> Tensor:
+        """The first half of `learn`: the gradient. Returns the share of `batches` in the mean over `tokens`."""
         self.model.train()
-        torch.manual_seed(self._seed * 1_000_003 + step)  # dropout of the base model's own
+        draws = self._seed * 1_000_003 + step + (self._rank << RANK_BITS)
+        torch.manual_seed(draws)  # dropout of the base model's own
         self._noise.begin_step(step)
         loss = torch.zeros((), device=self.model.device)
         for batch in batches:
             part = self.loss(batch) / tokens
             part.backward()
             loss += part.detach()
+        return loss
+
+    def take_step(self, rate: float) -> None:
+        """The other half: the optimizer's."""
         nn.utils.clip_grad_norm_(self._adapter.values(), GRADIENT_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return loss.item()
+
+    def take_gradient(self, place: Tensor) -> None:
+        """Lay the gradient down in `place`, shape (trainable parameters), and forget it."""
+        place.copy_(_flat([_gradient(parameter) for parameter in self._adapter.values()]))
+        self._optimizer.zero_grad()
+
+    def add_gradient(self, flat: Tensor) -> None:
+        """Add what another's `take_gradient` laid down."""
+        for parameter, piece in self._pieces(flat):
+            parameter.grad = _gradient(parameter) + piece
+
+    @torch.no_grad()
+    def lay_down(self, place: Tensor) -> None:
+        """Lay the adapter's weights down in `place`, shape (trainable parameters)."""
+        place.copy_(_flat(self._adapter.values()))
+
+    @torch.no_grad()
+    def pick_up(self, flat: Tensor) -> None:
+        """Take the weights that another's `lay_down` left."""
+        for parameter, piece in self._pieces(flat):
+            parameter.copy_(piece)
 
     def loss(self, batch: Batch) -> Tensor:
         """Sum over the learnt tokens, with the way back."""
@@ -160,6 +194,12 @@ class Learner:
         text = json.dumps(config, default=sorted, indent=2, sort_keys=True)
         write_sealed(directory / CONFIG_NAME, key, text.encode())
 
+    def _pieces(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each weight of the adapter with its part of `flat`, on its device."""
+        parts = flat.to(self.model.device).split([p.numel() for p in self._adapter.values()])
+        for parameter, part in zip(self._adapter.values(), parts, strict=True):
+            yield parameter, part.view_as(parameter)
+
     def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""
         where = self.model.device
@@ -181,6 +221,15 @@ class Learner:
         """Before the head: of (rows, width, hidden) keep (1, places, hidden)."""
         hidden: Tensor = arguments[0]
         return (hidden.flatten(0, 1)[self._places].unsqueeze(0),)
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Zeros where no row came by, e.g. an expert that nothing was routed to."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _with_adapter(base: PreTrainedModel, settings: Hyperparameters, noise: Noise) -> PeftModel:

@@ -19,16 +19,17 @@ RANDOM_VALUES = 1 << 16
 
 
 class Noise:
-    """Random bits for dropout. A function of (seed, step) alone, so that resuming needs no state."""
+    """Random bits for dropout. A function of (seed, step, rank) alone, so that resuming needs no state."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rank: int = 0) -> None:
         """Of step 0 until `begin_step`."""
         self._seed = seed
+        self._rank = [rank] if rank else []  # a job's first process draws what its only one would
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
         """Start the bits of a step over."""
-        self._bits = np.random.SFC64(np.random.SeedSequence([self._seed, step]))
+        self._bits = np.random.SFC64(np.random.SeedSequence([self._seed, step, *self._rank]))
 
     def kept(self, like: Tensor, dropout: float) -> Tensor:
         """A mask in the shape and type of `like`: 0 with probability `dropout`, else 1."""

@@ -5,6 +5,7 @@ What is chosen by measuring is kept for a job's later attempts, which must compu
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,19 @@ FORMAT_FILE = "number_format"
 def device() -> torch.device:
     """The GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def use_device(rank: int) -> None:
+    """Make a job's process of that rank compute on the GPU of that number, where there are GPUs."""
+    if device().type == "cuda":
+        torch.cuda.set_device(rank)
+
+
+def devices_there(asked: int) -> int:
+    """So many of the devices that are asked for: GPUs where there are any, else shares of the processor."""
+    if sys.platform != "linux":  # whose nameless memory and death signals several processes need
+        return 1
+    return min(asked, torch.cuda.device_count()) if device().type == "cuda" else asked
 
 
 def number_format(parameters: int) -> torch.dtype:
@@ -64,15 +78,16 @@ def _product_seconds(dtype: torch.dtype) -> float:
     return max(min(seconds), 1e-6)
 
 
-def choose_threads(asked: int, parameters: int) -> int:
-    """`asked`, or by the size of the model: one core is left to serving."""
+def choose_threads(asked: int, parameters: int, processes: int = 1) -> int:
+    """Of each of the job's processes: `asked`, or by the size of the model. One core is left to serving."""
     if asked:
         return asked
-    return 1 if parameters < SMALL_MODEL else max(1, len(os.sched_getaffinity(0)) - 1)
+    cores = len(os.sched_getaffinity(0)) - 1
+    return 1 if parameters < SMALL_MODEL else max(1, cores // processes)
 
 
-def free_memory() -> int:
-    """Bytes that can still be taken, on the GPU where there is one."""
+def free_memory(processes: int = 1) -> int:
+    """Bytes that each of the job's processes can still take: of its GPU, or its part of the machine's."""
     if device().type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    return memory.free_memory()
+    return memory.free_memory() // processes

@@ -48,6 +48,15 @@ class TrainingCancelled(Exception):
     """A stop was requested, and the current step is over."""
 
 
+class RankLost(Exception):
+    """A process of the job has ended on its own: nobody asked it to."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        """`exit_code`: negative for a signal."""
+        super().__init__(f"the process of rank {rank} ended with {exit_code}")
+        self.exit_code = exit_code
+
+
 class Progress:
     """Appends lines, whole ones, from any thread; after a last line (an end) nothing follows."""
 

@@ -47,6 +47,27 @@ class Rows:
         """Tokens of each row."""
         return np.diff(self.starts)
 
+    def of(self, indices: NDArray[np.int64]) -> "Rows":
+        """A copy of these rows, in this order."""
+        pieces = [slice(self.starts[index], self.starts[index + 1]) for index in indices]
+        return Rows(
+            np.concatenate([self.tokens[piece] for piece in pieces]),
+            np.concatenate([self.learnt[piece] for piece in pieces]),
+            np.cumsum([0, *self.lengths[indices]]),
+        )
+
+    @property
+    def all(self) -> NDArray[np.int64]:
+        """The indices of all rows."""
+        return np.arange(len(self))
+
+    def targets(self, indices: NDArray[np.int64]) -> int:
+        """Tokens of these rows that are predicted; nothing stands before a row's first one to predict it from."""
+        return sum(
+            int(np.count_nonzero(self.learnt[self.starts[index] + 1 : self.starts[index + 1]]))
+            for index in indices
+        )
+
     @cached_property
     def digests(self) -> list[bytes]:
         """Sixteen bytes for the content of each row."""

@@ -18,14 +18,15 @@ import numpy as np
 import torch
 
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import Indices, collate, epoch_batches, limited_batches
+from tuneship.training.batches import Indices, epoch_batches
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
-from tuneship.training.learner import Learner, TokenLoss
-from tuneship.training.machine import choose_threads, free_memory, kept_number_format
+from tuneship.training.learner import Learner
+from tuneship.training.machine import choose_threads, devices_there, kept_number_format
 from tuneship.training.memory import MOST_TOKENS, bytes_per_token, tokens_at_once
 from tuneship.training.pace import Pace
 from tuneship.training.parity import save_parity
 from tuneship.training.progress import Progress, Reason, StopRequest, TrainingFailed
+from tuneship.training.ranks import Others, Ranks, Setup
 from tuneship.training.rows import Encoder, ReadRows, Rows, carve_out, read_rows
 from tuneship.training.schedule import evaluation_steps, learning_rate
 from tuneship.training.spec import DataKeys, TrainingSpec
@@ -72,12 +73,14 @@ class Standing:
     """Sum of the losses of this epoch's steps."""
     tokens_at_once: int = 0
     """Padded tokens that go through the model at once; kept, since other parts would round otherwise."""
+    devices: int = 1
+    """That learnt until here."""
 
 
 class TrainingRun:
     """The loop over the steps of one job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a run is made of)
         self,
         spec: TrainingSpec,
         data: Data,
@@ -85,12 +88,14 @@ class TrainingRun:
         progress: Progress,
         stop: StopRequest,
         keys: DataKeys = PLAIN,
+        others: Others | None = None,
     ) -> None:
-        """Nothing is learnt yet; see `execute`."""
+        """Nothing is learnt yet; see `execute`. `others`: that help `learner`, and were set up."""
         self._settings = spec.hyperparameters
         self._spec = spec
         self._data = data
         self._learner = learner
+        self._ranks = Ranks(learner, others)
         self._progress = progress
         self._stop = stop
         self._keys = keys
@@ -104,7 +109,7 @@ class TrainingRun:
             steps_per_epoch=self._steps_per_epoch,
             total_steps=self._total_steps,
         )
-        self._standing = Standing()
+        self._standing = Standing(devices=self._ranks.count)
         self._best = learner.adapter()
         self._loss = self._rate = 0.0
 
@@ -174,7 +179,8 @@ class TrainingRun:
         """Choose once in a job how much of a batch goes through the model at once."""
         if self._standing.tokens_at_once:
             return
-        each, free = bytes_per_token(self._learner, self._data.training), free_memory()
+        each = bytes_per_token(self._learner, self._data.training)
+        free = self._ranks.free_memory()
         most, longest = tokens_at_once(each, free), int(self._data.training.lengths.max())
         self._standing = replace(self._standing, tokens_at_once=most)
         if most < MOST_TOKENS:
@@ -186,19 +192,19 @@ class TrainingRun:
 
     def _learn(self, indices: Indices) -> None:
         step = self._standing.step + 1
-        rows = self._data.training
-        parts = [
-            collate(rows, part)
-            for part in limited_batches(indices, rows.lengths, self._standing.tokens_at_once)
-        ]
         self._rate = learning_rate(
             step,
             peak=self._settings.learning_rate,
             warmup_steps=self._settings.warmup_steps,
             total_steps=self._total_steps,
         )
-        tokens = sum(len(part.targets) for part in parts)
-        self._loss = self._learner.learn(parts, tokens, step=step, rate=self._rate)
+        self._loss = self._ranks.learn(
+            self._data.training,
+            indices,
+            tokens_at_once=self._standing.tokens_at_once,
+            step=step,
+            rate=self._rate,
+        )
         if not math.isfinite(self._loss):
             raise TrainingFailed(
                 Reason.LOSS_NOT_FINITE,
@@ -210,12 +216,12 @@ class TrainingRun:
         self._standing = replace(self._standing, step=step, epoch_loss=before + self._loss)
 
     def _measure(self) -> None:
-        rows = self._data.validation
-        total = TokenLoss(0.0, 0, 0)
-        most = min(MOST_TOKENS_MEASURING, self._standing.tokens_at_once)
-        for part in limited_batches(self._data.validation_indices, rows.lengths, most):
-            self._stop.raise_if_requested()
-            total += self._learner.measure(collate(rows, part))
+        total = self._ranks.measure(
+            self._data.validation,
+            self._data.validation_indices,
+            tokens_at_once=min(MOST_TOKENS_MEASURING, self._standing.tokens_at_once),
+            stop=self._stop,
+        )
         loss = total.loss / total.tokens
         if not math.isfinite(loss):
             raise TrainingFailed(
@@ -251,7 +257,14 @@ class TrainingRun:
             for name, value in checkpoint.tensors.items()
             if name.startswith("best/")
         }
-        self._standing = Standing(**checkpoint.state)
+        before, devices = Standing(**checkpoint.state), self._ranks.count
+        self._standing = before
+        if before.devices != devices:  # what was chosen for so many does not fit others
+            self._standing = replace(before, tokens_at_once=0, devices=devices)
+            self._progress.log(
+                "warning",
+                f"{before.devices} devices learnt until step {before.step}, {devices} go on: the same up to rounding",
+            )
 
     def _end_early(self) -> None:
         self._save()
@@ -304,15 +317,26 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequ
     Raises TrainingFailed or TrainingCancelled when it ends otherwise.
     """
     deadline = time.monotonic() + spec.max_runtime_seconds
-    base = load_base(spec.base_model, partial(kept_number_format, spec.checkpoint_dir))
-    torch.set_num_threads(choose_threads(spec.threads, base.num_parameters()))
-    stop.raise_if_requested()
-    encoder = load_encoder(spec.base_model, base)
-    data = read_data(spec, encoder, progress, keys)
-    stop.raise_if_requested()
-    learner = Learner(base, spec.hyperparameters)
-    run = TrainingRun(spec, data, learner, progress, stop, keys)
-    standing = run.execute(deadline)
+    with Others(count_ranks(spec, progress)) as others:
+        base = load_base(spec.base_model, partial(kept_number_format, spec.checkpoint_dir))
+        threads = choose_threads(spec.threads, base.num_parameters(), others.ranks)
+        torch.set_num_threads(threads)
+        others.set_up(
+            Setup(
+                ranks=others.ranks,
+                base_model=spec.base_model,
+                number_format=str(base.dtype).removeprefix("torch."),
+                threads=threads,
+                hyperparameters=spec.hyperparameters,
+            )
+        )
+        stop.raise_if_requested()
+        encoder = load_encoder(spec.base_model, base)
+        data = read_data(spec, encoder, progress, keys)
+        stop.raise_if_requested()
+        learner = Learner(base, spec.hyperparameters)
+        run = TrainingRun(spec, data, learner, progress, stop, keys, others)
+        standing = run.execute(deadline)
 
     def fill(directory: Path) -> None:
         run.save_best(directory)
@@ -328,6 +352,17 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequ
         best_step=standing.best_step,
         validation_loss=standing.best_loss,
     )
+
+
+def count_ranks(spec: TrainingSpec, progress: Progress) -> int:
+    """How many processes this job gets: as its service wishes, where there is something for each to do."""
+    there = devices_there(spec.devices)
+    if there < spec.devices:
+        progress.log("warning", f"{spec.devices} devices are asked for, and there are {there}")
+    count = min(there, spec.hyperparameters.batch_size)
+    if count > 1:
+        progress.log("info", f"{count} devices learn together, each its share of every batch")
+    return count
 
 
 def read_data(

@@ -13,6 +13,8 @@ from tuneship.contract.examples import DatasetFormat
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
+SIGNALLED = 128
+"""Exit code of a process whose further process ended by a signal, less the signal's number; as in shells."""
 LOG_FILE = "worker.log"
 """What the process writes to its standard output and error."""
 
@@ -88,6 +90,8 @@ class TrainingSpec:
     threads: int
     """0: choose by the size of the model."""
     hyperparameters: Hyperparameters
+    devices: int = 1
+    """Learn on so many at most, each with a process of its own (`ranks.py`)."""
 
     def to_json(self) -> str:
         """One JSON object; paths as text."""
