@@ -128,6 +128,15 @@ class ServiceSettings(BaseSettings):
     concurrent_jobs: Annotated[
         int, Field(ge=1, description="Training processes at the same time.")
     ] = 1
+    training_devices: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="Devices that a job learns on, each with a process: GPUs where there are any, else the "
+            "processor's cores.",
+        ),
+    ] = 1
     warm_trainer: bool = Field(
         default=True,
         description="Keep a training process waiting with its libraries loaded: jobs begin seconds earlier.",

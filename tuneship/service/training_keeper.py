@@ -30,7 +30,7 @@ from tuneship.store.blobs import check_digest
 from tuneship.store.leases import Claim, LeaseLost
 from tuneship.store.rows import Row
 from tuneship.training.progress import NEEDS_LESS_MEMORY, Reason
-from tuneship.training.spec import DataKeys, Order
+from tuneship.training.spec import SIGNALLED, DataKeys, Order
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,8 @@ class TrainingKeeper:
         optional = [] if validation is None else [keys.validation]
         needed = [keys.training, keys.checkpoints, keys.adapter, *optional]
         check_sealed(job["security_settings"], needed)
-        training_runs.write_spec(folder, self._parts.blobs, job, (training, validation), base.path)
+        files, devices = (training, validation), self._parts.settings.training_devices
+        training_runs.write_spec(folder, self._parts.blobs, job, files, base.path, devices)
         return keys
 
     def _file(self, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
@@ -347,7 +348,7 @@ def _why_not_started(error: Exception) -> tuple[str, str]:
 
 def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:
     """Reason and message. Nobody but the system kills a training process that its service still wants."""
-    if exit_code == -signal.SIGKILL:
+    if exit_code in (-signal.SIGKILL, SIGNALLED + signal.SIGKILL):  # itself, or another of the job
         return Reason.OUT_OF_MEMORY.value, (
             f"the system killed the training process in {attempts} attempts that got no further, as it does when "
             f"the machine's memory is over; {NEEDS_LESS_MEMORY}"

@@ -109,7 +109,7 @@ def remaining_seconds(job: Row) -> float:
 
 
 def write_spec(
-    folder: Path, blobs: Blobs, job: Row, files: tuple[Row, Row | None], base: Path
+    folder: Path, blobs: Blobs, job: Row, files: tuple[Row, Row | None], base: Path, devices: int
 ) -> None:
     """The attempt's orders: paths and numbers; no address, no secret."""
     training, validation = files
@@ -126,6 +126,7 @@ def write_spec(
         max_runtime_seconds=remaining_seconds(job),
         threads=0,
         hyperparameters=Hyperparameters(**hyperparameters),
+        devices=devices,
     )
     for one in (folder, spec.output_dir, spec.checkpoint_dir):
         one.mkdir(mode=0o700, parents=True, exist_ok=True)
