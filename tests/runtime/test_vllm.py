@@ -110,6 +110,12 @@ def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(place: Pla
         assert not plain.exists()
         with pytest.raises(ReplicaRefused, match="damaged"):
             await opened.link.load("ft:a:sealed", sealed, new_key())
+        assert not plain.parent.exists()
+        write_sealed(sealed / "adapter_config.json", key, b'{"r": 300}')
+        with pytest.raises(ReplicaRefused, match="refused the adapter"):
+            await opened.link.load("ft:a:sealed", sealed, key)
+        assert not plain.parent.exists()
+        write_sealed(sealed / "adapter_config.json", key, b'{"r": 3}')
         await opened.link.load("ft:a:sealed", sealed, key)
         await opened.link.aclose()
         assert not folder.exists()

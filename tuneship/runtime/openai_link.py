@@ -73,11 +73,13 @@ class OpenAiLink:
             try:
                 path = await asyncio.to_thread(self._opened, adapter, path, key)
             except OSError as error:
+                await self._clear(adapter)
                 raise ReplicaRefused(f"adapter files cannot be opened: {error}") from error
         # In place: the server may still have one of this name that it could not be asked to unload.
         body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}
         answer = await self._ask("POST", "/v1/load_lora_adapter", body)
         if not answer.is_success:
+            await self._clear(adapter)
             raise ReplicaRefused(f"the server refused the adapter ({answer.status_code})")
 
     async def unload(self, adapter: str) -> None:
@@ -85,6 +87,10 @@ class OpenAiLink:
         answer = await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": adapter})
         if not answer.is_success:
             logger.warning("the server had no such adapter to unload (%s)", answer.status_code)
+        await self._clear(adapter)
+
+    async def _clear(self, adapter: str) -> None:
+        """Nothing is left in plain of what the server does not serve."""
         await asyncio.to_thread(shutil.rmtree, self._place(adapter), ignore_errors=True)
 
     def _opened(self, adapter: str, path: Path, key: str) -> Path:
