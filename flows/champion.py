@@ -30,11 +30,12 @@ class Champion:
     deployment_id: str
     model: str
     measured: Measured | None
-    compliance_mode: str = "none"
+    compliance_mode: str | None = None
+    """None: the service does not say."""
 
     def refuse_other_mode(self, wanted: str | None) -> None:
         """Raises `BadInput` where the release would bring another mode: the service keeps one address in one."""
-        if (wanted or "none") != self.compliance_mode:
+        if self.compliance_mode is not None and (wanted or "none") != self.compliance_mode:
             raise BadInput(
                 f"security_settings.compliance_mode: what serves the endpoint has {self.compliance_mode}, which an "
                 "endpoint keeps for its whole life; ask for the same, or name another endpoint"
@@ -78,7 +79,7 @@ def find_champion(endpoint: Endpoint) -> Champion | None:
         deployment_id=deployment_id,
         model=model,
         measured=_measured(model) if model.startswith("ft:") else None,
-        compliance_mode=deployment.security_settings.get("compliance_mode", "none"),
+        compliance_mode=deployment.security_settings.get("compliance_mode"),
     )
 
 
