@@ -36,9 +36,8 @@ def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) 
     prompts = smoke_prompts(release)
     tokens = release.evaluation.max_tokens
     # One at a time: the times are compared, and a queue would be measured instead of the models.
-    baseline, candidate = (
-        answer_prompts(one, prompts, tokens, purpose="smoke-test", in_flight=1)
-        for one in (baseline_id, candidate_id)
+    baseline, candidate = answer_prompts(
+        [baseline_id, candidate_id], prompts, tokens, purpose="smoke-test", in_flight=1
     )
     verdict = judge_smoke(baseline, candidate)
     get_run_logger().info("gate %s: %s", verdict.name, verdict.state)
@@ -67,13 +66,17 @@ def measure_accuracy(
     if not rows:
         return None
     prompts = [row.prompt for row in rows]
-    right: list[int] = []
-    for deployment_id in (baseline_id, candidate_id):
-        answers = answer_prompts(
-            deployment_id, prompts, wanted.max_tokens, purpose="exact-match", in_flight=IN_FLIGHT
-        )
-        pairs = zip(answers, rows, strict=True)
-        right.append(sum(answer.completion.strip() == row.answer for answer, row in pairs))
+    answered = answer_prompts(
+        [baseline_id, candidate_id],
+        prompts,
+        wanted.max_tokens,
+        purpose="exact-match",
+        in_flight=IN_FLIGHT,
+    )
+    right = [
+        sum(one.completion.strip() == row.answer for one, row in zip(answers, rows, strict=True))
+        for answers in answered
+    ]
     accuracy = Accuracy(rows=len(rows), before=right[0], after=right[1])
     get_run_logger().info(
         "exact match on %d validation rows: %.1f %% before, %.1f %% after",

@@ -1,4 +1,4 @@
-"""Answers of one deployment to a list of prompts, for the smoke test and the exact-match evaluation.
+"""Answers of deployments to the same prompts, for the smoke test and the exact-match evaluation.
 
 Greedy, several at once, tried again as the client would: error rates are the canary's matter. Prompts and completions
 stay in memory; nothing of them is logged, stored or shown.
@@ -23,31 +23,33 @@ FIRST_PAUSE_SECONDS = 0.1
 ANSWERS_DEADLINE_S = 3600.0
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="{purpose}-{deployment_id}")
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="{purpose}")
 def answer_prompts(
-    deployment_id: str,
+    deployment_ids: Sequence[str],
     prompts: Sequence[str],
     max_tokens: int,
     *,
     purpose: str,
     in_flight: int,
     deadline_s: float = ANSWERS_DEADLINE_S,
-) -> list[SmokeAnswer]:
-    """One greedy answer for each prompt, in order; a refusal is an answer with its status (0: none came).
+) -> list[list[SmokeAnswer]]:
+    """For each deployment one greedy answer for each prompt, in order. A refusal is one with its status (0: none came).
 
+    Each prompt is asked of all before the next one, so that a moment in which the machine is slow meets them alike.
     What is asked after the deadline has no answer.
     """
     client = api(deadline_s).with_options(tries=1)
+    questions = [(one, prompt) for prompt in prompts for one in deployment_ids]
 
-    def ask(prompt: str) -> SmokeAnswer:
-        return _answer(client, deployment_id, prompt, max_tokens)
+    def ask(question: tuple[str, str]) -> SmokeAnswer:
+        return _answer(client, *question, max_tokens)
 
     answers: list[SmokeAnswer] = []
     with ThreadPoolExecutor(in_flight) as pool:
-        for answer in pool.map(ask, prompts):
+        for answer in pool.map(ask, questions):
             answers.append(answer)
-            report(purpose, len(answers), len(prompts), deployment_id)
-    return answers
+            report(purpose, len(answers), len(questions))
+    return [answers[place :: len(deployment_ids)] for place in range(len(deployment_ids))]
 
 
 def _answer(client: Client, deployment_id: str, prompt: str, max_tokens: int) -> SmokeAnswer:

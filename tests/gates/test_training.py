@@ -271,11 +271,34 @@ def test_ten_sensible_answers_pass() -> None:
         replace(GOOD, finish_reason="tired"),
         replace(GOOD, completion="a b c d " * 6),
         replace(GOOD, refused=False),
-        replace(GOOD, latency_ms=301.0),
     ],
 )
 def test_one_answer_that_is_not_sensible_rejects(bad: SmokeAnswer) -> None:
     assert judge_smoke([GOOD] * 10, [*[GOOD] * 9, bad]).state == "reject"
+
+
+@pytest.mark.parametrize(
+    ("slow", "state"), [(1, "pass"), (5, "pass"), (6, "reject"), (10, "reject")]
+)
+def test_who_is_slower_on_most_prompts_is_slower_and_a_stall_is_not(slow: int, state: str) -> None:
+    stalled = replace(GOOD, latency_ms=301.0)
+    answers = [*[stalled] * slow, *[GOOD] * (10 - slow)]
+    judged = judge_smoke([GOOD] * 10, answers)
+    assert (judged.state, judged.limit) == (state, 3.0)
+
+
+def test_a_prompt_that_is_slow_for_both_says_nothing() -> None:
+    every = [replace(GOOD, latency_ms=100.0 * n) for n in range(1, 11)]
+    judged = judge_smoke(every, [replace(one, latency_ms=2.9 * one.latency_ms) for one in every])
+    assert (judged.state, round(judged.value or 0, 6)) == ("pass", 2.9)
+
+
+def test_times_of_a_few_prompts_say_nothing_of_who_is_slower() -> None:
+    slow = replace(GOOD, latency_ms=9000.0)
+    assert judge_smoke([GOOD] * 4, [slow] * 4).state == "pass"
+    unknown = replace(slow, output_tokens=0)
+    assert judge_smoke([GOOD] * 10, [*[slow] * 4, *[unknown] * 6]).state == "pass"
+    assert judge_smoke([replace(GOOD, status=500)] * 10, [slow] * 10).state == "pass"
 
 
 def test_no_answers_decide_nothing() -> None:

@@ -7,6 +7,7 @@ it runs, `judge_smoke` over answers of the deployed model at 0 % traffic. Reject
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,8 @@ LEAST_RISE = 0.1
 LEAK_LOSS = 0.01
 MAX_REPEATS = 5
 SLOWER_PER_TOKEN = 3.0
+FEWEST_TIMES = 5
+"""Of prompts that both answered; fewer say nothing of who is slower."""
 
 
 class TrainingRules(BaseModel):
@@ -352,19 +355,32 @@ class SmokeAnswer:
 
 
 def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer]) -> GateResult:
-    """T10: the candidate answers the fixed prompts sensibly and not far slower per token than the baseline."""
+    """T10: the candidate answers the fixed prompts sensibly and not far slower per token than the baseline.
+
+    Both answered the same prompts in this order. Slow is who takes more than three times as long on most prompts: the
+    slowest of ten would be a machine's stall. With ten prompts, of which a stall may spoil each one with probability
+    0.1, a healthy candidate is refused once in 6,800 releases; slow tails are for the canary, which sees enough.
+    """
     name = "T10 smoke"
     if not candidate:
         return GateResult(name, "hold", note="no answers")
     for number, answer in enumerate(candidate, start=1):
         if problem := _problem(answer):
             return GateResult(name, "reject", note=f"prompt {number}: {problem}")
-    ours, theirs = _p95_per_token(candidate), _p95_per_token(baseline)
-    if ours is None or theirs is None:
+    times = [
+        (_per_token(ours), _per_token(theirs))
+        for ours, theirs in zip(candidate, baseline, strict=False)
+    ]
+    ratios = [ours / theirs for ours, theirs in times if ours and theirs]
+    if len(ratios) < FEWEST_TIMES:
         return GateResult(name, "pass", note="time per output token not known")
-    limit = SLOWER_PER_TOKEN * theirs
+    slower = median_low(ratios)
     return GateResult(
-        name, "pass" if ours <= limit else "reject", ours, limit, "ms per output token, p95"
+        name,
+        "pass" if slower <= SLOWER_PER_TOKEN else "reject",
+        slower,
+        SLOWER_PER_TOKEN,
+        "times the baseline's time per output token, median",
     )
 
 
@@ -390,9 +406,7 @@ def most_repeats(completion: str, length: int = 4) -> int:
     return max(counts.values(), default=0)
 
 
-def _p95_per_token(answers: Sequence[SmokeAnswer]) -> float | None:
-    """Nearest rank; None when no answer says how many tokens it has."""
-    times = sorted(
-        a.latency_ms / a.output_tokens for a in answers if a.status == 200 and a.output_tokens > 0
-    )
-    return times[math.ceil(0.95 * len(times)) - 1] if times else None
+def _per_token(answer: SmokeAnswer) -> float | None:
+    """Milliseconds; None where there was no token, or the answer does not say how many."""
+    is_known = answer.status == 200 and answer.output_tokens > 0
+    return answer.latency_ms / answer.output_tokens if is_known else None
