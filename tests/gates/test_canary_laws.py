@@ -101,7 +101,8 @@ def assert_lawful(look: Look, following: Look) -> None:
 def test_more_candidate_errors_never_turn_a_hold_or_rollback_into_an_advance(
     seed: int, place: int, more: int
 ) -> None:
-    order = {Verdict.ROLLBACK: 0, Verdict.HOLD: 1, Verdict.ADVANCE: 2, Verdict.PROMOTE: 2}
+    """They may turn a rollback into a hold: in one bucket they are a burst, and one burst alone is no proof of harm."""
+    onward = (Verdict.ADVANCE, Verdict.PROMOTE)
     chaos = Chaos(seed)
     rollout = Rollout(
         plan_with(steps=[10, 25, 50, 100]), Steady(errors=lambda *_: chaos.errors)
@@ -122,7 +123,7 @@ def test_more_candidate_errors_never_turn_a_hold_or_rollback_into_an_advance(
     rollout.rows[bucket] = (baseline, worse)
     rollout.rows.pop()
     rollout.make = lambda *_: last
-    assert order[rollout.look().verdict] <= order[before.verdict]
+    assert rollout.look().verdict not in onward or before.verdict in onward
 
 
 def test_shrinking_the_buckets_and_the_looks_together_changes_no_verdict() -> None:
