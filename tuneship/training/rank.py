@@ -16,14 +16,14 @@ from torch import Tensor
 
 from tuneship.training.__main__ import failure_of
 from tuneship.training.base_model import load_base
-from tuneship.training.batches import collate, limited_batches
-from tuneship.training.learner import Learner, TokenLoss
+from tuneship.training.learner import Learner
 from tuneship.training.machine import free_memory, use_device
 from tuneship.training.ranks import (
     MEASURE,
     Setup,
     Task,
     collated,
+    measured,
     receive_rows,
     shared_numbers,
 )
@@ -60,7 +60,8 @@ def help_rank_0(rank: int, line: Connection, memory: int) -> None:
         task, rows = Task(**json.loads(text)), receive_rows(line)
         learner.pick_up(shared[0])
         if task.step == MEASURE:
-            answer(line, **asdict(measured(learner, task, rows)))
+            found = measured(learner, rows, rows.all, task.tokens_at_once)
+            answer(line, **asdict(found))
         else:
             answer(line, loss=learnt(learner, task, rows, shared[rank]))
 
@@ -71,14 +72,6 @@ def learnt(learner: Learner, task: Task, rows: Rows, place: Tensor) -> float:
     loss = learner.backward(parts, task.tokens, step=task.step).item()
     learner.take_gradient(place)
     return loss
-
-
-def measured(learner: Learner, task: Task, rows: Rows) -> TokenLoss:
-    """Loss and hits of `rows`."""
-    total = TokenLoss(0.0, 0, 0)
-    for part in limited_batches(rows.all, rows.lengths, task.tokens_at_once):
-        total += learner.measure(collate(rows, part))
-    return total
 
 
 def received(line: Connection) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from types import TracebackType
@@ -194,10 +194,7 @@ class Ranks:
     ) -> TokenLoss:
         """Loss and hits over the rows `indices`. Raises TrainingCancelled between two batches."""
         mine, asked = self._hand_out(Task(MEASURE, 0, tokens_at_once), rows, indices)
-        total = TokenLoss(0.0, 0, 0)
-        for part in limited_batches(mine, rows.lengths, tokens_at_once):
-            stop.raise_if_requested()
-            total += self._learner.measure(collate(rows, part))
+        total = measured(self._learner, rows, mine, tokens_at_once, stop.raise_if_requested)
         for other in asked:
             total += TokenLoss(**other.answer())
         return total
@@ -226,6 +223,21 @@ def collated(rows: Rows, indices: Indices, tokens_at_once: int) -> list[Batch]:
     """The rows `indices` in parts for which memory is enough."""
     parts = limited_batches(indices, rows.lengths, tokens_at_once)
     return [collate(rows, part) for part in parts]
+
+
+def measured(
+    learner: Learner,
+    rows: Rows,
+    indices: Indices,
+    tokens_at_once: int,
+    between: Callable[[], None] = lambda: None,
+) -> TokenLoss:
+    """Loss and hits of one process over the rows `indices`; `between` runs before each batch."""
+    total = TokenLoss(0.0, 0, 0)
+    for part in limited_batches(indices, rows.lengths, tokens_at_once):
+        between()
+        total += learner.measure(collate(rows, part))
+    return total
 
 
 def shared_numbers(memory: int, ranks: int, count: int) -> Tensor:
