@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from tests.service.engines import PlayedTrainer
 from tests.service.in_process import Service, split
 from tuneship.service import deployment_keeper
 from tuneship.service.supervisor import TICK_S, Supervisor
@@ -440,3 +443,87 @@ def test_progress_resets_the_count_and_a_replay_overwrites_its_steps(service: Se
     metrics = service.call("GET", f"/v1/fine-tuning/jobs/{job_id}/metrics").json()
     assert metrics["steps"] == [1, 2, 3, 4, 5]
     assert metrics["training_loss"] == [0, 1, 2, 3, 3]
+
+
+@dataclass
+class Halted:
+    """A job whose service has died after step 1, and whose trainer told more before it died with it."""
+
+    service: Service
+    job_id: str
+    trainer: PlayedTrainer
+
+    @contextmanager
+    def started_again(self) -> Iterator[Service]:
+        settings = self.service.settings
+        with Service(settings.data_dir, database_url=settings.database_url) as again:
+            again.clock.ahead = LEASE
+            yield again
+
+    def stream(self, service: Service) -> list[tuple[str, Any]]:
+        """What the job's stream tells of its steps and epochs."""
+        path = f"/v1/fine-tuning/jobs/{self.job_id}"
+        steps = service.call("GET", f"{path}/metrics").json()["steps"]
+        logs = service.call("GET", f"{path}/logs").json()["logs"]
+        told = [("log", one["message"]) for one in logs if one["message"].startswith("epoch ")]
+        return [("steps", steps), *told]
+
+    def events(self, service: Service) -> list[str]:
+        query = sa.select(tables.events.c.type).where(tables.events.c.resource_id == self.job_id)
+        with service.database.read() as connection:
+            return list(connection.scalars(query.order_by(tables.events.c.position)))
+
+
+@pytest.fixture
+def halted(service: Service) -> Halted:
+    job_id = service.job()
+    trainer = service.trainer()
+    trainer.start_of(3)
+    trainer.step(1)
+    path = f"/v1/fine-tuning/jobs/{job_id}"
+    service.until(lambda: service.call("GET", path).json()["current_step"] == 1)
+    service.halt()
+    trainer.step(2)
+    trainer.epoch(1)
+    return Halted(service, job_id, trainer)
+
+
+def test_what_a_trainer_told_a_dead_service_is_stored_once(halted: Halted) -> None:
+    """The next attempt begins behind it: its checkpoint knows of it."""
+    with halted.started_again() as again:
+        trainer = again.trainer()
+        trainer.start_of(3, resumed_from=2)
+        trainer.step(3)
+        trainer.complete()
+        again.until(lambda: again.job_status(halted.job_id) == "completed")
+        assert halted.stream(again) == [
+            ("steps", [1, 2, 3]),
+            ("log", "epoch 1: validation loss 1.0000"),
+        ]
+        assert halted.events(again).count("fine_tuning.job.epoch_completed") == 1
+
+
+def test_a_job_that_is_cancelled_while_its_service_is_dead_keeps_what_it_told(
+    halted: Halted,
+) -> None:
+    halted.service.call("POST", f"/v1/fine-tuning/jobs/{halted.job_id}/cancel")
+    assert halted.service.job_status(halted.job_id) == "cancelling"
+    with halted.started_again() as again:
+        again.until(lambda: again.job_status(halted.job_id) == "cancelled")
+        assert again.engines.trainers == []
+        assert ("steps", [1, 2]) in halted.stream(again)
+        assert halted.events(again).count("fine_tuning.job.epoch_completed") == 1
+
+
+def test_progress_that_a_dead_machine_left_unreadable_does_not_hold_the_job_up(
+    halted: Halted,
+) -> None:
+    with (halted.trainer.folder / "progress.jsonl").open("ab") as file:
+        file.write(bytes(512) + b"\n")
+    with halted.started_again() as again:
+        trainer = again.trainer()
+        trainer.start_of(3, resumed_from=2)
+        trainer.step(3)
+        trainer.complete()
+        again.until(lambda: again.job_status(halted.job_id) == "completed")
+        assert ("steps", [1, 2, 3]) in halted.stream(again)

@@ -13,6 +13,7 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.common.exceptions import (
+    ElementClickInterceptedException,
     ElementNotInteractableException,
     NoSuchElementException,
     StaleElementReferenceException,
@@ -55,7 +56,8 @@ FLAGS = (
 NOT_YET = (
     NoSuchElementException,
     StaleElementReferenceException,
-    ElementNotInteractableException,  # also: something lies over it
+    ElementClickInterceptedException,  # e.g. a notice lies over it, which the page takes away soon
+    ElementNotInteractableException,
     TimeoutException,  # the page is too busy to answer
     AssertionError,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
-from tuneship.service.training_runs import ENDS, TrainingRun
+from tuneship.service.training_runs import ENDS, Attempt
 from tuneship.store import job_records, leases, rows, tables
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
@@ -61,7 +61,7 @@ def tell(connection: sa.Connection, job_id: str, event: str, now: datetime, **mo
 
 
 def store_lines(
-    connection: sa.Connection, run: TrainingRun, lines: Sequence[Line], now: datetime
+    connection: sa.Connection, attempt: Attempt, lines: Sequence[Line], now: datetime
 ) -> None:
     """In their order, so that a stream tells steps and log as they came."""
     steps: list[Line] = []
@@ -69,24 +69,24 @@ def store_lines(
         if line["kind"] == "step":
             steps.append(line)
             continue
-        _store_steps(connection, run, steps, now)
+        _store_steps(connection, attempt, steps, now)
         steps = []
-        _store_line(connection, run, line, now)
-    _store_steps(connection, run, steps, now)
+        _store_line(connection, attempt, line, now)
+    _store_steps(connection, attempt, steps, now)
 
 
 def _store_steps(
-    connection: sa.Connection, run: TrainingRun, steps: Sequence[Line], now: datetime
+    connection: sa.Connection, attempt: Attempt, steps: Sequence[Line], now: datetime
 ) -> None:
     if not steps:
         return
     metrics = [{name: step[name] for name in STEP_FIELDS} for step in steps]
-    job_records.put_metrics(connection, run.claim.job_id, metrics)
+    job_records.put_metrics(connection, attempt.claim.job_id, metrics)
     last = steps[-1]
-    run.last_step = last["step"]
+    attempt.last_step = last["step"]
     leases.write(
         connection,
-        run.claim,
+        attempt.claim,
         updated_at=now,
         current_step=last["step"],
         current_epoch=last["current_epoch"],
@@ -95,44 +95,44 @@ def _store_steps(
     )
 
 
-def _store_line(connection: sa.Connection, run: TrainingRun, line: Line, now: datetime) -> None:
+def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
     if line["kind"] == "started":
-        _store_start(connection, run, line, now)
+        _store_start(connection, attempt, line, now)
     elif line["kind"] == "pace":
-        leases.write(connection, run.claim, **{name: line[name] for name in PACE})
+        leases.write(connection, attempt.claim, **{name: line[name] for name in PACE})
     elif line["kind"] == "epoch":
-        _store_epoch(connection, run.claim.job_id, line, now)
+        _store_epoch(connection, attempt.claim.job_id, line, now)
     elif line["kind"] == "log":
-        job_records.add_log(connection, run.claim.job_id, now, line["level"], line["message"])
+        job_records.add_log(connection, attempt.claim.job_id, now, line["level"], line["message"])
     elif line["kind"] == "ended_early":
-        _store_early_end(connection, run, line, now)
+        _store_early_end(connection, attempt, line, now)
     elif line["kind"] in ENDS:
-        run.end = line
+        attempt.end = line
 
 
-def _store_start(connection: sa.Connection, run: TrainingRun, line: Line, now: datetime) -> None:
+def _store_start(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
     resumed_from: int = line["resumed_from_step"] or 0
-    run.first_step = resumed_from
-    run.last_step = max(run.last_step, resumed_from)
-    run.furthest_step = job_records.last_step_of(connection, run.claim.job_id)
+    attempt.first_step = resumed_from
+    attempt.last_step = max(attempt.last_step, resumed_from)
+    attempt.furthest_step = job_records.last_step_of(connection, attempt.claim.job_id)
     totals = {name: line[name] for name in ("total_steps", "total_epochs")}
-    leases.write(connection, run.claim, updated_at=now, **totals)
+    leases.write(connection, attempt.claim, updated_at=now, **totals)
     text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
     if resumed_from:
         text += f", from step {resumed_from} on"
-    job_records.add_log(connection, run.claim.job_id, now, "info", text)
+    job_records.add_log(connection, attempt.claim.job_id, now, "info", text)
 
 
 def _store_early_end(
-    connection: sa.Connection, run: TrainingRun, line: Line, now: datetime
+    connection: sa.Connection, attempt: Attempt, line: Line, now: datetime
 ) -> None:
     """Its steps are those that were done; of its epochs some are missing."""
-    leases.write(connection, run.claim, updated_at=now, total_steps=line["step"])
+    leases.write(connection, attempt.claim, updated_at=now, total_steps=line["step"])
     text = (
         f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
         f"than after step {line['best_step']} in {line['patience']} measurements"
     )
-    job_records.add_log_once(connection, run.claim.job_id, now, "info", text)
+    job_records.add_log_once(connection, attempt.claim.job_id, now, "info", text)
 
 
 def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: datetime) -> None:

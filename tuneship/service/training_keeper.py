@@ -23,7 +23,7 @@ from tuneship.service.context import Parts
 from tuneship.service.datasets import object_of
 from tuneship.service.models import model_id
 from tuneship.service.safeguards import SafeguardLost, check_kept, check_sealed
-from tuneship.service.training_runs import TrainingRun
+from tuneship.service.training_runs import Attempt, TrainingRun
 from tuneship.service.warm_trainer import WarmTrainer, start_on
 from tuneship.store import job_queue, job_records, leases, rows, tables
 from tuneship.store.blobs import check_digest
@@ -94,6 +94,7 @@ class TrainingKeeper:
             found = [dict(row) for row in connection.execute(query).mappings()]
         for job in found:
             if job["id"] not in known:
+                self._store_left(job)
                 self._cancelled(Claim(job["id"], job["attempt"]), now)
 
     async def _start_jobs(self) -> None:
@@ -130,7 +131,8 @@ class TrainingKeeper:
 
     async def _start(self, job: Row) -> None:
         claim = Claim(job["id"], job["attempt"])
-        folder = training_runs.attempt_folder(self._work, claim)
+        folder = training_runs.attempt_folder(self._work, job["id"], job["attempt"])
+        await asyncio.to_thread(self._store_left, job)
         try:
             keys = await asyncio.to_thread(self._prepare, job, folder)
         except (SafeguardLost, DataDamaged, ObjectDamaged, FileNotFoundError) as error:
@@ -143,7 +145,10 @@ class TrainingKeeper:
         worker = self._worker(Order(folder, keys))
         now = self._parts.clock()
         latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
-        self._runs.append(TrainingRun(claim, job, folder, worker, now, latest))
+        run = TrainingRun(
+            claim, folder, job["attempt"], job=job, worker=worker, last_beat=now, latest_end=latest
+        )
+        self._runs.append(run)
         self._preparing = ""
 
     def _worker(self, order: Order) -> Worker:
@@ -236,21 +241,41 @@ class TrainingKeeper:
             training_runs.clear(self._work, run.claim.job_id)
 
     def _take_progress(self, run: TrainingRun) -> None:
-        while True:
-            now, (lines, offset) = self._parts.clock(), run.new_lines(LINES_AT_ONCE)
-            if lines or now - run.last_beat >= BEAT_EVERY:
-                with self._parts.database.write() as connection:
-                    leases.beat(connection, run.claim, now)
-                    job_progress.store_lines(connection, run, lines, now)
-                run.last_beat, run.offset = now, offset
-                self._parts.bell.ring(run.claim.job_id)
-            if len(lines) < LINES_AT_ONCE:
-                break
+        now = self._parts.clock()
+        if self._store_told(run):
+            run.last_beat = now
+        elif now - run.last_beat >= BEAT_EVERY:
+            with self._parts.database.write() as connection:
+                leases.beat(connection, run.claim, now)
+            run.last_beat = now
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, run.claim.job_id, client_id=None)
         if row is not None and row["status"] == JobStatus.CANCELLING and not run.cancelled_at:
             run.ask_to_cancel(now)
             self._parts.bell.ring(run.claim.job_id)
+
+    def _store_left(self, job: Row) -> None:
+        """What earlier attempts told and their service did not live to read: the next one begins behind it."""
+        for attempt in training_runs.told_attempts(self._work, job):
+            try:
+                self._store_told(attempt)
+            except (KeyError, TypeError, ValueError):  # the machine died in the middle of a write
+                logger.exception("an attempt left unreadable progress: %s", job["id"])
+
+    def _store_told(self, attempt: Attempt) -> bool:
+        """Every line once, whoever dies: where reading stands is kept with what was read. Answers if there was any."""
+        begin = attempt.offset
+        while True:
+            now, (lines, offset) = self._parts.clock(), attempt.new_lines(LINES_AT_ONCE)
+            if lines:
+                with self._parts.database.write() as connection:
+                    place = {"progress_attempt": attempt.number, "progress_offset": offset}
+                    leases.beat(connection, attempt.claim, now, **place)
+                    job_progress.store_lines(connection, attempt, lines, now)
+                attempt.offset = offset
+                self._parts.bell.ring(attempt.claim.job_id)
+            if not lines:
+                return attempt.offset > begin
 
     def _finish(self, run: TrainingRun, exit_code: int) -> None:
         """What the process's end means: a model, a failure, a cancellation, or another attempt."""

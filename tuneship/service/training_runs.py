@@ -5,6 +5,7 @@ The process itself is `tuneship/training/`; when it starts and what its end mean
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -30,28 +31,24 @@ ENDS = ("completed", "failed", "cancelled")
 
 
 @dataclass
-class TrainingRun:
-    """A job that this service has claimed and started."""
+class Attempt:
+    """What one attempt at a job has told, as far as it is stored."""
 
     claim: Claim
-    job: Row
+    """The right to store it."""
     folder: Path
-    worker: Worker
-    last_beat: datetime
-    latest_end: datetime
-    """Then it is ended, whatever it does."""
+    number: int
     offset: int = 0
-    """Bytes of progress that were read."""
+    """Bytes of progress that were stored."""
     first_step: int | None = None
     """Where this attempt began; None before it said so."""
     last_step: int = 0
     furthest_step: int = 0
     """That any earlier attempt has reached."""
-    cancelled_at: datetime | None = None
     end: dict[str, Any] | None = None
 
     def new_lines(self, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines behind `offset`, and the offset to set once they are stored."""
+        """Whole lines behind `offset`, and the offset to set once they are stored. ValueError: no line."""
         file = self.folder / PROGRESS_FILE
         lines: list[dict[str, Any]] = []
         offset = self.offset
@@ -59,17 +56,14 @@ class TrainingRun:
             with file.open("rb") as opened:
                 opened.seek(offset)
                 while len(lines) < most and (line := opened.readline()).endswith(b"\n"):
-                    lines.append(json.loads(line))
+                    try:
+                        lines.append(json.loads(line))
+                    except ValueError:
+                        if lines:  # those first; the next call begins with this one
+                            break
+                        raise
                     offset += len(line)
         return lines, offset
-
-    def has_model(self) -> bool:
-        """Whether its adapter is complete on disk, which is so before it says `completed`, and nobody has cancelled.
-
-        A cancelled one is awaited: its job is `cancelled` only when its processes are gone.
-        """
-        completed = self.end is not None and self.end["kind"] == "completed"
-        return completed and self.cancelled_at is None
 
     def has_advanced(self) -> bool:
         """Whether this attempt got further than those before it, or has kept something that they had not."""
@@ -80,6 +74,26 @@ class TrainingRun:
     def _kept_step(self) -> int:
         kept = (self.folder.parent / CHECKPOINTS).glob("step-*")
         return max((int(path.name.rpartition("-")[2]) for path in kept), default=0)
+
+
+@dataclass(kw_only=True)
+class TrainingRun(Attempt):
+    """An attempt that this service has started, and its process."""
+
+    job: Row
+    worker: Worker
+    last_beat: datetime
+    latest_end: datetime
+    """Then it is ended, whatever it does."""
+    cancelled_at: datetime | None = None
+
+    def has_model(self) -> bool:
+        """Whether its adapter is complete on disk, which is so before it says `completed`, and nobody has cancelled.
+
+        A cancelled one is awaited: its job is `cancelled` only when its processes are gone.
+        """
+        completed = self.end is not None and self.end["kind"] == "completed"
+        return completed and self.cancelled_at is None
 
     def ask_to_cancel(self, now: datetime) -> None:
         """Say so in a file that the process looks at after each step."""
@@ -92,9 +106,18 @@ class TrainingRun:
         return self.cancelled_at is not None and now - self.cancelled_at > patience
 
 
-def attempt_folder(work: Path, claim: Claim) -> Path:
+def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
     """Where one attempt writes."""
-    return work / claim.job_id / f"attempt-{claim.attempt}"
+    return work / job_id / f"attempt-{attempt}"
+
+
+def told_attempts(work: Path, job: Row) -> Iterator[Attempt]:
+    """Those of a job that may have told what their service did not live to store."""
+    claim, stored = Claim(job["id"], job["attempt"]), job["progress_attempt"]
+    for number in range(max(1, stored), job["attempt"] + 1):
+        folder = attempt_folder(work, job["id"], number)
+        offset = job["progress_offset"] if number == stored else 0
+        yield Attempt(claim, folder, number, offset)
 
 
 def clear(work: Path, job_id: str) -> None:

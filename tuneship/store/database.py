@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
 from tuneship.store import tables
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
 LOCK_PATIENCE_MS = 30_000

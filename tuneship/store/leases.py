@@ -76,9 +76,9 @@ def end(
         raise LeaseLost(held.job_id)
 
 
-def beat(connection: sa.Connection, held: Claim, now: datetime) -> None:
-    """Keep the lease for another `LEASE`. Raises `LeaseLost`."""
-    write(connection, held, lease_until=now + LEASE)
+def beat(connection: sa.Connection, held: Claim, now: datetime, **values: Any) -> None:
+    """Keep the lease for another `LEASE`, and change the job's row. Raises `LeaseLost`."""
+    write(connection, held, lease_until=now + LEASE, **values)
 
 
 def release_all(connection: sa.Connection, now: datetime) -> None:

@@ -136,6 +136,8 @@ jobs = _resource(
     _moment("lease_until", optional=True),
     _whole("attempts_without_progress"),
     _whole("epochs_told", server_default="0"),  # of how many an event was sent
+    _whole("progress_attempt", server_default="0"),  # whose lines were stored last
+    _whole("progress_offset", server_default="0"),  # up to this byte of them
     sa.Index("ix_jobs_status", "status"),
     sa.Index("ix_jobs_client_id_status_created_at_id", "client_id", "status", "created_at", "id"),
     sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),
