@@ -18,6 +18,7 @@ from tuneship.contract.endpoints import (
     EndpointUpdate,
 )
 from tuneship.service.context import Context
+from tuneship.service.endpoints import own_endpoint
 from tuneship.service.generation import _by_split
 from tuneship.store import tables
 from tuneship.traffic.split import DRAWS
@@ -163,9 +164,10 @@ def test_ten_thousand_draws_fall_as_the_split_says(service: Service) -> None:
     one, two, three = (service.deployment(name) for name in ("one", "two", "three"))
     endpoint = service.canary("shop", {one: 57, two: 41, three: 2})
     context = Context(parts=service.parts, client_id="alice", request_id="req_x")
+    row = own_endpoint(context, endpoint)
 
     def shares() -> dict[str, float]:
-        counted = Counter(_by_split(context, endpoint).deployment_id for _ in range(DRAWS))
+        counted = Counter(_by_split(context, row).deployment_id for _ in range(DRAWS))
         return {name: 100 * number / DRAWS for name, number in counted.items()}
 
     service.draws = iter(range(DRAWS)).__next__

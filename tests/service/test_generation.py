@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from tests.service.in_process import ANSWER, Service
 from tuneship.service.http.border import InFlight
@@ -248,3 +249,36 @@ def test_the_settings_of_a_request_reach_the_model(service: Service, stream: boo
     asked = [{name: frame[name] for name in SETTINGS} for frame in service.engines.asked]
     own = {"max_tokens": 99, "temperature": 0.5, "top_p": 0.75, "seed": None}
     assert asked == [SETTINGS, own]
+
+
+def test_generations_read_the_database_anew_only_after_a_write(service: Service) -> None:
+    made = service.deployment("one")
+    endpoint = service.canary("shop", {made: 100})
+    service.run(_end(service))
+    paths = (path_of(made), f"/v1/endpoints/{endpoint}/generate")
+    begun: list[object] = []
+
+    def read_by_a_round() -> int:
+        before = len(begun)
+        for path in paths:
+            assert service.call("POST", path, json={"prompt": "a"}).status_code == 200
+        return len(begun) - before
+
+    note = begun.append
+    sa.event.listen(service.database.engine, "begin", note)
+    try:
+        assert read_by_a_round() > 0
+        assert read_by_a_round() == 0
+        changed = service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {"a": "b"}})
+        assert changed.status_code == 200
+        assert read_by_a_round() > 0
+        gone = service.call("DELETE", f"/v1/canary-endpoints/{endpoint}")
+        assert gone.status_code == 200
+        assert service.call("POST", paths[1], json={"prompt": "a"}).status_code == 404
+    finally:
+        sa.event.remove(service.database.engine, "begin", note)
+
+
+async def _end(service: Service) -> None:
+    """The supervisor writes when it likes."""
+    service._running.cancel()

@@ -172,6 +172,11 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
     """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
+    return shown_deployment(context, row)
+
+
+def shown_deployment(context: Context, row: Row | None) -> Row:
+    """One of the caller's that was read; the request has looked at it. Raises `ResourceNotFound`."""
     if row is None or _is_forgotten(row, context.now):
         raise ResourceNotFound("there is no such deployment")
     context.touch(row)

@@ -181,6 +181,11 @@ def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) ->
     """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
+    return endpoint_in_force(context, row, kind)
+
+
+def endpoint_in_force(context: Context, row: Row | None, kind: str | None = None) -> Row:
+    """One of the caller's that was read, as its lease has it now. Raises `ResourceNotFound`."""
     if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
         raise ResourceNotFound("there is no such endpoint")
     return endpoint_records.in_force(row, context.now)

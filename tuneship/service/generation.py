@@ -10,7 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
 
 from tuneship.contract import generation as contract
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
@@ -28,8 +30,8 @@ from tuneship.metrics.observations import Observation, Outcome
 from tuneship.runtime.groups import NoReplica
 from tuneship.service.completion import Completion
 from tuneship.service.context import Context
-from tuneship.service.deployments import own_deployment
-from tuneship.service.endpoints import own_endpoint
+from tuneship.service.deployments import shown_deployment
+from tuneship.service.endpoints import endpoint_in_force
 from tuneship.service.faults import Faults, faults_of
 from tuneship.service.generation_stream import Tell, streamed
 from tuneship.service.models import ServedModel, served_model
@@ -40,10 +42,14 @@ from tuneship.service.serving_table import serves_async
 from tuneship.service.streaming import Stream
 from tuneship.service.under_way import Visit
 from tuneship.serving.line import GenerateRequest, ReplicaLost, RequestTooLarge, ServingError
+from tuneship.store import rows, tables
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
 from tuneship.traffic.split import draw_of_key, split_of
+
+R = TypeVar("R")
+Reading = Callable[[sa.Connection], R]
 
 LONGEST_ROUTING_KEY = 256
 DEFAULT_MAX_TOKENS = 256
@@ -90,32 +96,48 @@ async def generate_by_endpoint(
 ) -> Generation | Stream:
     """Answer with the deployment that the split draws for this request."""
     started = time.perf_counter()
-    target = await asyncio.to_thread(_by_split, context, endpoint_id)
+    target = _by_split(context, await _row(context, tables.endpoints, endpoint_id))
     return await _answer(context, target, request, started)
 
 
-def _routed(context: Context, target: Target) -> Routed:
-    deployment = own_deployment(context, target.deployment_id)
+async def _at_hand(context: Context, name: tuple[str, str], read: Reading[R]) -> R:
+    """What `read` finds in the database; nearly always nothing was written since it was read last."""
+    cache, key = context.parts.database.cache, (context.client_id, *name)
+
+    def reading() -> R:
+        with context.read() as connection:
+            return read(connection)
+
+    found = cache.find(key)
+    return await asyncio.to_thread(cache.read, key, reading) if found is None else found
+
+
+async def _row(context: Context, table: sa.Table, identifier: str) -> Row | None:
+    read = partial(rows.fetch, table=table, identifier=identifier, client_id=context.client_id)
+    return await _at_hand(context, (table.name, identifier), read)
+
+
+async def _routed(context: Context, target: Target) -> Routed:
+    row = await _row(context, tables.deployments, target.deployment_id)
+    deployment = shown_deployment(context, row)
     if not is_within_reach(context, deployment):
         raise ResourceNotFound(
             f"there is no such {'endpoint' if target.endpoint_id else 'deployment'}"
         )
-    with context.read() as connection:
-        served = served_model(
-            connection, context.parts, context.client_id, deployment["model_name"]
-        )
-    return Routed(deployment, served, target.endpoint_id)
+    model = deployment["model_name"]
+    read = partial(served_model, parts=context.parts, client_id=context.client_id, identifier=model)
+    return Routed(deployment, await _at_hand(context, ("model", model), read), target.endpoint_id)
 
 
-def _by_split(context: Context, endpoint_id: str) -> Target:
-    endpoint = own_endpoint(context, endpoint_id)
+def _by_split(context: Context, row: Row | None) -> Target:
+    endpoint = endpoint_in_force(context, row)
     if endpoint["status"] != EndpointStatus.ACTIVE:
         raise InvalidRequestError("the endpoint is inactive", status=409)
     key = context.routing_key
     if key is not None and not 1 <= len(key.encode()) <= LONGEST_ROUTING_KEY:
         raise InvalidRequestError("X-Routing-Key must have 1 to 256 bytes")
-    draw = context.parts.draw() if key is None else draw_of_key(endpoint_id, key)
-    return Target(split_of(endpoint["members"]).choose(draw), endpoint_id)
+    draw = context.parts.draw() if key is None else draw_of_key(endpoint["id"], key)
+    return Target(split_of(endpoint["members"]).choose(draw), endpoint["id"])
 
 
 async def _answer(
@@ -147,7 +169,7 @@ async def _whole(
 ) -> Generation:
     """Run it where the target's record says, unless it is gone."""
     with context.parts.under_way.entered(target.deployment_id) as visit:
-        routed = await asyncio.to_thread(_routed, context, target)
+        routed = await _routed(context, target)
         written = partial(_written, context, routed, request, visit, tell)
         return await _recorded(context, routed, request, written, started)
 

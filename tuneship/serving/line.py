@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,7 @@ __all__ = [
     "ServingError",
 ]
 
+FIELDS = tuple(one.name for one in fields(GenerateRequest))
 _FRAME_BYTES = 1 << 20
 """A frame holds one token per running request: far below this."""
 
@@ -181,7 +182,8 @@ class ReplicaLine:
             generation.fail(ReplicaLost(str(self._lost)))
             return generation
         self._generations[identifier] = generation
-        self._send({"op": "generate", "id": identifier, **asdict(request)})
+        asked = {name: getattr(request, name) for name in FIELDS}  # `asdict` copies every token
+        self._send({"op": "generate", "id": identifier, **asked})
         return generation
 
     async def aclose(self) -> None:

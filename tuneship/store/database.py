@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
 from tuneship.store import tables
+from tuneship.store.read_cache import ReadCache
 
 HEAD = "0006"
 """The newest migration. A database that already has it starts without loading Alembic."""
@@ -51,6 +52,7 @@ class Database:
         would have to be migrated while a service of another version works on it.
         """
         self.engine = _engine(url)
+        self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
         self._writer = threading.Lock()
         if self.is_sqlite:
@@ -82,12 +84,15 @@ class Database:
     @contextmanager
     def write(self) -> Generator[sa.Connection]:
         """All or nothing; committed when the block ends without an exception."""
-        with (
-            self._turn(),
-            self.engine.connect().execution_options(tuneship_write=True) as connection,
-            connection.begin(),
-        ):
-            yield connection
+        try:
+            with (
+                self._turn(),
+                self.engine.connect().execution_options(tuneship_write=True) as connection,
+                connection.begin(),
+            ):
+                yield connection
+        finally:  # of a commit that failed nobody knows whether it is in force
+            self.cache.clear()
 
     @contextmanager
     def _turn(self) -> Generator[None]:
