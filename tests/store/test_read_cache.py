@@ -45,6 +45,13 @@ def test_a_write_that_fails_clears_it_too(database: Database) -> None:
     assert database.cache.find("events") is None
 
 
+def test_a_write_to_tables_that_nobody_keeps_leaves_it(database: Database) -> None:
+    database.cache.read("events", lambda: count(database))
+    with database.write(clears=False):
+        pass
+    assert database.cache.find("events") == 0
+
+
 def test_what_was_read_before_a_write_and_comes_after_it_is_not_kept(database: Database) -> None:
     has_read, may_return = threading.Event(), threading.Event()
 

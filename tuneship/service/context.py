@@ -70,7 +70,7 @@ class Parts:
         """Write what the recorder holds; on a failure it is kept for the next time."""
 
         def store(windows: Mapping[WindowKey, Window]) -> None:
-            with self.database.write() as connection:
+            with self.database.write(clears=False) as connection:
                 metric_windows.store(connection, windows, self.clock().timestamp())
 
         self.recorder.hand_over(store)
@@ -79,7 +79,7 @@ class Parts:
         """Write the lines of deployments' logs that wait; on a failure they are kept for the next time."""
 
         def store(entries: Sequence[deployment_logs.LogEntry]) -> None:
-            with self.database.write() as connection:
+            with self.database.write(clears=False) as connection:
                 deployment_logs.add(connection, *entries)
 
         self.deployment_log.hand_over(store, self.clock())

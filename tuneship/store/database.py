@@ -82,8 +82,11 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Generator[sa.Connection]:
-        """All or nothing; committed when the block ends without an exception."""
+    def write(self, *, clears: bool = True) -> Generator[sa.Connection]:
+        """All or nothing; committed when the block ends without an exception.
+
+        `clears`: whether what was read before may differ now; metrics and logs are in tables that nobody keeps.
+        """
         try:
             with (
                 self._turn(),
@@ -92,7 +95,8 @@ class Database:
             ):
                 yield connection
         finally:  # of a commit that failed nobody knows whether it is in force
-            self.cache.clear()
+            if clears:
+                self.cache.clear()
 
     @contextmanager
     def _turn(self) -> Generator[None]:
