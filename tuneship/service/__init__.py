@@ -1,1 +1,1 @@
-"""What each operation does, one file per resource; http.py alone knows FastAPI."""
+"""What each operation does, one file per resource; `http/` alone knows Starlette."""

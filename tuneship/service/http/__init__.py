@@ -1,4 +1,4 @@
-"""The one room that knows FastAPI: it binds declared operations to handlers and keeps the border strict."""
+"""The one room that knows Starlette: it binds declared operations to handlers and keeps the border strict."""
 
 from tuneship.service.http.app import build_app
 from tuneship.service.http.border import Border

@@ -5,10 +5,10 @@ import json
 import logging
 from typing import Any
 
-from fastapi import Request, Response
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from tuneship.contract.errors import ApiError, InternalError, InvalidRequestError
 from tuneship.contract.operation import Operation

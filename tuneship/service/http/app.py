@@ -8,14 +8,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from ipaddress import ip_address
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from tuneship.contract import openapi
@@ -56,14 +58,15 @@ KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
     """The ASGI application with every served operation."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     # Routes are tried in turn, and generations are by far the most requests: they come first.
-    for served in sorted(SERVED.values(), key=lambda one: not one.is_async):
-        _add_route(app, border, served)
-    for path in ("/healthz", "/readyz"):
-        app.add_api_route(path, _healthy(border.parts))
-    app.add_api_route("/openapi.json", _described(border.parts))
-    app.add_exception_handler(HTTPException, _routing_refused(app))
+    operations = sorted(SERVED.values(), key=lambda one: not one.is_async)
+    routes = [_operation_route(border, served) for served in operations]
+    healthy = _healthy(border.parts)
+    routes += [_route("GET", path, healthy) for path in ("/healthz", "/readyz")]
+    routes.append(_route("GET", "/openapi.json", _described(border.parts)))
+    refused = {HTTPException: _routing_refused(routes)}
+    app = Starlette(routes=routes, exception_handlers=refused, lifespan=lifespan)
+    app.router.redirect_slashes = False
     return Guard(app, border)
 
 
@@ -84,23 +87,25 @@ def _healthy(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
     return health
 
 
-def _described(parts: Parts) -> Callable[[], Awaitable[Response]]:
-    """The document of the contract, made once; the web framework's own generator is off."""
+def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
+    """The document of the contract, made once."""
     told = openapi.document(parts.public_url, parts.settings.created_status)
     body = json.dumps(told, ensure_ascii=False).encode()
 
-    async def answer() -> Response:
+    async def answer(_request: Request) -> Response:
         return Response(body, media_type="application/json")
 
     return answer
 
 
-def _routing_refused(app: FastAPI) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _routing_refused(
+    routes: Sequence[Route],
+) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 405:
             methods = {
                 method
-                for route in app.routes
+                for route in routes
                 if route.matches({**request.scope, "method": "-"})[0] is not Match.NONE
                 for method in getattr(route, "methods", None) or ()
             }
@@ -114,12 +119,17 @@ def _routing_refused(app: FastAPI) -> Callable[[Request, Exception], Awaitable[R
     return answer
 
 
-def _add_route(app: FastAPI, border: Border, served: Served) -> None:
+def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Of one method: the framework would let HEAD in beside GET, which the contract does not declare."""
+    route = Route(path, endpoint, methods=[method])
+    route.methods = {method}
+    return route
+
+
+def _operation_route(border: Border, served: Served) -> Route:
     operation = served.operation
     path = route_path(operation.path, [one.path for one in DECLARED])
-    app.add_api_route(
-        path, _endpoint(border, served), methods=[operation.method], response_model=None
-    )
+    return _route(operation.method, path, _endpoint(border, served))
 
 
 def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[Response]]:

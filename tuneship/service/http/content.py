@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.contract.operation import Operation

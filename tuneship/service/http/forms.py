@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation

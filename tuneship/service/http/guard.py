@@ -9,7 +9,7 @@ from functools import cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuneship.contract.errors import AuthenticationError, InternalError, InvalidRequestError

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, suppress
 
-from fastapi import Request, Response
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tuneship.contract.errors import ApiError
