@@ -70,16 +70,19 @@ def test_what_was_read_before_a_write_and_comes_after_it_is_not_kept(database: D
     assert database.cache.find("events") is None
 
 
-def test_what_a_reading_raises_is_not_kept(database: Database) -> None:
+def test_what_a_reading_raises_is_not_kept_and_neither_is_nothing(database: Database) -> None:
     with pytest.raises(ZeroDivisionError):
         database.cache.read("events", lambda: 1 // 0)
+    assert database.cache.read("events", lambda: None) is None
     assert database.cache.read("events", lambda: 7) == 7
+    assert database.cache.find("events") == 7
 
 
 def test_it_holds_so_many_values_and_no_more(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_cache, "MOST_KEPT", 3)
+    database.cache.read(0, lambda: None)
     for number in range(1, 5):
         database.cache.read(number, lambda number=number: number)
     assert [database.cache.find(number) for number in range(1, 5)] == [None, None, None, 4]

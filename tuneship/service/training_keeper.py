@@ -259,7 +259,7 @@ class TrainingKeeper:
         for attempt in training_runs.told_attempts(self._work, job):
             try:
                 self._store_told(attempt)
-            except (KeyError, TypeError, ValueError):  # the machine died in the middle of a write
+            except (KeyError, OSError, TypeError, ValueError):  # the machine died in mid-write
                 logger.exception("an attempt left unreadable progress: %s", job["id"])
 
     def _store_told(self, attempt: Attempt) -> bool:

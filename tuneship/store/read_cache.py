@@ -27,9 +27,11 @@ class ReadCache:
         return self._kept.get(key)
 
     def read(self, key: Hashable, reading: Callable[[], Any]) -> Any:
-        """The value that `reading` returns from the database; what it raises is not kept."""
+        """The value that `reading` returns from the database. None is not kept: callers may ask for what never was."""
         kept = self._kept
-        if len(kept) >= MOST_KEPT:
-            kept.clear()
-        value = kept[key] = reading()
+        value = reading()
+        if value is not None:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
+            kept[key] = value
         return value
