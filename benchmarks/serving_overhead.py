@@ -2,22 +2,26 @@
 
     python benchmarks/serving_overhead.py [--requests 300]
 
-The same tuned model and the same prompt four ways, in turn: a bare replica process over its socket, and a running
-service over HTTP by deployment, by plain endpoint and by canary endpoint. Prints medians, the median of the differences
+The same tuned model and the same prompt four ways: a bare replica process over its socket, and a running service over
+HTTP by deployment, by plain endpoint and by canary endpoint. A turn asks these three, beginning with another each time,
+and the engine before each of them, so that none finds the processor's caches colder than the others. Prints medians, the median of the differences
 within a turn, and the service process's own processor time: on a busy machine only that tells the code's cost from the
-wait for a core. All four must answer the same before a number is printed.
+wait for a core. All four must answer the same before a number is printed. Requests are prepared bytes on a kept
+connection, and answers are read after the clock has stopped: a client's HTTP library is not what is measured.
 """
 
 import argparse
 import asyncio
-import http.client
+import json
+import re
+import socket
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from measuring.load import Server, ask, connected, service
+from measuring.load import Server, service
 from measuring.replicas import replica
 from measuring.running import Running, deploy, example_rows, exported, job_on, running, tune, upload
 
@@ -28,17 +32,49 @@ from tuneship.serving.line import GenerateRequest, ReplicaLine
 
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 WARM_UP = 20
+ENGINE = "engine"
+END_OF_HEAD = b"\r\n\r\n"
+LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
 Spans = dict[str, list[float]]
 """Milliseconds of each turn, by way."""
 
 
-@dataclass(frozen=True)
 class Way:
-    """One way to the same token over HTTP."""
+    """One way to the same token over HTTP: a connection and the bytes to send."""
 
-    name: str
-    server: Server
-    connection: http.client.HTTPConnection
+    def __init__(self, name: str, server: Server) -> None:
+        address = urlsplit(server.url)
+        self.name, self._server = name, server
+        self._connection = socket.create_connection((address.hostname, address.port), timeout=600)
+        body = json.dumps(server.question(PROMPT, 1))
+        sizes = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        fields = {"Host": address.netloc, **server.headers, **sizes}
+        head = "".join(f"{field}: {value}\r\n" for field, value in fields.items())
+        self._request = f"POST {server.path} HTTP/1.1\r\n{head}\r\n{body}".encode()
+
+    def ask(self) -> bytes:
+        """The whole answer, unread."""
+        self._connection.sendall(self._request)
+        answer = b""
+        while not _is_whole(answer):
+            arrived = self._connection.recv(1 << 16)
+            if not arrived:
+                raise SystemExit(f"the {self.name} hung up")
+            answer += arrived
+        return answer
+
+    def text(self, answer: bytes) -> str:
+        """What the model wrote."""
+        head, _, body = answer.partition(END_OF_HEAD)
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            raise SystemExit(f"the {self.name} answered {head[:200]!r} {body[:200]!r}")
+        return self._server.answer(json.loads(body)).text
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, end, body = answer.partition(END_OF_HEAD)
+    length = LENGTH.search(head)
+    return bool(end) and length is not None and len(body) >= int(length[1])
 
 
 def main() -> None:
@@ -59,7 +95,7 @@ def main() -> None:
             else ""
         )
         print(f"{name:38} {statistics.median(found):8.2f} ms (best {min(found):.2f}){cpu}")
-    _print_difference(spans, "deployment", "engine", 2.0)
+    _print_difference(spans, "deployment", ENGINE, 2.0)
     for name in ("endpoint", "canary endpoint"):
         _print_difference(spans, name, "deployment", 1.0)
         more = statistics.median(busy[name]) - statistics.median(busy["deployment"])
@@ -98,22 +134,23 @@ async def _measure(
     spans, busy = Spans(), Spans()
     async with replica(base.path) as line:
         await line.load("a", adapter)
-        ways = [Way(name, server, connected(server)) for name, server in servers.items()]
+        ways = [Way(name, server) for name, server in servers.items()]
         for number in range(WARM_UP + count):
-            begun = time.perf_counter()
-            found = [token for chunk in await _chunks(line, request) for token in chunk]
-            took, cpu = {"engine": time.perf_counter() - begun}, dict[str, float]()
-            expected = base.tokenizer.decode(found)
-            for way in ways:
+            took, cpu = Spans(), dict[str, float]()
+            first = number % len(ways)
+            for way in ways[first:] + ways[:first]:
+                begun = time.perf_counter()
+                found = [token for chunk in await _chunks(line, request) for token in chunk]
+                took.setdefault(ENGINE, []).append(time.perf_counter() - begun)
                 before, begun = _cpu_ms(live.pid), time.perf_counter()
-                answer = ask(way.server, way.connection, PROMPT, 1)
-                took[way.name] = time.perf_counter() - begun
+                answer = way.ask()
+                took[way.name] = [time.perf_counter() - begun]
                 cpu[way.name] = _cpu_ms(live.pid) - before
-                if answer.text != expected:
+                if way.text(answer) != base.tokenizer.decode(found):
                     raise SystemExit(f"the {way.name} answers otherwise than the engine")
             if number >= WARM_UP:
                 for name, seconds in took.items():
-                    spans.setdefault(name, []).append(seconds * 1000)
+                    spans.setdefault(name, []).append(statistics.median(seconds) * 1000)
                 for name, milliseconds in cpu.items():
                     busy.setdefault(name, []).append(milliseconds)
     return spans, busy
