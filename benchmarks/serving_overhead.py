@@ -3,11 +3,12 @@
     python benchmarks/serving_overhead.py [--requests 300]
 
 The same tuned model and the same prompt four ways: a bare replica process over its socket, and a running service over
-HTTP by deployment, by plain endpoint and by canary endpoint. A turn asks these three, beginning with another each time,
-and the engine before each of them, so that none finds the processor's caches colder than the others. Prints medians, the median of the differences
-within a turn, and the service process's own processor time: on a busy machine only that tells the code's cost from the
-wait for a core. All four must answer the same before a number is printed. Requests are prepared bytes on a kept
-connection, and answers are read after the clock has stopped: a client's HTTP library is not what is measured.
+HTTP by deployment, by plain endpoint and by canary endpoint. A turn asks these three, beginning with another each
+time, and the engine before each of them, so that none finds the processor's caches colder than the others. Prints
+medians, the median of the differences within a turn, and the service process's own processor time: on a busy machine
+only that tells the code's cost from the wait for a core. All four must answer the same before a number is printed.
+Requests are prepared bytes on a kept connection, and answers are read after the clock has stopped: a client's HTTP
+library is not what is measured.
 """
 
 import argparse

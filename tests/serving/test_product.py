@@ -35,7 +35,7 @@ def fresh_trial() -> Iterator[None]:
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [0, 1, 32, 57])
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 57, 64])
 def test_a_product_is_that_of_torch(
     rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int]
 ) -> None:
@@ -53,6 +53,15 @@ def test_a_product_is_that_of_torch(
         assert found.dtype is dtype
         torch.testing.assert_close(found.double(), wanted, rtol=exactness, atol=30 * exactness)
     assert torch.equal(residual, kept)
+
+
+def test_products_of_many_tokens_have_few_sizes() -> None:
+    """Each new one is compiled, and the compiled ones are kept up to a number."""
+    for tokens in range(1, 5000):
+        size = product._filled(tokens)
+        assert tokens <= size <= (tokens if tokens <= product.FEW_TOKENS else 1.125 * tokens)
+    sizes = {product._filled(tokens) for tokens in range(1, 2049)}
+    assert len(sizes) <= product.FEW_TOKENS + 6 * 8 + 1
 
 
 @pytest.mark.usefixtures("layout")
