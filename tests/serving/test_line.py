@@ -216,3 +216,30 @@ def test_a_directory_without_a_model_is_refused_with_the_reason(
 
     with pytest.raises(ReplicaRefused, match=r"config\.json"):
         asyncio.run(scenario())
+
+
+def test_who_waits_for_the_whole_is_woken_once() -> None:
+    async def wait() -> None:
+        generation = Generation(lambda: None)
+        whole = asyncio.create_task(generation.rest())
+        for token in (5, 6, 7):
+            await asyncio.sleep(0)
+            generation.take(token)
+        assert not generation._changed.is_set()
+        generation.finish(FinishReason.STOP)
+        assert await whole == [5, 6, 7]
+
+    asyncio.run(wait())
+
+
+def test_who_waits_for_the_whole_hears_of_a_lost_replica() -> None:
+    async def wait() -> None:
+        generation = Generation(lambda: None)
+        whole = asyncio.create_task(generation.rest())
+        await asyncio.sleep(0)
+        generation.take(5)
+        generation.fail(ReplicaLost("gone"))
+        with pytest.raises(ReplicaLost, match="gone"):
+            await whole
+
+    asyncio.run(wait())

@@ -372,9 +372,10 @@ async def _run(
     async with await group.generate(routed.served.adapter, prepared) as generation:
         async for chunk in generation:
             visit.is_served()
-            if is_watched and _is_stopped(completion, chunk, tell):
+            if not is_watched:
+                tokens = chunk + await generation.rest()
+            elif _is_stopped(completion, chunk, tell):
                 break
-            tokens += chunk
         reason = str(generation.finish_reason)
     if not is_watched:
         return Written(tokenizer.decode(tokens), reason, len(prepared.tokens), len(tokens))

@@ -72,6 +72,7 @@ class Generation(AsyncIterator[list[int]]):
         self._cancel = cancel
         self._tokens: list[int] = []
         self._changed = asyncio.Event()
+        self._is_awaited_whole = False
         self._error: ServingError | None = None
         self._over = False
         self.finish_reason: FinishReason | None = None
@@ -88,6 +89,11 @@ class Generation(AsyncIterator[list[int]]):
         if self._error is not None:
             raise self._error
         raise StopAsyncIteration
+
+    async def rest(self) -> list[int]:
+        """All tokens that are still to come: who waits for the whole is woken once, not for each of them."""
+        self._is_awaited_whole = True
+        return [token async for chunk in self for token in chunk]
 
     async def __aenter__(self) -> Self:
         """Nothing to prepare: the request is on its way already."""
@@ -111,7 +117,8 @@ class Generation(AsyncIterator[list[int]]):
     def take(self, token: int) -> None:
         """A token has arrived."""
         self._tokens.append(token)
-        self._changed.set()
+        if not self._is_awaited_whole:
+            self._changed.set()
 
     def finish(self, reason: FinishReason) -> None:
         """It has ended by itself."""
