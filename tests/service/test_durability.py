@@ -460,6 +460,14 @@ class Halted:
             again.clock.ahead = LEASE
             yield again
 
+    def go_on(self, again: Service) -> None:
+        """To its end, from a checkpoint that knows of step 2."""
+        trainer = again.trainer()
+        trainer.start_of(3, resumed_from=2)
+        trainer.step(3)
+        trainer.complete()
+        again.until(lambda: again.job_status(self.job_id) == "completed")
+
     def stream(self, service: Service) -> list[tuple[str, Any]]:
         """What the job's stream tells of its steps and epochs."""
         path = f"/v1/fine-tuning/jobs/{self.job_id}"
@@ -491,11 +499,7 @@ def halted(service: Service) -> Halted:
 def test_what_a_trainer_told_a_dead_service_is_stored_once(halted: Halted) -> None:
     """The next attempt begins behind it: its checkpoint knows of it."""
     with halted.started_again() as again:
-        trainer = again.trainer()
-        trainer.start_of(3, resumed_from=2)
-        trainer.step(3)
-        trainer.complete()
-        again.until(lambda: again.job_status(halted.job_id) == "completed")
+        halted.go_on(again)
         assert halted.stream(again) == [
             ("steps", [1, 2, 3]),
             ("log", "epoch 1: validation loss 1.0000"),
@@ -521,9 +525,5 @@ def test_progress_that_a_dead_machine_left_unreadable_does_not_hold_the_job_up(
     with (halted.trainer.folder / "progress.jsonl").open("ab") as file:
         file.write(bytes(512) + b"\n")
     with halted.started_again() as again:
-        trainer = again.trainer()
-        trainer.start_of(3, resumed_from=2)
-        trainer.step(3)
-        trainer.complete()
-        again.until(lambda: again.job_status(halted.job_id) == "completed")
+        halted.go_on(again)
         assert ("steps", [1, 2, 3]) in halted.stream(again)
