@@ -45,17 +45,20 @@ class PlayedTrainer(PlayedWorker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        self._line = os.fdopen(os.dup(spec.inherited[0]))
+        self._line = os.dup(spec.inherited[0])
 
     def kill(self) -> None:
         super().kill()
-        self._line.close()
+        if self._line >= 0:
+            os.close(self._line)
+            self._line = -1
 
     @cached_property
     def order(self) -> Order:
         """Its job, for which one that was started to wait waits."""
-        with self._line:
-            order = Order.from_line(self._line.readline())
+        with os.fdopen(self._line) as line:
+            self._line = -1  # one that ends by itself, and that nobody has asked, leaves it to the process
+            order = Order.from_line(line.readline())
         assert order is not None
         return order
 
