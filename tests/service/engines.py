@@ -57,7 +57,9 @@ class PlayedTrainer(PlayedWorker):
     def order(self) -> Order:
         """Its job, for which one that was started to wait waits."""
         with os.fdopen(self._line) as line:
-            self._line = -1  # one that ends by itself, and that nobody has asked, leaves it to the process
+            self._line = (
+                -1
+            )  # one that ends by itself, and that nobody has asked, leaves it to the process
             order = Order.from_line(line.readline())
         assert order is not None
         return order
