@@ -118,14 +118,15 @@ def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
     """So many replicas, until others have come. The record says for a while yet what was true before, and processes do
     not vanish at once; a new process that the log calls started is asked.
     """
-    before = serve.workers(SERVING)
-    for process in before[:count]:
-        os.kill(process, signal.SIGKILL)
 
     def started() -> set[int]:
         return {process for kind, process in told(client, deployment) if kind == "replica started"}
 
-    until(lambda: len(started() - set(before)) == count)
+    before = serve.workers(SERVING)
+    known = started() | set(before)  # those that were killed earlier are still told of
+    for process in before[:count]:
+        os.kill(process, signal.SIGKILL)
+    until(lambda: len(started() - known) == count)
 
 
 @contextmanager
