@@ -7,18 +7,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+Found = TypeVar("Found")
 LOWEST_FREE = 10_000
 LOWEST_OF_MOST = 32_768
 """Of the ports that a system gives to connections."""
 
 
-def until(holds: Callable[[], object], patience_s: float = 120.0) -> None:
-    """Poll, bounded."""
+def until(holds: Callable[[], Found], patience_s: float = 120.0) -> Found:
+    """Poll, bounded; what was found when it was true."""
     end = time.monotonic() + patience_s
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < end, "it never became true"
         time.sleep(0.05)
+    return found
 
 
 async def until_async(holds: Callable[[], object], patience_s: float = 120.0) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.files import paths_below
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.deployments import MOVES as DEPLOYMENT_MOVES
 from tuneship.contract.deployments import DeploymentStatus
@@ -108,7 +109,7 @@ def check_settled(connection: sa.Connection, data_dir: Path) -> None:
     models = {one["job_id"] for one in rows_of(connection, tables.models)}
     assert _names(data_dir / "blobs" / "models") == models
     assert _names(data_dir / "work") == set()
-    assert not [path for path in data_dir.rglob("*") if path.name.startswith((".tmp", ".staged"))]
+    assert not [one for one in paths_below(data_dir) if one.name.startswith((".tmp", ".staged"))]
 
 
 def _names(folder: Path) -> set[str]:

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from tests.files import contents_below, paths_below
 from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve, ended_job
 from tests.waiting import until
@@ -51,15 +52,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 def told(serve: Serve) -> list[tuple[Path, bytes]]:
     """Files that hold what they should not."""
-    files = [serve.log, *(file for file in serve.data_dir.rglob("*") if file.is_file())]
-    found: list[tuple[Path, bytes]] = []
-    for file in files:
-        try:
-            content = file.read_bytes()
-        except FileNotFoundError:
-            continue  # it went meanwhile
-        found += [(file, word) for word in TELLTALE if word in content]
-    return found
+    contents = contents_below(serve.data_dir) | {serve.log: serve.log.read_bytes()}
+    return [
+        (file, word) for file, content in contents.items() for word in TELLTALE if word in content
+    ]
 
 
 def upload(client: Client, examples: int) -> str:
@@ -95,9 +91,10 @@ def keys(serve: Serve) -> dict[str, bytes]:
 def trained_over_a_kill(serve: Serve, client: Client, dataset: str) -> Job:
     job_id = train(client, dataset)
     until(lambda: client.jobs.get(job_id).current_step > 4)
-    assert list((serve.data_dir / "work" / job_id).rglob("tensors.safetensors"))
     (trainer,) = serve.workers("tuneship.training")
     os.kill(trainer, signal.SIGSTOP)  # with a checkpoint on the disk, and nothing in between
+    written = {file.name for file in paths_below(serve.data_dir / "work" / job_id)}
+    assert "tensors.safetensors" in written
     assert told(serve) == []
     os.kill(trainer, signal.SIGKILL)
     job = ended_job(client, job_id)
@@ -160,11 +157,10 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     for dataset in (small, big, merged):
         client.datasets.delete(dataset)
     assert [name for name in keys(serve) if not name.startswith("tenants/")] == []
-    assert not [file for file in (serve.data_dir / "blobs").rglob("*") if file.is_file()]
+    assert not contents_below(serve.data_dir / "blobs")
 
     def holds_a_key() -> bool:
-        files = [file for file in serve.data_dir.rglob("*") if file.is_file()]
-        whole = b"".join(file.read_bytes() for file in files)
+        whole = b"".join(contents_below(serve.data_dir).values())
         return any(before[name] in whole for name in objects)
 
     until(lambda: not holds_a_key())
@@ -176,8 +172,8 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
         opened = [keyring_of(master).find(connection, client_id, name) for name in objects]
     database.close()
     assert opened == [None] * len(objects)
-    copies = [file for file in (tmp_path / "stolen").rglob("*") if file.is_file()]
-    assert not any(word in file.read_bytes() for file in copies for word in TELLTALE)
+    copies = contents_below(tmp_path / "stolen").values()
+    assert not any(word in content for content in copies for word in TELLTALE)
 
 
 def forget_key(service: Service, table: sa.Table, identifier: str, folder: str) -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from tests.files import contents_below
 from tests.service.in_process import ANSWER, Service, split
 from tuneship.service.hipaa import GOOD_KEY, GOOD_WAY, MODE
 from tuneship.store import tables
@@ -408,9 +409,7 @@ def test_prompts_and_completions_are_never_stored(hospital: Callable[..., Servic
     service.parts.store_logs()
     stored = "".join(repr(rows_of(service, table)) for table in tables.METADATA.sorted_tables)
     stored += "".join(service.log.texts)
-    stored += repr(
-        [one.read_bytes() for one in service.settings.data_dir.rglob("*") if one.is_file()]
-    )
+    stored += repr(list(contents_below(service.settings.data_dir).values()))
     assert deployment in stored
     assert not rows_of(service, tables.idempotency)
     assert SECRET not in stored

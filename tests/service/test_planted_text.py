@@ -23,6 +23,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests.files import contents_below, paths_below
 from tests.service.opened import opened
 from tests.service.processes import ROOT, Serve, rows_file
 from tests.waiting import until
@@ -300,13 +301,13 @@ def places_of(way: Way) -> dict[str, list[bytes]]:
     """Everything that is kept or was told, by where."""
     serve, data, temporary = way.serve, way.serve.data_dir, way.folder / "temp"
     found: dict[str, list[bytes]] = defaultdict(list)
-    for file in (one for one in data.rglob("*") if one.is_file()):
+    for file, content in contents_below(data).items():
         kind = "worker logs" if file.is_relative_to(data / "logs") else "files"
         kind = "database file" if file.name.startswith("tuneship.sqlite") else kind
-        found[kind].append(file.read_bytes())
-    found["temporary files"] = [one.read_bytes() for one in temporary.rglob("*") if one.is_file()]
+        found[kind].append(content)
+    found["temporary files"] = list(contents_below(temporary).values())
     found["names of files"] = [
-        str(one).encode() for one in (*data.rglob("*"), *temporary.rglob("*"))
+        str(one).encode() for one in (*paths_below(data), *paths_below(temporary))
     ]
     for table, rows in rows_by_table(data / "tuneship.sqlite").items():
         found[f"database: {table}"].append(rows)
@@ -423,7 +424,7 @@ def test_after_everything_was_deleted_and_the_service_has_ended_no_text_is_left(
         until(lambda left=left: not left())
     walked.http.close()
     serve.stop()
-    kept = [file.read_bytes() for file in serve.data_dir.rglob("*") if file.is_file()]
+    kept = list(contents_below(serve.data_dir).values())
     places = places_of(walked) | {"any file": kept}
     found = {what: hits(walked.marks[what], places) for what in TEXTS}
     assert found == {what: set() for what in TEXTS}

@@ -31,13 +31,20 @@ def filters_of(process: int) -> int:
     return int(status.partition("Seccomp_filters:")[2].split()[0])
 
 
+def both_processes(serve: Serve) -> list[int]:
+    """Of the job's only attempt; none before both are there."""
+    trainers = serve.workers("tuneship.training")
+    both = [*trainers, *(rank for trainer in trainers for rank in children(trainer))]
+    return both if len(both) == 2 else []
+
+
 def processes_of_job(serve: Serve, client: Client, job_id: str, steps: int = 0) -> list[int]:
-    """Both, once the job has done more than so many steps."""
+    """Both, once the job has done more than so many steps, which an attempt before may have done too."""
+    until(lambda: both_processes(serve))
     until(lambda: client.jobs.get(job_id).current_step > steps)
-    (trainer,) = serve.workers("tuneship.training")
-    (rank_1,) = children(trainer)
-    assert filters_of(rank_1) == filters_of(trainer) == filters_of(serve.process.pid) + 1
-    return [trainer, rank_1]
+    both = until(lambda: both_processes(serve))
+    until(lambda: {filters_of(one) for one in both} == {filters_of(serve.process.pid) + 1})
+    return both
 
 
 def test_a_job_whose_second_process_is_killed_goes_on_and_its_service_ends_both(
