@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.waiting import until
+from tuneship.training.progress import POLL_SECONDS
 
 if TYPE_CHECKING:
     from tests.training.conftest import Job, JobMaker
@@ -191,6 +192,21 @@ def test_sigterm_ends_the_training_even_while_it_is_loading(make_job: "JobMaker"
     process.terminate()
     process.wait(timeout=120)
     assert [line["kind"] for line in job.lines()] in ([], ["cancelled"])
+
+
+def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:
+    """As one does whose machine slept, or whose container was paused."""
+    job = make_job(epochs=10_000)
+    process = job.start()
+    wait_for_step(job, 1)
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2 * POLL_SECONDS)  # longer than a look for a stop waits
+        done = job.of_kind("step")[-1]["step"]
+        process.send_signal(signal.SIGCONT)
+        wait_for_step(job, done + 4)
+    process.terminate()
+    assert process.wait(timeout=120) == 0
 
 
 def test_a_step_that_does_not_end_cannot_hold_up_a_cancel(make_job: "JobMaker") -> None:

@@ -111,16 +111,16 @@ class StopRequest:
     def watch(self, progress: Progress) -> None:
         """Make a stop quick even while torch is imported or a step lasts long.
 
-        SIGTERM is blocked in every thread and taken by the watching one: a Python handler would
-        wait for the end of the running C call. Call it before other threads start.
+        SIGTERM is blocked in every thread and the watching one looks whether it waits: a Python handler
+        would wait for the end of the running C call. Call it before other threads start.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=self._watch, args=[progress], daemon=True).start()
 
     def _watch(self, progress: Progress) -> None:
-        while not self._cancel_file.exists():
-            if signal.sigtimedwait({signal.SIGTERM}, POLL_SECONDS):
-                break
+        # Not `sigtimedwait`: in a process that stood still meanwhile, CPython answers it with a signal that never came.
+        while not (self._cancel_file.exists() or signal.SIGTERM in signal.sigpending()):
+            time.sleep(POLL_SECONDS)
         self._signalled.set()
         time.sleep(GRACE_SECONDS)
         progress.end("cancelled", at_step=progress.step)
