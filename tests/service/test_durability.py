@@ -407,6 +407,17 @@ def test_a_worker_that_is_silent_for_longer_than_its_lease_keeps_its_job(service
     assert lease_of(service, job_id)[0] == len(service.engines.trainers) == 1
 
 
+def test_a_service_that_stood_still_goes_on_with_its_jobs(service: Service) -> None:
+    """As after its machine slept: the leases lapsed, and nobody else works on these jobs."""
+    job_id = service.job()
+    service.trainer().start_of(2)
+    service.clock.ahead = LEASE * 4
+    service.until(lambda: lease_of(service, job_id)[1] > service.clock())
+    assert lease_of(service, job_id)[0] == len(service.engines.trainers) == 1
+    service.trainer().complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+
+
 def test_an_attempt_that_kept_a_checkpoint_has_advanced_even_behind_the_one_before(
     service: Service,
 ) -> None:

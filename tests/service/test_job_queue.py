@@ -65,7 +65,7 @@ def test_no_more_jobs_run_at_once_than_the_service_allows(start: Start) -> None:
 
 
 def test_the_end_is_told_by_the_measured_time_of_a_step(start: Start) -> None:
-    service = start(concurrent_jobs=1)  # busy with this job, it looks for no lapsed lease
+    service = start()
     job_id = service.job()
     trainer = service.trainer()
     trainer.start_of(101)

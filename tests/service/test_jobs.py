@@ -288,7 +288,7 @@ def test_a_failed_job_says_why_and_so_does_its_event(service: Service) -> None:
 
 
 def test_a_process_that_hangs_past_the_maximum_runtime_fails_its_job(start: Start) -> None:
-    service = start(concurrent_jobs=1)  # busy with this job, it looks for no lapsed lease
+    service = start()
     job_id = service.job(compute_config={"max_runtime_hours": 1})
     trainer = service.trainer()
     orders = json.loads((trainer.folder / "spec.json").read_text())

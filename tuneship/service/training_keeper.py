@@ -118,7 +118,8 @@ class TrainingKeeper:
                 return None
         with database.write() as connection:
             now = self._parts.clock()
-            job = leases.claim(connection, self._owner, now)
+            held = [run.claim.job_id for run in self._runs]
+            job = leases.claim(connection, self._owner, now, held)
             if job is not None:
                 self._preparing = job["id"]
                 if job["attempt"] == 1:

@@ -4,6 +4,7 @@ A claim raises `attempt`; every later write says `id and attempt` and must touch
 the lease is lost: `LeaseLost`, and the holder writes nothing more and kills its worker.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,9 +31,14 @@ class Claim:
     attempt: int
 
 
-def claim(connection: sa.Connection, owner: str, now: datetime) -> Row | None:
-    """Take the job that is next in line (`job_queue.py`); None when none waits."""
-    line = job_queue.in_line(connection, now)
+def claim(
+    connection: sa.Connection, owner: str, now: datetime, held: Collection[str] = ()
+) -> Row | None:
+    """Take the job that is next in line (`job_queue.py`); None when none waits.
+
+    `held`: ids of those that the owner works on. It may have stood still for longer than their leases, and goes on.
+    """
+    line = [one for one in job_queue.in_line(connection, now) if one not in held]
     if not line:
         return None
     found = connection.execute(sa.select(jobs).where(jobs.c.id == line[0])).mappings().one()
