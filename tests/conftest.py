@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.machine import machine
 from tests.postgres import postgres
 
 __all__ = ["machine", "postgres"]
 
-settings.register_profile("tuneship", deadline=None, database=None)
+settings.register_profile(
+    "tuneship", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tuneship")
 
 os.environ.setdefault(

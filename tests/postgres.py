@@ -152,8 +152,11 @@ class Cluster:
         """Let one database be down, and up again."""
         name = sa.make_url(url).database
         self.run(f"alter database {name} allow_connections {str(not refuses).lower()}")
-        sessions = f"pg_stat_activity where datname = '{name}'"
-        self.run(f"select pg_terminate_backend(pid) from {sessions}")  # noqa: S608 - a name of ours
+        end_sessions = (
+            f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"  # noqa: S608 - of ours
+        )
+        while refuses and self.run(end_sessions):  # one that was being opened is seen later
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

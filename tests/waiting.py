@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 Found = TypeVar("Found")
+PATIENCE_S = 300.0
+"""How long a condition is waited for: many times what it takes, because a busy host stands still for seconds."""
 LOWEST_FREE = 10_000
 LOWEST_OF_MOST = 32_768
 """Of the ports that a system gives to connections."""
+_GIVEN = set[int]()
+"""By `free_port`: who was given one may not listen there yet."""
 
 
-def until(holds: Callable[[], Found], patience_s: float = 120.0) -> Found:
+def until(holds: Callable[[], Found], patience_s: float = PATIENCE_S) -> Found:
     """Poll, bounded; what was found when it was true."""
     end = time.monotonic() + patience_s
     while not (found := holds()):
@@ -24,7 +28,7 @@ def until(holds: Callable[[], Found], patience_s: float = 120.0) -> Found:
     return found
 
 
-async def until_async(holds: Callable[[], object], patience_s: float = 120.0) -> None:
+async def until_async(holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """The same without holding up the event loop."""
     async with asyncio.timeout(patience_s):
         while not holds():  # noqa: ASYNC110 - another process
@@ -49,7 +53,9 @@ def free_port() -> int:
     while True:
         port = random.randrange(LOWEST_FREE, max(lowest, LOWEST_FREE + 1000))  # noqa: S311 - no secret
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
 
 
 def children(process: int) -> list[int]:

@@ -46,6 +46,8 @@ class PlayedTrainer(PlayedWorker):
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self._line = os.dup(spec.inherited[0])
+        if "--wait" not in spec.arguments:
+            _ = self.order  # its line is there already, and whoever is killed can still be asked
 
     def kill(self) -> None:
         super().kill()

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from tests.service.engines import PlayedEngines
+from tests.waiting import PATIENCE_S
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
@@ -161,9 +163,10 @@ class Service:
 
     def __enter__(self) -> "Service":
         self.loop = asyncio.new_event_loop()
+        self._use_new_threads()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._running = asyncio.run_coroutine_threadsafe(self.supervisor.run(), self.loop)
+        self.go_on()
         logging.getLogger("tuneship").addHandler(self.log)
         logging.getLogger("tuneship").setLevel(logging.INFO)
         return self
@@ -189,6 +192,32 @@ class Service:
         self.database.close()
         logging.getLogger("tuneship").removeHandler(self.log)
 
+    def _use_new_threads(self) -> None:
+        self._threads = ThreadPoolExecutor()
+        self.loop.set_default_executor(self._threads)
+
+    async def _finish_threads(self) -> None:
+        """Of tasks that have ended: who cancels one does not wait for its thread."""
+        before = self._threads
+        self._use_new_threads()
+        await asyncio.to_thread(before.shutdown)
+
+    def go_on(self) -> None:
+        """The supervisor works: from the start, and again after a `rest`."""
+        self.run(self._supervise())
+
+    async def _supervise(self) -> None:
+        self._supervision = asyncio.create_task(self.supervisor.run())
+
+    def rest(self) -> None:
+        """The supervisor has ended, and whatever its threads were at: from now on only calls change anything."""
+        self.run(self._rest())
+
+    async def _rest(self) -> None:
+        self._supervision.cancel()
+        await asyncio.gather(self._supervision, return_exceptions=True)
+        await self._finish_threads()
+
     def halt(self) -> None:
         """Nothing runs any more but what calls ask for: another service may take the folder over."""
         self.run(self._halt())
@@ -198,6 +227,7 @@ class Service:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await self._finish_threads()
         await self.parts.replicas.close()
 
     async def _close(self) -> None:
@@ -331,7 +361,7 @@ class Service:
         assert answer.status_code == 201, answer.text
         return answer.json()["id"]
 
-    def until(self, holds: Callable[[], bool], patience_s: float = 120.0) -> None:
+    def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
         end = time.monotonic() + patience_s
         while not holds():
             assert time.monotonic() < end, "it never became true"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
@@ -85,7 +85,7 @@ class Serve:
         self._wait()
 
     def _wait(self) -> None:
-        self.process.wait(120)
+        self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
         for client in self._clients:

@@ -286,7 +286,7 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
 
     def status(key: str) -> int:
         headers = {"Authorization": f"Bearer {key}", "X-Client-ID": "acme"}
-        return httpx.get(f"{serve.url}/v1/datasets", headers=headers).status_code
+        return httpx.get(f"{serve.url}/v1/datasets", headers=headers, timeout=300).status_code
 
     def run(*arguments: str) -> dict[str, Any]:
         place = ["--data-dir", str(serve.data_dir), "--json"]

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from tests.files import paths_below
 from tests.service.in_process import LINES, Service, jsonl
 from tests.service.processes import Serve
 from tests.waiting import until
@@ -63,10 +64,8 @@ def stored(service: Service, dataset_id: str) -> bytes:
 
 
 def kept_files(service: Service) -> list[Path]:
-    root = service.settings.data_dir
-    return [
-        path for name in ("blobs", "scratch") for path in (root / name).rglob("*") if path.is_file()
-    ]
+    roots = (service.settings.data_dir / name for name in ("blobs", "scratch"))
+    return [path for root in roots for path in sorted(paths_below(root)) if path.is_file()]
 
 
 def dataset_events(service: Service, dataset_id: str) -> list[str]:
@@ -74,20 +73,6 @@ def dataset_events(service: Service, dataset_id: str) -> list[str]:
     query = sa.select(table.c.type).where(table.c.resource_id == dataset_id)
     with service.database.read() as connection:
         return list(connection.scalars(query.order_by(table.c.sequence)))
-
-
-def rest(service: Service) -> None:
-    """The supervisor stops; nothing is processed from now on."""
-
-    async def stop() -> None:
-        service._running.cancel()
-        await asyncio.sleep(0.05)
-
-    service.run(stop())
-
-
-def go_on(service: Service) -> None:
-    service._running = asyncio.run_coroutine_threadsafe(service.supervisor.run(), service.loop)
 
 
 def processed(service: Service, dataset_id: str) -> dict[str, Any]:
@@ -222,7 +207,7 @@ def test_a_full_disk_is_503_for_whatever_would_fill_it(service: Service) -> None
 
 def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
-    rest(service)
+    service.rest()
     made = service.dataset()
     record = get(service, made)
     assert (record["status"], record["num_examples"], record["total_tokens"]) == (
@@ -234,7 +219,7 @@ def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     refused = service.call("POST", "/v1/fine-tuning/jobs", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_error")
     assert merge(service, made, made).status_code == 422
-    go_on(service)
+    service.go_on()
     record = processed(service, made)
     report = service.validate(jsonl(*LINES))
     assert (record["status"], record["num_examples"]) == ("processed", len(LINES))
@@ -260,26 +245,26 @@ def test_a_big_bad_file_fails_with_the_report(start: Start) -> None:
 
 def test_a_dataset_that_is_processing_may_be_deleted(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
-    rest(service)
+    service.rest()
     made, kept = service.dataset(), service.dataset()
     assert service.call("DELETE", f"/v1/datasets/{made}").status_code == 200
-    go_on(service)
+    service.go_on()
     assert processed(service, kept)["status"] == "processed"
     assert dataset_events(service, made) == ["dataset.uploaded"]
 
 
 def test_a_stored_file_that_is_gone_is_a_failure_of_the_service(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
-    rest(service)
+    service.rest()
     made = service.dataset()
     blob(service, made).unlink()
-    go_on(service)
+    service.go_on()
     assert processed(service, made)["error"]["code"] == "internal_error"
 
 
 def test_a_dataset_that_is_processing_counts_against_the_quota(start: Start) -> None:
     service = start(inline_dataset_bytes=10, maximum_datasets=1)
-    rest(service)
+    service.rest()
     service.dataset()
     before = kept_files(service)
     form = {"name": "n", "format": "instruction"}
@@ -316,11 +301,11 @@ def test_a_big_merge_is_processed_after_the_answer_with_the_sums_of_its_sources(
     service = start()
     sources = [service.dataset(), service.dataset()]
     service.settings.inline_dataset_bytes = 10
-    rest(service)
+    service.rest()
     made = merge(service, *sources).json()
     assert (made["status"], made["num_examples"]) == ("processing", 2 * len(LINES))
     assert "duplicate_examples" not in made
-    go_on(service)
+    service.go_on()
     record = processed(service, made["id"])
     assert (record["status"], record["duplicate_examples"]) == ("processed", len(LINES))
     assert record["total_tokens"] == made["total_tokens"] > 0

@@ -70,7 +70,7 @@ def upload(client: Client, examples: int) -> str:
     return made
 
 
-def train(client: Client, dataset: str, *, epochs: int = 6) -> str:
+def train(client: Client, dataset: str, *, epochs: int = 12) -> str:
     return client.jobs.create(
         JobCreate(
             base_model="tuneship-tiny",
@@ -208,9 +208,7 @@ def test_files_of_an_earlier_version_are_used_but_not_where_maximum_is_asked(
     taken = {**body, "dataset_id": made.json()["id"]}
     assert service.call("POST", "/v1/fine-tuning/jobs", json=taken).status_code == 201
     job = service.job(dataset_id=old)
-    service.until(lambda: service.job_status(job) == "running")
-    orders = {one.folder.parent.name: one.order for one in service.engines.trainers}
-    order = orders[job]
+    order = service.trainer_of(job).order
     assert (order.keys.training, order.keys.adapter is None) == (None, False)
 
 

@@ -119,7 +119,7 @@ def test_a_forced_delete_leaves_an_endpoint_inactive_until_it_has_a_target(
 
 def test_a_deleted_canary_takes_its_lease_with_it_and_frees_its_name(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
-    lease = {"seconds": 1, "fallback": split({one: 100})["deployments"]}
+    lease = {"seconds": 60, "fallback": split({one: 100})["deployments"]}
     made = service.canary("shop", {two: 100}, lease=lease)
     gone = service.call("DELETE", f"/v1/canary-endpoints/{made}", headers={"If-Match": '"1"'})
     assert gone.json() == {"id": made, "deleted": True, "status": "deleted"}
@@ -149,14 +149,10 @@ def test_of_two_creates_of_one_name_one_is_refused(service: Service) -> None:
 
 def test_an_updating_deployment_can_take_traffic(service: Service) -> None:
     target = service.deployment("one")
-    service.run(_rest(service))
+    service.rest()
     service.call("PATCH", f"/v1/deployments/{target}", json={"tags": {"a": "1"}})
     assert service.deployment_status(target) == "updating"
     assert served_by(service, service.endpoint("shop", target)) == target
-
-
-async def _rest(service: Service) -> None:
-    service._running.cancel()
 
 
 def test_ten_thousand_draws_fall_as_the_split_says(service: Service) -> None:
@@ -191,7 +187,7 @@ def test_a_member_without_traffic_never_answers_and_leaves_without_force(service
 def test_a_dead_member_answers_its_errors_under_its_own_name(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
     endpoint = service.canary("shop", {one: 50, two: 50})
-    service.run(_rest(service))
+    service.rest()
     with service.database.write() as connection:
         table = tables.deployments
         connection.execute(sa.update(table).where(table.c.id == two).values(status="failed"))

@@ -189,7 +189,7 @@ def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -
     service.call("POST", path_of(made), json={"prompt": "word " * 5000})
     service.call("POST", path_of(made), json={"prompt": "a", "max_tokens": 10_000})
     assert counts(service, made) == (0, 0)
-    service.run(_rest(service))
+    service.rest()
     service.call("DELETE", f"/v1/deployments/{made}")
     refused = service.call("POST", path_of(made), json={"prompt": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "deployment_error")
@@ -197,12 +197,8 @@ def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -
     assert Counter(level for level, _ in lines(service, made)) == {"info": 2, "warning": 1}
 
 
-async def _rest(service: Service) -> None:
-    service._running.cancel()
-
-
 def test_one_that_is_still_being_created_says_when_to_come_back(service: Service) -> None:
-    service.run(_rest(service))
+    service.rest()
     body = {"model_name": "tuneship-tiny", "deployment_name": "one"}
     made = service.call("POST", "/v1/deployments", json=body).json()["id"]
     answer = service.call("POST", path_of(made), json={"prompt": "a"})
@@ -254,7 +250,7 @@ def test_the_settings_of_a_request_reach_the_model(service: Service, stream: boo
 def test_generations_read_the_database_anew_only_after_a_write(service: Service) -> None:
     made = service.deployment("one")
     endpoint = service.canary("shop", {made: 100})
-    service.run(_end(service))
+    service.rest()  # the supervisor writes when it likes
     paths = (path_of(made), f"/v1/endpoints/{endpoint}/generate")
     begun: list[object] = []
 
@@ -277,8 +273,3 @@ def test_generations_read_the_database_anew_only_after_a_write(service: Service)
         assert service.call("POST", paths[1], json={"prompt": "a"}).status_code == 404
     finally:
         sa.event.remove(service.database.engine, "begin", note)
-
-
-async def _end(service: Service) -> None:
-    """The supervisor writes when it likes."""
-    service._running.cancel()

@@ -22,8 +22,11 @@ ASK = {"prompt": "a case", "stream": True}
 
 def told(answer: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-    events = Reader(answer, answer.text).events()
-    return [(one["event"], json.loads(one["data"])) for one in events]
+    return told_to(Reader(answer, answer.text))
+
+
+def told_to(reader: Reader) -> list[tuple[str, dict[str, Any]]]:
+    return [(one["event"], json.loads(one["data"])) for one in reader.events()]
 
 
 def texts(events: list[tuple[str, dict[str, Any]]]) -> str:
@@ -96,7 +99,7 @@ def test_text_is_sent_before_the_model_has_finished_and_no_part_of_a_stop_text(
 
 
 def _text(reader: Reader) -> str:
-    return texts([(one["event"], json.loads(one["data"])) for one in reader.events()])
+    return texts(told_to(reader))
 
 
 @pytest.mark.parametrize(
@@ -120,19 +123,35 @@ def test_what_fails_before_the_first_text_is_a_plain_answer(start: Start) -> Non
     service.engines.may_answer.set()
 
 
-def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(start: Start) -> None:
-    service = start(generate_timeout_s=1.0)
+def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
+    service: Service,
+) -> None:
+    """The deadline passes when there is text; a short one could pass before."""
     made = service.deployment("one")
+    service.listen()
     service.engines.tokens_before_pause = 2
-    answer = service.call("POST", path_of(made), json=ASK)
-    *pieces, (kind, last) = told(answer)
-    assert answer.status_code == 200
+
+    def let_it_pass() -> None:
+        (visit,) = service.parts.under_way._visits[made]
+        assert visit.limit is not None
+        visit.limit.reschedule(service.loop.time())
+
+    async def listen() -> Reader:
+        async with opened(service, path_of(made)) as reader:
+            await reader.read_until(lambda one: bool(_text(one)))
+            service.loop.call_soon_threadsafe(let_it_pass)
+            await reader.read_until(lambda one: told_to(one)[-1][0] == "error")
+            return reader
+
+    reader = asyncio.run(listen())
+    *pieces, (kind, last) = told_to(reader)
+    assert reader.response.status_code == 200
     assert ANSWER.startswith(texts(pieces))
     assert texts(pieces)
     assert kind == "error"
     assert last["error"]["code"] == "internal_error"
     assert last["error"]["message"] == "the generation took too long"
-    assert last["error"]["request_id"] == answer.headers["x-request-id"]
+    assert last["error"]["request_id"] == reader.response.headers["x-request-id"]
     assert counts(service, made) == (1, 1)
     service.until(lambda: not service.engines.replicas[0].running)
 

@@ -1,9 +1,12 @@
 """A job ends when its process has said that its model is complete. Kills meanwhile: `test_crash_points.py`."""
 
+from datetime import timedelta
+
 import pytest
 import sqlalchemy as sa
 
 from tests.service.in_process import Service
+from tuneship.service import training_keeper
 from tuneship.store import tables
 
 pytestmark = pytest.mark.both_databases
@@ -53,8 +56,9 @@ def test_the_exit_code_of_a_process_that_has_completed_decides_nothing(
 
 
 def test_a_cancelled_job_waits_for_its_process_even_when_that_has_completed(
-    service: Service,
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(training_keeper, "CANCEL_PATIENCE", timedelta(days=1))
     job_id = service.job()
     trainer = service.trainer()
     trainer.start_of(2)

@@ -79,16 +79,12 @@ def test_jobs_are_listed_newest_first_in_pages_and_by_filter(service: Service) -
 
 def test_a_cancel_that_is_repeated_is_the_same_answer_and_no_event(service: Service) -> None:
     job_id = service.job()
-    service.run(_rest(service))
+    service.rest()
     first, second = (service.call("POST", f"{JOBS}/{job_id}/cancel") for _ in range(2))
     assert (first.status_code, second.status_code) == (200, 200)
     assert first.json() == second.json()
     assert first.json()["status"] == "cancelling"
     assert [kind for kind, _ in events_of(service, job_id) if kind != "started"] == ["queued"]
-
-
-async def _rest(service: Service) -> None:
-    service._running.cancel()
 
 
 def test_a_null_in_a_create_counts_as_not_sent(shared: Service) -> None:

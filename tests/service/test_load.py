@@ -135,7 +135,9 @@ async def load(serve: Serve, history: History) -> None:
         "X-Client-ID": credentials["client_id"],
     }
     end = asyncio.get_running_loop().time() + SECONDS
-    async with httpx.AsyncClient(base_url=serve.url, trust_env=False, verify=TLS) as http:
+    async with httpx.AsyncClient(
+        base_url=serve.url, trust_env=False, verify=TLS, timeout=300
+    ) as http:
         routes = routes_of((await http.get("/openapi.json")).json())
 
     async def client(seed: int) -> None:
@@ -158,7 +160,9 @@ def walked(serve: Serve, path: str) -> set[str]:
         "Authorization": f"Bearer {credentials['api_key']}",
         "X-Client-ID": credentials["client_id"],
     }
-    with httpx.Client(base_url=serve.url, headers=headers, trust_env=False, verify=TLS) as http:
+    with httpx.Client(
+        base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
+    ) as http:
         while offset is not None:
             page = http.get(path, params={"limit": 100, "offset": offset}).json()
             found |= {one["id"] for one in page[LIST_OF[path]]}

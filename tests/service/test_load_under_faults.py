@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 from tests.service.in_process import LINES, jsonl
 from tests.service.processes import Serve, running_deployment
 from tests.service.test_load import TLS
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.slow
 CLIENTS = 32
@@ -171,6 +171,13 @@ def headers_of(serve: Serve) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", "X-Client-ID": client}
 
 
+def caller_of(serve: Serve) -> httpx.Client:
+    headers = headers_of(serve)
+    return httpx.Client(
+        base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
+    )
+
+
 def split_of(deployments: list[str], share: int) -> dict[str, Any]:
     """`share` percent for the second."""
     pairs = zip(deployments, (100 - share, share), strict=True)
@@ -183,7 +190,8 @@ def kill_replica(serve: Serve) -> None:
 
 def lock_database(serve: Serve) -> None:
     """As a backup or a hung writer does."""
-    database = sqlite3.connect(serve.data_dir / "tuneship.sqlite", isolation_level=None)
+    file = serve.data_dir / "tuneship.sqlite"
+    database = sqlite3.connect(file, timeout=300, isolation_level=None)  # others write meanwhile
     try:
         database.execute("begin immediate")
         time.sleep(LOCKED_S)
@@ -218,6 +226,7 @@ async def break_things(history: History) -> None:
                 assert time.monotonic() < begun + 300, f"{name}: it never came back"
             history.faults.append((begun, time.monotonic(), name))
         await asyncio.sleep(QUIET_S)
+        await until_async(lambda: len(history.splits) > CLIENTS)
 
 
 async def load(history: History) -> None:
@@ -254,7 +263,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     try:
         client = serve.client()
         made = History(serve, [running_deployment(client, one, "tuneship-tiny") for one in "ab"])
-        with httpx.Client(base_url=serve.url, headers=headers_of(serve), trust_env=False) as http:
+        with caller_of(serve) as http:
             body = {"name": "shop", **split_of(made.deployments, SHARE)}
             told = http.post("/v1/canary-endpoints", json=body).json()
         made.endpoint = told["id"]
@@ -267,8 +276,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
 
 @pytest.fixture
 def http(history: History) -> Iterator[httpx.Client]:
-    headers = headers_of(history.serve)
-    with httpx.Client(base_url=history.serve.url, headers=headers, trust_env=False) as client:
+    with caller_of(history.serve) as client:
         yield client
 
 

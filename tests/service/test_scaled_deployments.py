@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.service.in_process import Service
-from tests.service.test_deployments import _stop, get, kinds, logs, path_of, told
+from tests.service.test_deployments import get, kinds, logs, path_of, told
 
 Start = Callable[..., Service]
 AUTO = {"auto_scaling": True, "max_replicas": 3}
@@ -163,7 +163,7 @@ def test_one_that_sleeps_frees_its_adapter_while_others_use_the_process(service:
 def test_one_that_sleeps_does_so_after_a_restart_and_wakes_then(service: Service) -> None:
     made = service.deployment("one", min_replicas=0, auto_scaling=True)
     asleep(service, made)
-    service.run(_stop(service))
+    service.rest()
     settings = service.settings
     again = Service(
         settings.data_dir, database_url=settings.database_url, preload_base_models=False

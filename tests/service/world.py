@@ -37,7 +37,7 @@ class World:
         self._own()
         self._others()
         self._webhooks()
-        service.run(self._rest())
+        service.rest()
         service.listen()
         self.ids |= {
             "dep_deleting": self._copy(tables.deployments, "dep_other", "dep", "deleting"),
@@ -104,9 +104,6 @@ class World:
         self.ids["evt_own"] = service.call("POST", f"{own}/test").json()["event_id"]
         off = {"active": False}
         service.call("PATCH", f"/v1/webhooks/{self.ids['wh_inactive']}", json=off)
-
-    async def _rest(self) -> None:
-        self.service._running.cancel()
 
     def _copy(self, table: sa.Table, source: str, kind: str, status: str) -> str:
         with self.service.database.write() as connection:
