@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from flows.interruption import uninterrupted
+from tuneship.client import ApiError, Client, ServiceUnreachable
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
 READY_WITHIN_S = 120.0
@@ -44,9 +45,27 @@ class CompanionFailed(Exception):
 def embedded_service(
     settings: PipelineSettings, environment: Mapping[str, str] | None = None
 ) -> Generator[ClientSettings]:
-    """`tuneship serve` on the pipeline's data directory, or the one that already runs there."""
+    """`tuneship serve` on the pipeline's data directory, or the one that already runs there.
+
+    One that is about to end, such as that of a script that was killed, is waited for. Raises `CompanionFailed`.
+    """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     log = settings.log_file or settings.data_dir / "service.log"
+    end, reached = time.monotonic() + READY_WITHIN_S, None
+    with ExitStack() as started:
+        while reached is None:
+            service = started.enter_context(_service_process(settings, environment, log))
+            url = _ready_url(service, log)
+            reached = (
+                _settings_at(url, settings.data_dir) if url else _found(settings.data_dir, end)
+            )
+        yield reached
+
+
+@contextmanager
+def _service_process(
+    settings: PipelineSettings, environment: Mapping[str, str] | None, log: Path
+) -> Generator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0", "--die-with-parent"]
     with log.open("ab") as output:
         service = subprocess.Popen(  # noqa: S603 - our own program
@@ -59,11 +78,7 @@ def embedded_service(
             text=True,
         )
     with _stopped_at_the_end(service):
-        url = _ready_url(service, log)
-        if url is None:
-            url = _running_url(settings.data_dir)
-        credentials = ClientSettings.from_credentials(settings.data_dir / "credentials.json")
-        yield credentials.model_copy(update={"url": url})
+        yield service
 
 
 def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
@@ -78,6 +93,35 @@ def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
     raise CompanionFailed(
         f"the embedded service ended with code {code}: {' '.join(said) or 'no message'} (log: {log})"
     )
+
+
+def _found(data_dir: Path, end: float) -> ClientSettings | None:
+    """The service that holds this directory; None, after a moment, where it does not answer and may be ending."""
+    url = _running_url(data_dir)
+    settings = _settings_at(url, data_dir)
+    if _stays(settings):
+        return settings
+    if time.monotonic() > end:
+        raise CompanionFailed(f"another service holds {data_dir}, and does not answer at {url}")
+    time.sleep(0.5)
+    return None
+
+
+def _settings_at(url: str, data_dir: Path) -> ClientSettings:
+    credentials = ClientSettings.from_credentials(data_dir / "credentials.json")
+    return credentials.model_copy(update={"url": url})
+
+
+def _stays(settings: ClientSettings) -> bool:
+    """A service that ends says 503 to everything, and then nothing."""
+    try:
+        with Client(settings) as client:
+            client.with_options(tries=1).models.list(limit=1)
+    except ServiceUnreachable as error:
+        return not error.retryable  # its certificate, say: the run's own first call tells that
+    except ApiError as error:
+        return error.status != httpx.codes.SERVICE_UNAVAILABLE.value
+    return True
 
 
 def _running_url(data_dir: Path) -> str:

@@ -1,5 +1,6 @@
 """A script that brings its own service has another address each time; its roll-outs are found again all the same."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -120,6 +122,27 @@ def test_a_killed_script_with_its_own_service_is_gone_on_with_by_the_same_comman
         wanted.baseline_deployment_id: 100,
         wanted.candidate_deployment_id: 0,
     }
+
+
+@pytest.mark.slow
+def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
+    """As that of a script that was killed, when the same command comes at once."""
+    wanted = PipelineSettings(data_dir=data_dir)
+    with embedded_service(wanted):
+        pass
+    log = data_dir / "service.log"
+    with (data_dir / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def end() -> None:
+            wait_for(lambda: log.is_file() and "another service runs" in log.read_text())
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        ending = Thread(target=end)
+        ending.start()
+        with embedded_service(wanted) as settings, Client(settings) as client:
+            assert client.models.list().models
+        ending.join()
 
 
 def script_environment() -> dict[str, str]:
