@@ -204,10 +204,15 @@ async def reset_unheard(exchange: Exchange) -> None:
     reset(exchange.writer)
 
 
-async def lost(exchange: Exchange) -> None:
+def lost(acted: threading.Event) -> Fault:
     """The service acts, its answer never comes: the connection stays open until the client gives up."""
-    await exchange.pass_on()
-    await exchange.reader.read()
+
+    async def fault(exchange: Exchange) -> None:
+        await exchange.pass_on()
+        acted.set()
+        await exchange.reader.read()
+
+    return fault
 
 
 async def half_open(exchange: Exchange) -> None:

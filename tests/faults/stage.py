@@ -58,7 +58,7 @@ class Stage:
         self.direct = self._opened.enter_context(Client(self.settings(service.url)))
         connect(self.settings(f"http://127.0.0.1:{self.proxy.port}"))
         self._opened.callback(disconnect)
-        self._into_the_middle_of_a_minute()
+        self._into_the_middle_of_the_next_bucket()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,7 +134,7 @@ class Stage:
             self.seen.append(weight)
         for name, share in shares.items():
             self._serve(name, self.per_bucket * share // 100)
-        self.service.clock.ahead += BUCKET
+        self._into_the_middle_of_the_next_bucket()
         self.ticks += 1
         self.at_tick.pop(self.ticks, lambda: None)()
 
@@ -155,9 +155,11 @@ class Stage:
                 )
             )
 
-    def _into_the_middle_of_a_minute(self) -> None:
-        """A bucket's end and the lag of its counting are then half a minute away."""
-        self.service.clock.ahead += timedelta(seconds=(30 - self.service.clock().second) % 60)
+    def _into_the_middle_of_the_next_bucket(self) -> None:
+        """A bucket's end and the lag of its counting are then half a minute away, however long the looks take."""
+        now = self.service.clock()
+        begun = timedelta(seconds=now.second, microseconds=now.microsecond)
+        self.service.clock.ahead += BUCKET - begun + BUCKET / 2
 
 
 class Trainings:

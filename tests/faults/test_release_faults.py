@@ -23,7 +23,7 @@ from tests.service.in_process import jsonl
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 ROWS = 40
 
 

@@ -5,6 +5,7 @@ All of it by the client's own seams: a transport, and the one method that waits.
 
 import re
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
@@ -16,7 +17,8 @@ from tuneship.settings import ClientSettings
 
 Detour = Callable[[httpx.Request], None]
 PATIENCE_S = 1.0
-"""For a connection, and for an answer that is known not to come."""
+"""For a connection, or an answer, that is known not to come."""
+ACTS_WITHIN_S = 120.0
 
 
 class Way(httpx.HTTPTransport):
@@ -29,30 +31,39 @@ class Way(httpx.HTTPTransport):
         self._method, self._path = "", re.compile("")
         self._detours: list[Detour] = []
         self._for_ever = False
-        self.is_short = False
-        """Whether a watched answer is waited for only as long as `PATIENCE_S`."""
+        self._given_up: list[threading.Event | None] = []
 
     def watch(self, method: str, path: str) -> None:
         """Count from now on the requests of this method whose path matches as a whole."""
         self._method, self._path, self.tries = method, re.compile(path), 0
-        self._detours, self._for_ever, self.is_short = [], False, False
+        self._detours, self._for_ever, self._given_up = [], False, []
 
     def lead_astray(self, detours: Sequence[Detour], for_ever: bool = False) -> None:
         """The next watched tries, in turn; the last one for ever where it is said so."""
         self._detours, self._for_ever = list(detours), for_ever
 
+    def give_up_soon(self, acted: threading.Event | None = None) -> None:
+        """The answer to the next watched try does not come: stop waiting for it, but not before the service acted."""
+        self._given_up = [acted]
+
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """As httpx calls it."""
         if request.method == self._method and self._path.fullmatch(request.url.path):
             self.tries += 1
-            timeout = request.extensions["timeout"]
-            timeout["connect"] = PATIENCE_S
-            if self.is_short:
-                timeout["read"] = PATIENCE_S
             if self._detours:
                 self._detours[0](request)
                 del self._detours[: 0 if self._for_ever else 1]
+            if self._given_up:
+                return self._give_up(request, self._given_up.pop())
         return super().handle_request(request)
+
+    def _give_up(self, request: httpx.Request, acted: threading.Event | None) -> httpx.Response:
+        request.extensions["timeout"]["read"] = PATIENCE_S
+        try:
+            return super().handle_request(request)
+        except httpx.ReadTimeout:
+            assert acted is None or acted.wait(ACTS_WITHIN_S)
+            raise
 
 
 class Nowhere:
@@ -85,6 +96,7 @@ class Nowhere:
 
     def silent(self, request: httpx.Request) -> None:
         """The connection does not come about in time."""
+        request.extensions["timeout"]["connect"] = PATIENCE_S
         request.url = request.url.copy_with(port=self._full)
 
 
