@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,16 @@ def test_a_process_that_cannot_be_recorded_does_not_stay(tmp_path: Path) -> None
     before = children()
     with pytest.raises(OSError, match=r"one\.json"):
         processes.start("one", SLEEP, os.environ, lambda: True)
-    assert children() == before
+    assert not children() - before
 
 
 def children() -> set[str]:
     """Of this process, those too that nobody has waited for."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {one for task in tasks for one in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread of another test has just ended
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def test_an_interrupted_wait_leaves_nothing(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ class FakeService:
         self.after_reads: dict[str, tuple[int, Callable[[], object]]] = {}
         """Deployment -> what happens once it was read so many times."""
         self.refuse_generation: Refusal | None = None
-        self.refused = 0
+        self.refused_at: list[float] = []
+        """Moments of `time.monotonic()`."""
         self.generation_gate: threading.Event | None = None
         """While it is not set, generations wait; `waiting` counts them."""
         self.waiting = 0
@@ -134,8 +135,7 @@ class FakeService:
         class Handler(_Handler):
             service = fake
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
@@ -411,7 +411,7 @@ class FakeService:
 
     def _generate(self, body: Any) -> Answer:
         if self.refuse_generation is not None:
-            self.refused += 1
+            self.refused_at.append(time.monotonic())
             raise self.refuse_generation
         weights = self._weights()
         served = len(self.generations)
@@ -478,6 +478,13 @@ def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None
         metrics["error_rate"]["error_count"] = [one.errors for one in tallies]
         metrics["token_usage"]["empty_count"] = [one.empty for _, one in rows]
     return metrics
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = (
+        128  # with the default, 5, a moment's stall drops connections of the traffic driver
+    )
 
 
 class _Handler(BaseHTTPRequestHandler):

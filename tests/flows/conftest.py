@@ -64,9 +64,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def use(service: FakeService) -> None:
     """Let every task talk to this service."""
-    connect(
-        ClientSettings(url=service.url, api_key="key", client_id="tests", connect_timeout_s=2.0)
-    )
+    connect(ClientSettings(url=service.url, api_key="key", client_id="tests"))
 
 
 @contextmanager

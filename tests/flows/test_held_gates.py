@@ -4,18 +4,17 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL
 
 from flows.parameters import ReleaseParameters
 from flows.release_run import begin
 from tests.fakes.canary_service import FakeService
 from tests.flows.conftest import wait_for
+from tests.flows.test_approval import resume
 from tuneship.gates.training import GateResult, TrainingVerdict
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -60,10 +59,7 @@ def answer(run_key: str, **said: str) -> Thread:
     def act() -> None:
         wait_for(lambda: bool(asked(run_key)))
         (run,) = asked(run_key)
-        url = f"{PREFECT_API_URL.value()}/flow_runs/{run.id}/resume"
-        wait_for(
-            lambda: httpx.post(url, json={"run_input": said}, trust_env=False).status_code == 201
-        )
+        wait_for(lambda: resume(run, **said).status_code == 201)
 
     person = Thread(target=act)
     person.start()

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from tuneship.gates.plan import Traffic
 from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
+IN_FLIGHT = 16
+SLOWED_S = 1.0
+"""By a refusal that does not say for how long."""
 
 
 def driver(service: FakeService, **changes: object) -> TrafficDriver:
-    fields = {"prompts": "unused", "requests_per_second": 200.0} | changes
+    usual = {"prompts": "unused", "requests_per_second": 200.0, "max_in_flight": IN_FLIGHT}
+    fields = usual | changes
     settings = ClientSettings(url=service.url, api_key="key", client_id="tests")
     return TrafficDriver(settings, ENDPOINT, Traffic.model_validate(fields), ["one", "two"])
 
@@ -31,12 +36,11 @@ def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:
         sending = driver(fake)
         with sending:
             wait_for(lambda: len(fake.generations) >= 40)
-        seen = sending.counts.take(BASELINE, CANDIDATE)
+            let_all_be_counted(fake)
+            seen = sending.counts.take(BASELINE, CANDIDATE)
 
     asked = fake.generations.count(CANDIDATE), fake.generations.count(BASELINE)
-    # The last few may have been open when the driver stopped.
-    assert asked[0] - 16 <= seen.candidate_requests <= asked[0]
-    assert asked[1] - 16 <= seen.baseline_requests <= asked[1]
+    assert (seen.candidate_requests, seen.baseline_requests) == asked
     assert seen.candidate_failed == 0
     assert abs(seen.baseline_failed - seen.baseline_requests / 4) <= 1
     assert abs(seen.candidate_bad["empty"] - seen.candidate_requests / 2) <= 1
@@ -49,11 +53,18 @@ def test_taken_counts_start_again_at_nothing() -> None:
         sending = driver(fake)
         with sending:
             wait_for(lambda: len(fake.generations) >= 5)
-        first = sending.counts.take(BASELINE, CANDIDATE)
-        second = sending.counts.take(BASELINE, CANDIDATE)
+            let_all_be_counted(fake)
+            first = sending.counts.take(BASELINE, CANDIDATE)
+            second = sending.counts.take(BASELINE, CANDIDATE)
 
-    assert first.baseline_requests > 0
+    assert first.baseline_requests == len(fake.generations)
     assert second.baseline_requests == 0
+
+
+def let_all_be_counted(fake: FakeService) -> None:
+    """No more answers: where every place of the driver holds a request that waits, all others have been counted."""
+    fake.generation_gate = threading.Event()
+    wait_for(lambda: fake.waiting == IN_FLIGHT)
 
 
 def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
@@ -62,12 +73,11 @@ def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
         fake.refuse_generation = Refusal(429, "rate_limit_exceeded")
         sending = driver(fake, max_in_flight=1)
         with sending:
-            wait_for(lambda: fake.refused > 0)
-            time.sleep(0.5)
-        refused = fake.refused
+            wait_for(lambda: len(fake.refused_at) >= 3)
         seen = sending.counts.take(BASELINE, CANDIDATE)
 
-    assert refused <= 2, "it waits before the next one"
+    pauses = [later - earlier for earlier, later in pairwise(fake.refused_at)]
+    assert min(pauses) >= SLOWED_S, "it waits before the next one"
     assert seen.baseline_requests == 0
 
 
