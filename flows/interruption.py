@@ -35,6 +35,12 @@ def uninterrupted() -> Generator[None]:
             signal.signal(number, handler)
 
 
+def ignore_stops() -> None:
+    """For good: nothing is left to stop, and while Python ends a signal would take the exit code's place."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def stop_once(say: Callable[[str], None]) -> None:
     """From now on the first SIGINT or SIGTERM raises `Stopped` in the main thread; later ones only say so."""
     received: list[int] = []

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.approval import nobody_answers_at
 from flows.companions import CompanionFailed, embedded_service, prefect_server
-from flows.interruption import Stopped, stop_once, uninterrupted
+from flows.interruption import Stopped, ignore_stops, stop_once, uninterrupted
 from flows.outcome import RollbackIncomplete
 from flows.parameters import DIRECTORY
 from flows.refusals import BadInput
@@ -114,12 +114,12 @@ def run_script(
         ending = _run(Script(run, parameters, when_stopped), params, screen)
     except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
         ending = _ending_after(error)
-    with uninterrupted():
-        screen.close()
-        if ending.message:
-            screen.say(ending.message, "bold red")
-        if result is not None:
-            _write(ending.result, result, screen)
+    ignore_stops()
+    screen.close()
+    if ending.message:
+        screen.say(ending.message, "bold red")
+    if result is not None:
+        _write(ending.result, result, screen)
     sys.exit(ending.exit_code)
 
 

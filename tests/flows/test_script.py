@@ -35,6 +35,33 @@ def test_a_result_that_could_not_be_written_stops_the_run_before_it_begins(tmp_p
     assert not (tmp_path / ".tuneship").exists(), "a service was started"
 
 
+STOPPED_AT_ITS_VERY_END = """
+import os, signal
+from pydantic import BaseModel
+from flows.script import run_script
+
+class Late:
+    def __del__(self, kill=os.kill, itself=os.getpid(), number=signal.SIGINT):
+        kill(itself, number)
+
+late = Late()  # goes when Python takes its modules away
+run_script(print, BaseModel, "does nothing")
+"""
+
+
+def test_a_signal_after_the_last_word_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_ITS_VERY_END, "--result", tmp_path / "file" / "x.json"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, "it could not write its result"
+    assert "the result cannot be written" in done.stdout + done.stderr
+
+
 def test_a_result_that_cannot_be_written_at_the_end_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
