@@ -71,7 +71,7 @@ class OpenFlow:
 
     def run(self, work: Work) -> Any:
         """What `work` returns or raises inside the flow."""
-        return self.start(work).result(120)
+        return self.start(work).result(600)
 
     def start(self, work: Work) -> Future[Any]:
         """The same without waiting for it."""

@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_in_mid_shift_gets_its_traffic_returned(
     script.process.kill()
     script.process.wait()
     assert fake.weights[CANDIDATE] == 50
-    too_soon = guard()
+    too_soon = guard(GuardRules(silence_seconds=3600))
     wait_for(lambda: ends(guard(AT_ONCE)) == [("aborted", "abandoned")])
 
     assert too_soon.outcome == "nothing_to_do"
