@@ -107,12 +107,12 @@ def test_a_request_waits_no_longer_than_what_is_left() -> None:
         waited.append(request.extensions["timeout"])
         raise httpx.ReadTimeout("silence", request=request)
 
+    patient = SETTINGS.model_copy(update={"connect_timeout_s": 1000.0, "read_timeout_s": 1000.0})
+    ends = Options(ends_at=time.monotonic() + 300, tries=1)
     with (
-        Client(
-            SETTINGS, httpx.MockTransport(answer), Options(ends_at=time.monotonic() + 0.5, tries=1)
-        ) as client,
+        Client(patient, httpx.MockTransport(answer), ends) as client,
         pytest.raises(Exception, match="list_models: no answer"),
     ):
         client.models.list()
 
-    assert all(0 < seconds <= 0.5 for seconds in waited[0].values())
+    assert all(0 < seconds <= 300 for seconds in waited[0].values())

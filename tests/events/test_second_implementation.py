@@ -21,6 +21,7 @@ from tuneship.events.signing import new_secret, signed_headers
 pytestmark = pytest.mark.slow
 SOURCES = Path(__file__).with_name("receiver_in_node")
 FLIPS = 400
+PATIENCE_S = 600
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     )
     assert process.stdout is not None
     base_url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-    with httpx.Client(base_url=base_url, trust_env=False) as http:
+    with httpx.Client(base_url=base_url, trust_env=False, timeout=PATIENCE_S) as http:
         yield Node(http)
     process.terminate()
-    process.wait(120)
+    process.wait(PATIENCE_S)
     process.stdout.close()
 
 
@@ -133,6 +134,12 @@ def test_a_job_and_its_dataset_are_told_to_a_receiver(
     client = serve.client()
     job_id = start_job(client, rows_file(tmp_path / "rows.jsonl", 64), epochs=2)
     until(lambda: "fine_tuning.job.succeeded" in node.kinds("story"))
+
+    def is_all_told() -> bool:  # two are in the air at a time: the last one may arrive first
+        listed = {one.id for one in client.events.list().events}
+        return {one["payload"]["id"] for one in node.received("story")} == listed
+
+    until(is_all_told)
     received = node.received("story")
     assert all(one["genuine"] for one in received)
     about_job = [one["payload"] for one in received if one["payload"]["data"]["id"] == job_id]
@@ -156,11 +163,12 @@ def test_a_service_killed_between_event_and_delivery_delivers_after_its_restart(
     webhook_id, _ = register(serve, node, "killed")
     node.put("mode", "killed", "silence")
     sent = serve.client().webhooks.test(webhook_id, WebhookTest())
-    until(lambda: len(node.received("killed")) == 1)
+    until(lambda: node.received("killed"))
     serve.kill()
+    before = len(node.received("killed"))
     node.put("mode", "killed", "answer")
     serve.start()
-    until(lambda: len(node.received("killed")) == 2)
+    until(lambda: len(node.received("killed")) > before)
     assert {one["headers"]["webhook-id"] for one in node.received("killed")} == {sent.event_id}
     assert all(one["genuine"] for one in node.received("killed"))
     client = serve.client()
@@ -178,11 +186,11 @@ def test_while_a_secret_is_rotated_both_are_good(serve: Serve, node: Node) -> No
         if secret is not None:
             node.put("secret", "rotated", secret)
         client.webhooks.test(webhook_id, WebhookTest(type="deployment.error"))
-        until(lambda expected=count: len(node.received("rotated")) == expected)
+        until(lambda expected=count: len(node.received("rotated")) >= expected)
     newest = client.webhooks.rotate_secret(webhook_id, SecretRotation(overlap_hours=0)).secret
     client.webhooks.test(webhook_id, WebhookTest())
-    until(lambda: len(node.received("rotated")) == 3)
-    received = node.received("rotated")
+    until(lambda: len(node.received("rotated")) >= 3)
+    received = node.received("rotated")[:3]  # what was refused comes again and again
     assert [one["genuine"] for one in received] == [True, True, False]
     assert newest != new
     delivery = client.webhooks.deliveries(webhook_id).deliveries[0]

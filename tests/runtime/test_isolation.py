@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tuneship.runtime import intrusion, isolation
 from tuneship.runtime.isolation import MACHINES, CannotIsolate
 from tuneship.runtime.processes import Processes
@@ -19,6 +20,7 @@ ATTEMPTS = {
 }  # fmt: skip
 ORDINARY = {"tcp", "udp", "unix", "abstract unix", "netlink", "listen", "child"}
 """What every process may do where nobody forbids it; the others depend on the host."""
+PATIENCE_S = 600
 
 
 def tried(*arguments: str) -> dict[str, bool]:
@@ -26,7 +28,7 @@ def tried(*arguments: str) -> dict[str, bool]:
         [sys.executable, "-m", "tuneship.runtime.intrusion", *arguments],
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return json.loads(done.stdout)
 
@@ -54,8 +56,7 @@ def test_workers_are_started_without_network_unless_they_need_it(
     log = tmp_path / "log"
     spec = WorkerSpec("opens_a_socket", (), log, needs_network=needs_network)
     worker = Processes(isolated=True).start(spec)
-    while worker.exit_code() is None:
-        pass
+    until(lambda: worker.exit_code() is not None)
     assert log.read_text().split() == [reached]
 
 
@@ -69,7 +70,7 @@ def test_a_workers_own_further_process_is_hidden_like_it(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     launch = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
     said = [
-        subprocess.check_output([*launch, network, "is_hidden"], timeout=60)
+        subprocess.check_output([*launch, network, "is_hidden"], timeout=PATIENCE_S)
         for network in ("inherited", "open")
     ]
     assert said == [b"0\n", b"1\n"]

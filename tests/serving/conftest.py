@@ -1,5 +1,7 @@
 """A tiny random base model, adapters made by peft, and real replica processes to talk to."""
 
+import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,9 @@ import pytest
 from tests.tiny_model import build_tiny_model
 from tuneship.serving.line import ReplicaLine
 
+ENDLESS_TOKENS = 16_000
+"""Some ten seconds of a free processor, and more than a socket takes that nobody reads."""
+PATIENCE_S = 600.0
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
@@ -22,6 +27,17 @@ QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY"
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of width 32 with a context of 256 tokens."""
     return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def long_base(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for texts so long that a generation is under way however late a test looks at it."""
+    directory = tmp_path_factory.mktemp("base") / "long"
+    shutil.copytree(base, directory)
+    config = json.loads((base / "config.json").read_text())
+    longer = config | {"max_position_embeddings": ENDLESS_TOKENS + 256}
+    (directory / "config.json").write_text(json.dumps(longer))
+    return directory
 
 
 @pytest.fixture(scope="session")

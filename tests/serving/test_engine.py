@@ -233,7 +233,10 @@ def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_
             },
         ]
     ):
-        reference = LlamaForCausalLM(LlamaConfig(**shape, **options, max_position_embeddings=128))
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            config = LlamaConfig(**shape, **options, max_position_embeddings=128)
+            reference = LlamaForCausalLM(config)
         reference.save_pretrained(tmp_path / str(number))
         engine = Engine(load_model(tmp_path / str(number)), EngineLimits())
         assert isinstance(engine._model, LlamaModel)

@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.serving.conftest import StartReplica
+from tests.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, StartReplica
 from tuneship.serving.line import (
     FinishReason,
     GenerateRequest,
@@ -25,6 +26,7 @@ from tuneship.serving.line import (
 pytestmark = pytest.mark.slow
 
 PROMPT = (10, 20, 30, 40)
+ENDLESS = GenerateRequest(PROMPT, ENDLESS_TOKENS)
 
 
 async def collect(generation: Generation) -> list[int]:
@@ -93,11 +95,11 @@ def test_hanging_up_does_not_wait_for_a_replica_that_reads_nothing() -> None:
 
 
 def test_killing_the_replica_loses_every_request_under_way_and_all_later_ones(
-    start_replica: StartReplica,
+    start_replica: StartReplica, long_base: Path
 ) -> None:
     async def scenario() -> None:
-        async with start_replica("--rows", "2") as process:
-            generations = [process.line.generate(GenerateRequest(PROMPT, 250)) for _ in range(8)]
+        async with start_replica("--rows", "2", model=long_base) as process:
+            generations = [process.line.generate(ENDLESS) for _ in range(8)]
             await anext(generations[0])
             process.popen.kill()
             outcomes = await asyncio.gather(*map(collect, generations), return_exceptions=True)
@@ -111,10 +113,12 @@ def test_killing_the_replica_loses_every_request_under_way_and_all_later_ones(
     asyncio.run(scenario())
 
 
-def test_closing_a_generation_early_frees_its_row_for_the_next(start_replica: StartReplica) -> None:
+def test_closing_a_generation_early_frees_its_row_for_the_next(
+    start_replica: StartReplica, long_base: Path
+) -> None:
     async def scenario() -> None:
-        async with start_replica("--rows", "1") as process:
-            async with process.line.generate(GenerateRequest(PROMPT, 250)) as endless:
+        async with start_replica("--rows", "1", model=long_base) as process:
+            async with process.line.generate(ENDLESS) as endless:
                 await anext(endless)
                 assert (await process.line.stats())["running"] == 1
             stats = await process.line.stats()
@@ -139,14 +143,12 @@ def test_a_bad_adapter_is_refused_and_the_replica_lives(
 
 
 def test_an_adapter_in_use_is_not_unloaded(
-    start_replica: StartReplica, adapters: dict[str, Path]
+    start_replica: StartReplica, long_base: Path, adapters: dict[str, Path]
 ) -> None:
     async def scenario() -> None:
-        async with start_replica() as process:
+        async with start_replica(model=long_base) as process:
             await process.line.load("wide", adapters["wide"])
-            async with process.line.generate(
-                GenerateRequest(PROMPT, 250, adapter="wide")
-            ) as running:
+            async with process.line.generate(replace(ENDLESS, adapter="wide")) as running:
                 await anext(running)
                 with pytest.raises(ReplicaRefused, match="1 requests are using the adapter"):
                     await process.line.unload("wide")
@@ -189,20 +191,20 @@ def test_hanging_up_ends_the_process(start_replica: StartReplica) -> None:
     async def scenario() -> int:
         async with start_replica() as process:
             await process.line.aclose()
-            return await asyncio.to_thread(process.popen.wait, 10)
+            return await asyncio.to_thread(process.popen.wait, PATIENCE_S)
 
     assert asyncio.run(scenario()) == 0
 
 
 def test_a_termination_signal_ends_the_process_even_when_it_is_busy(
-    start_replica: StartReplica,
+    start_replica: StartReplica, long_base: Path
 ) -> None:
     async def scenario() -> int:
-        async with start_replica() as process:
-            endless = process.line.generate(GenerateRequest(PROMPT, 250))
+        async with start_replica(model=long_base) as process:
+            endless = process.line.generate(ENDLESS)
             await anext(endless)
             os.kill(process.popen.pid, signal.SIGTERM)
-            return await asyncio.to_thread(process.popen.wait, 10)
+            return await asyncio.to_thread(process.popen.wait, PATIENCE_S)
 
     assert asyncio.run(scenario()) == 0
 

@@ -5,13 +5,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.conftest import spawn
+from tests.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, spawn
 from tuneship.serving.replica import Frames
 
 pytestmark = pytest.mark.slow
@@ -37,8 +38,14 @@ class Wire:
 
 @pytest.fixture
 def wire(base: Path) -> Iterator[Wire]:
-    ours, process = spawn(base, stderr=subprocess.PIPE)
-    ours.settimeout(120)  # torch is imported first, maybe on a busy machine
+    with connected(base) as wire:
+        yield wire
+
+
+@contextmanager
+def connected(model: Path) -> Iterator[Wire]:
+    ours, process = spawn(model, stderr=subprocess.PIPE)
+    ours.settimeout(PATIENCE_S)  # torch is imported first, maybe on a busy machine
     with process:
         with ours, ours.makefile("rb") as lines:
             yield Wire(process, ours, lines)
@@ -90,25 +97,28 @@ def test_a_frame_that_makes_no_sense_is_answered_and_harms_nobody(
     assert wire.receive()["tokens"][0][0] == "even"
 
 
-def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(wire: Wire) -> None:
-    wire.receive()
-    requests = [{**GENERATE, "id": name, "max_tokens": 250} for name in "ab"]
-    wire.stream.sendall("".join(json.dumps(request) + "\n" for request in requests).encode())
-    wire.receive()
-    wire.stream.sendall(b"this is no frame\n")
-    told = {}
-    for line in wire.lines:
-        frame = json.loads(line)
-        if "error" in frame:
-            told[frame["id"]] = frame["error"]
-    assert told == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
-    assert wire.process.wait(60) != 0
+def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(
+    long_base: Path,
+) -> None:
+    with connected(long_base) as wire:
+        wire.receive()
+        requests = [{**GENERATE, "id": name, "max_tokens": ENDLESS_TOKENS} for name in "ab"]
+        wire.stream.sendall("".join(json.dumps(request) + "\n" for request in requests).encode())
+        wire.receive()
+        wire.stream.sendall(b"this is no frame\n")
+        told = {}
+        for line in wire.lines:
+            frame = json.loads(line)
+            if "error" in frame:
+                told[frame["id"]] = frame["error"]
+        assert told == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
+        assert wire.process.wait(PATIENCE_S) != 0
 
 
 def test_a_termination_signal_ends_an_idle_process(wire: Wire) -> None:
     wire.receive()
     wire.process.send_signal(signal.SIGTERM)
-    assert wire.process.wait(60) == 0
+    assert wire.process.wait(PATIENCE_S) == 0
 
 
 def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:

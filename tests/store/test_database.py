@@ -19,6 +19,7 @@ from tuneship.store.events import emit
 pytestmark = pytest.mark.both_databases
 
 NOW = datetime(2026, 7, 1, 12, 30, 0, 250_000, tzinfo=UTC)
+CLAIM_PATIENCE = "tuneship.store.database.CLAIM_PATIENCE_S"
 SUBJECT = {"id": "ft_1", "client_id": "alice"}
 
 
@@ -156,19 +157,23 @@ def test_a_postgres_that_was_away_is_used_again(postgres: Cluster) -> None:
 
 @pytest.mark.postgres
 def test_a_postgres_has_one_service(postgres: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuneship.store.database.CLAIM_PATIENCE_S", 0.2)
     url = postgres.new_database()
     first, second = Database(url), Database(url)
     first.claim()
+    monkeypatch.setattr(CLAIM_PATIENCE, 0.2)
     with pytest.raises(DatabaseInUse):
         second.claim()
     first.close()
+    monkeypatch.setattr(CLAIM_PATIENCE, 120.0)  # the server sees the end of a connection later
     second.claim()
     second.close()
 
 
 @pytest.mark.postgres
-def test_two_processes_may_migrate_a_postgres_at_once(postgres: Cluster) -> None:
+def test_two_processes_may_migrate_a_postgres_at_once(
+    postgres: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CLAIM_PATIENCE, 120.0)
     postgres.run("create database empty")
     opened: list[Database] = []
     threads = [

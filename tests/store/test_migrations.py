@@ -149,5 +149,6 @@ def test_a_database_is_not_changed_under_a_service_of_an_older_version(
             Database(old)
     service.dispose()
     assert seen(old) == before
+    monkeypatch.setattr("tuneship.store.database.CLAIM_PATIENCE_S", 120.0)  # for the session to end
     Database(old).close()
     assert seen(old)[0] == HEAD

@@ -16,6 +16,8 @@ from tuneship.training.spec import Hyperparameters, TrainingSpec
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 600.0
+"""Until a training has ended: torch is imported first, maybe on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +66,7 @@ class Job:
         return process
 
     def run(self, preamble: str = "") -> int:
-        return self.start(preamble).wait(timeout=120)
+        return self.start(preamble).wait(PATIENCE_S)
 
     def lines(self) -> list[dict[str, Any]]:
         """Progress so far; a last line that is being written is left out."""

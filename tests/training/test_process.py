@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.training.conftest import PATIENCE_S
 from tests.waiting import until
 from tuneship.training.progress import POLL_SECONDS
 
@@ -39,6 +40,13 @@ def dying(self, batches, tokens, *, step, rate):
     return loss
 Learner.learn = dying
 """
+
+STAY_WHEN_LOADED = """
+import time
+from tuneship.training.progress import Progress
+Progress.write = lambda *_, **__: time.sleep(3600)
+"""
+"""Its first line, which says that all is loaded, is never written: it loads until it is ended."""
 
 
 def wait_for_step(job: "Job", step: int) -> None:
@@ -178,7 +186,7 @@ def test_a_cancel_file_ends_the_training_with_one_line(make_job: "JobMaker") -> 
     process = job.start()
     wait_for_step(job, 3)
     (job.directory / "cancel").touch()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert job.lines()[-1]["kind"] == "cancelled"
     assert job.lines()[-1]["at_step"] == job.of_kind("step")[-1]["step"]
     assert not job.adapter.exists()
@@ -186,11 +194,11 @@ def test_a_cancel_file_ends_the_training_with_one_line(make_job: "JobMaker") -> 
 
 def test_sigterm_ends_the_training_even_while_it_is_loading(make_job: "JobMaker") -> None:
     job = make_job()
-    process = job.start()
+    process = job.start(STAY_WHEN_LOADED)
     until((job.directory / "progress.jsonl").exists)
     time.sleep(0.1)  # it is somewhere in its imports now, or still before them
     process.terminate()
-    process.wait(timeout=120)
+    process.wait(PATIENCE_S)
     assert [line["kind"] for line in job.lines()] in ([], ["cancelled"])
 
 
@@ -216,7 +224,7 @@ def test_a_step_that_does_not_end_cannot_hold_up_a_cancel(make_job: "JobMaker") 
     )
     until(lambda: bool(job.of_kind("started")))
     process.terminate()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert job.lines()[-1] == {"kind": "cancelled", "at_step": 0}
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.conftest import PATIENCE_S
 from tests.waiting import children, is_alive, until
 from tuneship.training.batches import shares
 from tuneship.training.progress import RankLost, TrainingFailed
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 
 ISOLATED = "from tuneship.runtime.isolation import isolate; isolate()"
 MANY_EPOCHS = 10_000
+STAYS_BEFORE_STEP = """
+import pathlib, time
+from tuneship.training.ranks import Ranks
+def staying(self, *arguments, step, learn=Ranks.learn, **more):
+    while step == {step} and not pathlib.Path({until!r}).exists():
+        time.sleep(0.01)
+    return learn(self, *arguments, step=step, **more)
+Ranks.learn = staying
+"""
+"""A job that is not at its end when it is looked at, however late that is; it goes on when there is a file."""
 
 
 @given(
@@ -98,13 +109,14 @@ def test_a_job_has_no_more_processes_than_rows_in_a_batch(make_job: "JobMaker") 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_job_resumes_to_the_same_bits(
-    make_job: "JobMaker", whole_pair: "Job", victim: int
+    make_job: "JobMaker", whole_pair: "Job", tmp_path: Path, victim: int
 ) -> None:
-    job = make_job(devices=2)
-    process = job.start()
+    job, killed = make_job(devices=2), tmp_path / "killed"
+    process = job.start(STAYS_BEFORE_STEP.format(step=10, until=str(killed)))
     ranks = [process.pid, rank_1_of(job, process.pid)]
     os.kill(ranks[victim], signal.SIGKILL)
-    code = process.wait(timeout=60)
+    killed.touch()
+    code = process.wait(PATIENCE_S)
     assert code == (-signal.SIGKILL if victim == 0 else SIGNALLED + signal.SIGKILL)
     until(lambda: not any(map(is_alive, ranks)))
     assert not job.adapter.exists()
@@ -122,7 +134,7 @@ def test_a_cancel_ends_every_rank_also_one_that_does_not_answer(make_job: "JobMa
     rank_1 = rank_1_of(job, process.pid)
     os.kill(rank_1, signal.SIGSTOP)
     (job.directory / "cancel").touch()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(PATIENCE_S) == 0
     until(lambda: not is_alive(rank_1))
     assert job.lines()[-1]["kind"] == "cancelled"
 
@@ -136,17 +148,17 @@ def test_sigterm_to_the_group_is_a_cancel_and_no_lost_rank(make_job: "JobMaker")
     seen = len(job.of_kind("step"))
     until(lambda: len(job.of_kind("step")) > seen + 1)
     process.terminate()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(PATIENCE_S) == 0
     until(lambda: not is_alive(rank_1))
     assert job.lines()[-1]["kind"] == "cancelled"
 
 
 @pytest.mark.slow
 def test_a_job_goes_on_with_another_number_of_devices(
-    make_job: "JobMaker", whole_pair: "Job"
+    make_job: "JobMaker", whole_pair: "Job", tmp_path: Path
 ) -> None:
     job = make_job(devices=2)
-    process = job.start()
+    process = job.start(STAYS_BEFORE_STEP.format(step=10, until=str(tmp_path / "never")))
     until(lambda: any(job.spec.checkpoint_dir.glob("step-*")))
     process.kill()
     process.wait()

@@ -97,18 +97,13 @@ def run_job(order: Order) -> int:
 
         train(spec, order.keys, progress, stop)
     except TrainingCancelled:
-        progress.end("cancelled", at_step=progress.step)
+        progress.end("cancelled")
     except RankLost as lost:  # no end of the job: like a kill of this process, it is resumed
         progress.log("warning", str(lost))
         return 1 if lost.exit_code >= 0 else SIGNALLED - lost.exit_code
     except Exception as error:  # noqa: BLE001 (whatever it is, the supervisor must learn of it)
         failure = failure_of(error)
-        progress.end(
-            "failed",
-            reason=failure.reason.value,
-            message=failure.message,
-            at_step=progress.step,
-        )
+        progress.end("failed", reason=failure.reason.value, message=failure.message)
         return 1
     return 0
 

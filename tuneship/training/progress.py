@@ -77,9 +77,10 @@ class Progress:
         self.write("log", level=level, message=message)
 
     def end(self, kind: Literal["completed", "failed", "cancelled"], **fields: Any) -> None:
-        """The last line. Only the first caller writes it."""
+        """The last line. Only the first caller writes it. One that is no success tells after which step it came."""
         with self._lock:
-            self._write(kind, fields)
+            at = {} if kind == "completed" else {"at_step": self.step}
+            self._write(kind, {**fields, **at})
             self._over = True
 
     def close(self) -> None:
@@ -123,5 +124,5 @@ class StopRequest:
             time.sleep(POLL_SECONDS)
         self._signalled.set()
         time.sleep(GRACE_SECONDS)
-        progress.end("cancelled", at_step=progress.step)
+        progress.end("cancelled")
         os._exit(0)
