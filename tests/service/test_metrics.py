@@ -189,6 +189,8 @@ def test_a_part_of_a_bucket_is_the_whole_bucket(traffic: Traffic) -> None:
 
 def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:
     deployment = service.deployment("d")
+    # In the middle of a minute: just behind its end, the minute before could still change.
+    service.clock.ahead += timedelta(seconds=(30 - service.clock().timestamp()) % 60)
     service.parts.recorder.record(
         Observation(deployment, "", service.clock().timestamp(), Outcome.SUCCESS, 5.0)
     )

@@ -15,8 +15,8 @@ Start = Callable[..., Service]
 
 
 def test_every_authenticated_answer_says_where_its_window_stands(start: Start) -> None:
-    service = start(control_requests_per_minute=50, generate_requests_per_minute=9)
-    service.clock.ahead = timedelta(seconds=30) - (service.clock() - _window_start(service))
+    service = start()
+    clock = limited(service, control=50, generate=9)
     answers = [
         service.call("GET", "/v1/datasets"),
         service.call("GET", "/v1/nowhere"),
@@ -27,20 +27,23 @@ def test_every_authenticated_answer_says_where_its_window_stands(start: Start) -
     assert [one.status_code for one in answers] == [200, 404, 405, 415]
     assert left == list(range(left[0], left[0] - 4, -1))
     assert {one.headers["x-ratelimit-limit"] for one in answers} == {"50"}
-    wait = int(answers[0].headers["x-ratelimit-reset"]) - service.clock().timestamp()
+    wait = int(answers[0].headers["x-ratelimit-reset"]) - clock().timestamp()
     assert 0 < wait <= 60
     generated = service.call("POST", "/v1/deployments/dep_x/generate", json={"prompt": "a"})
     assert generated.headers["x-ratelimit-limit"] == "9"
     assert "x-ratelimit-limit" not in service.call("GET", "/v1/datasets", None).headers
 
 
-def _window_start(service: Service) -> datetime:
-    reset = int(service.call("GET", "/v1/datasets").headers["x-ratelimit-reset"])
-    return datetime.fromtimestamp(reset - 60, UTC)
+def limited(service: Service, control: int, generate: int = 0) -> "SetClock":
+    """Windows by a clock that stands still: none ends while a test counts what it lets through."""
+    clock = SetClock()
+    service.limit(RateLimits(control, generate, clock))
+    return clock
 
 
 def test_the_request_after_the_wait_passes(start: Start) -> None:
-    service = start(control_requests_per_minute=3)
+    service = start()
+    clock = limited(service, control=3)
     answers = [service.call("GET", "/v1/datasets") for _ in range(7)]
     refused = answers[-1]
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -48,7 +51,7 @@ def test_the_request_after_the_wait_passes(start: Start) -> None:
         "true",
         "0",
     )
-    service.clock.ahead += timedelta(seconds=int(refused.headers["retry-after"]))
+    clock.now += timedelta(seconds=int(refused.headers["retry-after"]))
     assert service.call("GET", "/v1/datasets").status_code == 200
     assert service.call("GET", "/v1/datasets", "bob").status_code == 200
 
@@ -56,8 +59,9 @@ def test_the_request_after_the_wait_passes(start: Start) -> None:
 def test_a_key_without_the_scope_writes_no_more_audit_rows_than_its_window_has_requests(
     start: Start,
 ) -> None:
-    service = start(control_requests_per_minute=3)
+    service = start()
     service.headers["viewer"] = service.key_headers("alice", frozenset({"jobs:read"}))
+    limited(service, control=3)
     answers = [service.call("DELETE", "/v1/datasets/ds_x", "viewer") for _ in range(7)]
     assert [one.status_code for one in answers] == [403] * 3 + [429] * 4
     with service.database.read() as connection:
@@ -124,6 +128,7 @@ def test_windows_of_the_past_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_source_that_guesses_is_held_off_before_any_look_up(service: Service) -> None:
+    limited(service, control=0)
     wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
 
     async def guess(number: int) -> list[httpx.Response]:
