@@ -41,8 +41,10 @@ def test_as_many_processes_fit_as_the_free_memory_holds(
 ) -> None:
     own = resident_memory(os.getpid())
     assert 1 << 20 < own < 100 * GIB
-    limit, used = tmp_path / "limit", tmp_path / "used"
+    limit, used, whole = (tmp_path / name for name in ("limit", "used", "whole"))
     limit.write_text(str(100 * GIB))
+    whole.write_text(f"MemAvailable: {100 * GIB >> 10} kB\n")  # whatever else runs here
+    monkeypatch.setattr(memory, "MACHINE", whole)
     monkeypatch.setattr(memory, "CONTAINERS", (Container(limit, used, tmp_path / "none", "x"),))
     monkeypatch.setattr(machine, "SHARE", 1.0)
     for share, number in ((2.5, 2), (0.5, 0)):

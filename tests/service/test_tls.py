@@ -87,7 +87,7 @@ def spoken(port: int, version: TLS) -> bool:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")  # or this end would refuse the old version
     context.minimum_version = context.maximum_version = version
-    with socket.create_connection(("127.0.0.1", port), 10) as plain:
+    with socket.create_connection(("127.0.0.1", port), 120) as plain:
         try:
             with context.wrap_socket(plain) as spoken:
                 return spoken.version() is not None
