@@ -15,6 +15,7 @@ from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobSecuritySettings
 from tuneship.settings import ClientSettings
+from tuneship.training.spec import PROGRESS_FILE
 
 ROOT = Path(__file__).parents[2]
 Starter = Callable[..., "subprocess.Popen[str]"]
@@ -131,6 +132,17 @@ def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = F
             security_settings=JobSecuritySettings(network_isolation=isolated),
         )
     ).id
+
+
+def trainer_at_work(serve: Serve, job_id: str, steps: int) -> int:
+    """The process of a job's first attempt, when it has done so many steps: by what it says, not by what its service
+    has read, which may be late.
+    """
+    folder = serve.data_dir / "work" / job_id / "attempt-1"
+    (trainer,) = until(lambda: serve.workers(str(folder)))
+    file = folder / PROGRESS_FILE
+    until(lambda: file.is_file() and file.read_text().count('"kind": "step"') > steps)
+    return trainer
 
 
 def ended_job(client: Client, job_id: str) -> Job:

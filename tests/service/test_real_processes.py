@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.processes import ROOT, Serve, ended_job, rows_file, running_deployment, start_job
+from tests.service.processes import (
+    ROOT,
+    Serve,
+    ended_job,
+    rows_file,
+    running_deployment,
+    start_job,
+    trainer_at_work,
+)
 from tests.waiting import is_alive, until
 from tuneship.cli import DIRECTORY_IN_USE
 from tuneship.client import ApiError, BadResponse, Client, ServiceUnreachable
@@ -22,6 +30,8 @@ from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
 
 pytestmark = pytest.mark.slow
+EPOCHS = 40
+"""Seconds of work that are left when a process is killed, should the one who kills it stand still before."""
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
@@ -94,10 +104,8 @@ def test_a_cancelled_job_leaves_no_process(serve: Serve, client: Client, rows: P
 
 
 def test_a_killed_trainer_resumes_and_completes(serve: Serve, client: Client, rows: Path) -> None:
-    job_id = start_job(client, rows, epochs=12)
-    until(lambda: client.jobs.get(job_id).current_step > 16)
-    (trainer,) = serve.workers("tuneship.training")
-    os.kill(trainer, signal.SIGKILL)
+    job_id = start_job(client, rows, epochs=EPOCHS)
+    os.kill(trainer_at_work(serve, job_id, steps=16), signal.SIGKILL)
     job, metrics = ended_job(client, job_id), client.jobs.metrics(job_id)
     assert job.status == "completed"
     assert metrics.steps == list(range(1, job.total_steps + 1))
@@ -158,9 +166,8 @@ def test_a_killed_service_finishes_its_job_once_after_it_is_started_again(
     serve = Serve(tmp_path / "data")
     try:
         client = serve.client()
-        job_id = start_job(client, rows, epochs=12)
-        until(lambda: client.jobs.get(job_id).current_step > 16)
-        (trainer,) = serve.workers("tuneship.training")
+        job_id = start_job(client, rows, epochs=EPOCHS)
+        trainer = trainer_at_work(serve, job_id, steps=16)
         serve.kill()
         until(lambda: not is_alive(trainer))
         serve.start()
@@ -194,7 +201,8 @@ def test_a_create_that_is_repeated_over_kills_makes_one_job(tmp_path: Path, rows
             with ThreadPoolExecutor(4) as threads:
                 asks = [threads.submit(_create, client, body) for _ in range(4)]
                 time.sleep(0.004 * number)  # somewhere inside of the requests
-                serve.kill()
+                serve.process.kill()
+            serve.kill()  # closes the client, which nobody uses any more
             made |= {job for ask in asks if (job := ask.result())}
             serve.start()
             client = serve.client()

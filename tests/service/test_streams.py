@@ -2,10 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from tests.service.in_process import Service
-from tests.service.processes import Serve, rows_file, start_job
-from tests.waiting import until
+from tests.service.processes import Serve, rows_file, start_job, trainer_at_work
+from tests.waiting import until, until_async
 from tuneship.contract.jobs import JobLogEntry
 from tuneship.service import job_stream
 from tuneship.service.context import Context
@@ -34,6 +34,8 @@ from tuneship.service.http.streams import (
 from tuneship.service.job_stream import Place, _merged
 from tuneship.service.streaming import Bell, Frame, Stream
 
+EPOCHS = 40
+"""Seconds of work that are left when a process is stopped, should the one who stops it stand still before."""
 DONE = {"event": "done", "data": "[DONE]"}
 
 
@@ -85,7 +87,9 @@ def events(answer: httpx.Response) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def live(service: Service) -> Service:
+def live(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """Its streams look only when the bell rings."""
+    monkeypatch.setattr(job_stream, "LOOK_EVERY_S", 3600.0)
     service.listen()
     return service
 
@@ -178,17 +182,14 @@ def test_more_than_one_reading_keeps_the_order(
 def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Service) -> None:
     job_id = live.job()
     trainer = live.trainer()
-    seen: list[float] = []
 
     async def read() -> list[dict[str, str]]:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "attempt 1 starts" in one.text)
             trainer.start_of(3)
             for step in (1, 2, 3):
-                began = time.monotonic()
                 trainer.step(step)
                 await reader.read_until(lambda one, step=step: f'"step":{step},' in one.text)
-                seen.append(time.monotonic() - began)
             trainer.complete()
             await reader.read_until(lambda one: "[DONE]" in one.text)
             await reader.read_until(lambda _: False)  # the service ends the answer
@@ -196,9 +197,6 @@ def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Servi
 
     told = live.run(read())
     assert told[-1] == DONE
-    assert min(seen) < 0.5, (
-        seen
-    )  # one look of the supervisor is 0.2 s away, a look without bell 2 s
     assert told == events(whole(live, job_id))
 
 
@@ -264,13 +262,13 @@ def test_a_reader_who_goes_away_leaves_nothing_behind(live: Service) -> None:
     async def come_and_go() -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
-            assert waiting(live) == 1
+            await until_async(lambda: waiting(live) == 1)  # the one before may not be gone yet
 
     for _ in range(20):  # more than may be open at the same time
         live.run(come_and_go())
     live.until(lambda: waiting(live) == 0)
-    live.until(lambda: tasks_named(live, "_send_frames") == 0)
-    assert tasks_named(live, "_disconnected") == 0
+    for name in ("_send_frames", "_disconnected"):
+        live.until(lambda name=name: tasks_named(live, name) == 0)
     live.until(lambda: live.database.engine.pool.checkedout() == 0)
 
 
@@ -278,7 +276,7 @@ def test_streams_of_one_client_are_bounded_and_wait_without_threads(live: Servic
     job_id = live.job()
     live.trainer().start_of(9)
 
-    async def crowd() -> tuple[list[int], httpx.Response, int]:
+    async def crowd() -> tuple[list[int], httpx.Response]:
         readers = [opened(live, job_id) for _ in range(16)]
         inside = [await one.__aenter__() for one in readers]
         for reader in inside:
@@ -286,14 +284,14 @@ def test_streams_of_one_client_are_bounded_and_wait_without_threads(live: Servic
         beyond = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true")
         theirs = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true", "bob")
         others = [(await live.ask("GET", "/v1/models")).status_code for _ in range(3)]
-        busy = live.database.engine.pool.checkedout()
+        # The supervisor's and that of a look, not one for each stream.
+        await until_async(lambda: live.database.engine.pool.checkedout() <= 4)
         for one in readers:
             await one.__aexit__(None, None, None)
-        return [*others, theirs.status_code], beyond, busy
+        return [*others, theirs.status_code], beyond
 
-    others, beyond, busy = live.run(crowd())
+    others, beyond = live.run(crowd())
     assert others == [200, 200, 200, 404]
-    assert busy <= 4  # the supervisor's and that of a look, not one for each stream
     error = beyond.json()["error"]
     assert (beyond.status_code, error["code"]) == (429, "rate_limit_exceeded")
     assert error["request_id"] == beyond.headers["x-request-id"]
@@ -479,8 +477,9 @@ def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_pa
     told: list[dict[str, str]] = []
     again: list[dict[str, str]] = []
     try:
-        job_id = start_job(serve.client(), rows_file(tmp_path / "rows.jsonl", 64), epochs=20)
+        job_id = start_job(serve.client(), rows_file(tmp_path / "rows.jsonl", 64), epochs=EPOCHS)
         followed(serve, job_id, told, steps_wanted=3)
+        os.kill(trainer_at_work(serve, job_id, steps=20), signal.SIGSTOP)  # till it is killed
         followed(serve, job_id, told, steps_wanted=20)
         assert told[-1] != DONE
         serve.kill()
@@ -490,7 +489,7 @@ def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_pa
     finally:
         serve.stop()
     assert told[-1] == again[-1] == DONE
-    assert steps_of(told) == list(range(1, 8 * 20 + 1))
+    assert steps_of(told) == list(range(1, 8 * EPOCHS + 1))
     logs = [[one["data"] for one in each if one["event"] == "log"] for each in (told, again)]
     assert logs[0] == logs[1]
     assert '"message":"attempt 2 starts"' in str(logs[0])
@@ -505,7 +504,7 @@ def test_a_service_that_is_told_to_end_does_not_wait_for_its_readers(tmp_path: P
         reading = pool.submit(followed, serve, job_id, told)
         until(lambda: len(steps_of(told)) > 3)
         serve.process.send_signal(signal.SIGTERM)
-        assert serve.process.wait(60) == 0
-        reading.result(60)  # a whole message: nothing is raised
+        assert serve.process.wait(300) == 0
+        reading.result(300)  # a whole message: nothing is raised
     assert told[-1] != DONE
     serve.stop()
