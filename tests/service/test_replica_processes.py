@@ -13,7 +13,7 @@ from typing import TypedDict, Unpack
 import pytest
 
 from tests.service.processes import Serve, running_deployment
-from tests.waiting import until
+from tests.waiting import is_alive, until
 from tuneship.client import Client
 from tuneship.contract.deployments import (
     Deployment,
@@ -68,11 +68,14 @@ class Options(TypedDict, total=False):
 class Load:
     """What the answers were to requests that do not end before they are told to."""
 
+    callers: range
     is_over: Event = field(default_factory=Event)
     statuses: list[int] = field(default_factory=list[int])
     ids: list[str] = field(default_factory=list[str])
+    answered: Counter[int] = field(default_factory=Counter[int])
+    """How often, by caller."""
 
-    def ask(self, client: Client, deployment: str, request: Generate) -> None:
+    def ask(self, caller: int, client: Client, deployment: str, request: Generate) -> None:
         while not self.is_over.is_set():
             try:
                 self.ids.append(client.deployments.generate(deployment, request).id)
@@ -80,20 +83,21 @@ class Load:
                 self.statuses.append(error.status)
             else:
                 self.statuses.append(200)
+            self.answered[caller] += 1
 
     def go_on(self) -> None:
-        """Until some more have been answered."""
-        seen = len(self.statuses)
-        until(lambda: len(self.statuses) > seen + 8)
+        """Until every caller was answered: what is under way then has begun since, and has lost no replica before."""
+        seen = self.answered.copy()
+        until(lambda: all(self.answered[caller] > seen[caller] for caller in self.callers))
 
 
 @contextmanager
 def load(client: Client, deployment: str, callers: int, request: Generate = LONG) -> Iterator[Load]:
     """So many callers ask one request after the other, each tried once."""
-    made, once = Load(), client.with_options(tries=1)
+    made, once = Load(range(callers)), client.with_options(tries=1)
     with ThreadPoolExecutor(callers) as pool:
         asking: list[Future[None]] = [
-            pool.submit(made.ask, once, deployment, request) for _ in range(callers)
+            pool.submit(made.ask, caller, once, deployment, request) for caller in made.callers
         ]
         try:
             yield made
@@ -114,19 +118,31 @@ def told(client: Client, deployment: str) -> list[tuple[str, int]]:
     return [(kind, int(process)) for kind, _, process in parts if process]
 
 
+def started(client: Client, deployment: str) -> set[int]:
+    """Every process of which the log says so, those that have ended too."""
+    return {process for kind, process in told(client, deployment) if kind == "replica started"}
+
+
+def only_replica(serve: Serve) -> int:
+    """The process of the deployment that runs, when those of earlier deployments have left."""
+
+    def alone() -> list[int]:
+        found = serve.workers(SERVING)
+        return found if len(found) == 1 else []
+
+    return until(alone)[0]
+
+
 def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
     """So many replicas, until others have come. The record says for a while yet what was true before, and processes do
     not vanish at once; a new process that the log calls started is asked.
     """
-
-    def started() -> set[int]:
-        return {process for kind, process in told(client, deployment) if kind == "replica started"}
-
     before = serve.workers(SERVING)
-    known = started() | set(before)  # those that were killed earlier are still told of
+    known = started(client, deployment) | set(before)  # those killed earlier are still told of
     for process in before[:count]:
         os.kill(process, signal.SIGKILL)
-    until(lambda: len(started() - known) == count)
+    until(lambda: not any(map(is_alive, before[:count])))
+    until(lambda: len(started(client, deployment) - known) == count)
 
 
 @contextmanager
@@ -145,7 +161,7 @@ def deployed(client: Client, name: str, **options: Unpack[Options]) -> Iterator[
 def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
     serve: Serve, client: Client, deployment: str
 ) -> None:
-    (first,) = serve.workers(SERVING)
+    first = only_replica(serve)
     now = replicas(client, deployment)
 
     def changed(update: DeploymentUpdate) -> Deployment:
@@ -203,18 +219,20 @@ def test_a_deployment_grows_with_its_queue_shrinks_sleeps_and_wakes(
             assert found[-1].message.startswith("replicas wanted: 2 instead of 1")
         until(lambda: now() == 0)
         until(lambda: serve.workers(SERVING) == [])
-        record = client.deployments.get(made)
+        record, slept = client.deployments.get(made), started(client, made)
         assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
             assert {one.result().deployment_id for one in asked} == {made}
-        assert len(serve.workers(SERVING)) == 1
+        until(lambda: started(client, made) - slept)
+        until(lambda: serve.workers(SERVING) == [])  # it sleeps again: whatever woke was told
+        assert len(started(client, made) - slept) == 1
 
 
 def test_a_killed_process_comes_back_without_a_request(
     serve: Serve, client: Client, deployment: str
 ) -> None:
-    (first,) = serve.workers(SERVING)
+    first = only_replica(serve)
     kill(serve, client, deployment, 1)
     (second,) = serve.workers(SERVING)
     assert told(client, deployment)[-2:] == [("replica lost", first), ("replica started", second)]
