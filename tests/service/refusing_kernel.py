@@ -112,12 +112,14 @@ class Fault:
     path: str = ""
     first: int = 1
     last: int | None = None
+    after: "Fault | None" = None
+    """Passes count from when this one has come."""
     passes: int = 0
     came: list[str] = field(default_factory=list[str])
     """The file of each call that met the fault."""
 
     def meets(self, call: Call) -> bool:
-        if call.name not in self.calls:
+        if call.name not in self.calls or (self.after and not self.after.came):
             return False
         if not re.search(self.path, call.file) or (self.is_half and call.arguments[2] < 2):
             return False

@@ -123,13 +123,12 @@ def test_a_service_that_cannot_store_for_a_while_stores_it_later(
     place: Place, client: Client
 ) -> None:
     """First what the job tells, then its adapter."""
-    job_id = start_job(client, place.rows, epochs=2)
-    until(lambda: client.jobs.get(job_id).current_step > 0)
-    told = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6)
-    stored = Fault(WRITE, error="ENOSPC", path=STORED, first=2, last=3)
+    begun = Fault(WRITE, is_half=True, path=PROGRESS, last=1)
+    told = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6, after=begun)
+    stored = Fault(WRITE, error="ENOSPC", path=STORED, first=2, last=3, after=begun)
     flushed = Fault(FLUSH, error="EIO", path="/blobs/models", last=2)
-    with place.kernel.injected(told, stored, flushed):
-        job = place.end_of(client, job_id)
+    with place.kernel.injected(begun, told, stored, flushed):
+        job = place.ended(client)
     place.check_results(client, job)
 
 
