@@ -119,6 +119,8 @@ def run_schemathesis(service: Service, whole: Path) -> "subprocess.CompletedProc
     options = [f"--header={name}: {value}" for name, value in service.headers["alice"].items()]
     options += [f"--url={service.url}"]
     options += ["--phases=examples,coverage,fuzzing", f"--max-examples={EXAMPLES}", "--seed=1"]
+    # A machine that stands still for a moment is no finding.
+    options += ["--request-timeout=120", "--suppress-health-check=too_slow"]
     options += ["--continue-on-failure", "--no-shrink", f"--checks={CHECKS}", "--warnings=off"]
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "schemathesis.cli", "run", str(whole), *options],
