@@ -24,6 +24,8 @@ from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 STEPS = [50, 100]
+GIVEN_UP_S = 1200
+"""A person who failed to answer fails the test; nobody waits for a day."""
 
 
 def questions() -> list[FlowRun]:
@@ -77,7 +79,8 @@ def approve(run: FlowRun) -> None:
 
 
 def waiting(**changes: Any) -> CanaryPlan:
-    return plan(**({"approval": "required", "steps": STEPS, "look_every_seconds": 0.02} | changes))
+    usual = {"approval": "required", "approval_timeout_seconds": GIVEN_UP_S, "steps": STEPS}
+    return plan(**(usual | {"look_every_seconds": 0.02} | changes))
 
 
 def test_who_approves_is_asked_once_and_the_candidate_is_promoted(fake: FakeService) -> None:

@@ -14,7 +14,7 @@ from flows.parameters import ReleaseParameters
 from flows.release_run import begin
 from tests.fakes.canary_service import FakeService
 from tests.flows.conftest import wait_for
-from tests.flows.test_approval import resume
+from tests.flows.test_approval import GIVEN_UP_S, resume
 from tuneship.gates.training import GateResult, TrainingVerdict
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -29,7 +29,11 @@ def release(run_key: str, **canary: Any) -> ReleaseParameters:
             "model_name": "m",
             "endpoint": {"name": "shop"},
             "run_key": run_key,
-            "canary": {"approval": "required", **canary},
+            "canary": {
+                "approval": "required",
+                "approval_timeout_seconds": GIVEN_UP_S,
+                **canary,
+            },
         }
     )
 
