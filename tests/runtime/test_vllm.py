@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.runtime.fake_openai_server import Trouble
-from tests.waiting import is_alive, until_async
+from tests.waiting import is_alive, until, until_async
 from tuneship.runtime.groups import Adapter, OpenedReplica
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import HUNG_PROBES, BaseReplicas
@@ -255,6 +255,21 @@ def test_a_server_that_dies_is_replaced_with_its_adapters(place: Place) -> None:
         await until_async(lambda: not is_alive(gone))
         await group.close()
         assert not place.folders()
+
+    asyncio.run(run())
+
+
+def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(place: Place) -> None:
+    async def run() -> None:
+        group = place.group()
+        await group.ready(None)
+        (folder,), (first,) = place.folders(), group.pids
+        os.killpg(first, signal.SIGKILL)  # before it can clear its folder away
+        until(lambda: first not in group.pids)  # and before anything here has seen it
+        assert folder.exists()
+        group.resize(0, {})
+        await group.close()
+        assert not folder.exists()
 
     asyncio.run(run())
 

@@ -214,7 +214,7 @@ def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:
         process.send_signal(signal.SIGCONT)
         wait_for_step(job, done + 4)
     process.terminate()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_step_that_does_not_end_cannot_hold_up_a_cancel(make_job: "JobMaker") -> None:

@@ -173,7 +173,15 @@ class BaseReplicas:
         for replica in [one for one in self._replicas if not one.is_live]:
             self._tell("error", f"replica lost: process {replica.worker.pid}")
             self._replicas.remove(replica)
-            self._keep(replica.end())
+            self._leaving.append(replica)
+            self._keep(self._clear_away(replica))
+
+    async def _clear_away(self, replica: Replica) -> None:
+        """What it leaves behind; `close` does it where this is cut off."""
+        try:
+            await replica.end()
+        finally:
+            self._leaving.remove(replica)
 
     @property
     def _is_pausing(self) -> bool:
