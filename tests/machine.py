@@ -56,7 +56,7 @@ class Machine:
         """What the Prefect server answers; while SQLite is locked it says 503, which every client repeats."""
         url = f"{self.prefect}{path}"
         for _ in range(30):
-            answer = httpx.request(method, url, json=body, trust_env=False, timeout=60)
+            answer = httpx.request(method, url, json=body, trust_env=False, timeout=300)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1)

@@ -72,14 +72,14 @@ def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machi
         found = machine.ask("POST", "/events/filter", wanted)["events"]
         return [one for one in found if one["payload"]["id"] == made.id]
 
-    until(lambda: len(told()) == 1)
+    until(lambda: len(told()) == 1, 600)
     assert told()[0]["resource"]["prefect.resource.id"] == f"tuneship.dataset.{made.id}"
 
 
 def test_the_bridge_passes_nothing_on_that_the_service_did_not_sign(machine: Machine) -> None:
     port = machine.environment["TUNESHIP_BRIDGE_PORT"]
     forged = {"type": "dataset.processed", "id": "evt_forged", "data": {"object": "d", "id": "x"}}
-    answer = httpx.post(f"http://127.0.0.1:{port}/", json=forged, trust_env=False)
+    answer = httpx.post(f"http://127.0.0.1:{port}/", json=forged, trust_env=False, timeout=120)
     assert answer.status_code == 400
 
 

@@ -50,7 +50,7 @@ class Place:
             *("flows/tune_and_deploy.py", "--params", str(params), "--result", str(result)),
             **changes,
         )
-        _, said = run.communicate(timeout=300)
+        _, said = run.communicate(timeout=900)
         return run.returncode, said, json.loads(result.read_text())
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from flows.release_record import ReleaseRecords
 from tests.end_to_end.conftest import ROOT, Place
+from tests.waiting import until
 from tuneship.client import Client
 from tuneship.contract.jobs import JobStatus
 
 pytestmark = pytest.mark.slow
+PATIENCE_S = 600.0
 ROWS = ROOT / "examples" / "icd10cm" / "hospital_a.jsonl"
 SECRET = "the patient's own words"
 
@@ -95,7 +98,7 @@ def test_a_service_that_does_not_answer_is_told(place: Place, tmp_path: Path) ->
 
 def test_a_call_without_parameters_is_told_how_it_goes(place: Place) -> None:
     run = place.start("flows/tune_and_deploy.py")
-    _, said = run.communicate(timeout=120)
+    _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1
     assert "--params" in said
 
@@ -104,23 +107,19 @@ def test_ctrl_c_while_training_cancels_the_job(place: Place, tmp_path: Path) -> 
     params, result = tmp_path / "release.json", tmp_path / "result.json"
     params.write_text(json.dumps(release(ROWS, hyperparameters={"epochs": 100})))
     run = place.start("flows/tune_and_deploy.py", "--params", str(params), "--result", str(result))
-    records = Path(place.environment["TUNESHIP_RECORDS"]) / "releases"
-    deadline = time.monotonic() + 120
-    while not (jobs := _jobs(records)) and time.monotonic() < deadline and run.poll() is None:
-        time.sleep(0.2)
+    records = ReleaseRecords(Path(place.environment["TUNESHIP_RECORDS"]))
+    until(lambda: _jobs(records) or run.poll() is not None, PATIENCE_S)
     run.send_signal(signal.SIGINT)
     time.sleep(0.2)
     run.send_signal(signal.SIGINT)  # a second one must not break the clean-up
-    _, said = run.communicate(timeout=120)
+    _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 130, said
     told = json.loads(result.read_text())
     assert (told["outcome"], told["reason"]) == ("aborted", "cancelled")
     with Client(place.settings) as client:
-        status = client.jobs.get(jobs[0]).status
+        status = client.jobs.get(_jobs(records)[0]).status
     assert status in (JobStatus.CANCELLING, JobStatus.CANCELLED)
 
 
-def _jobs(records: Path) -> list[str]:
-    lines = [line for file in records.glob("*.jsonl") for line in file.read_text().splitlines()]
-    facts = [json.loads(line) for line in lines]
-    return [fact["id"] for fact in facts if fact["kind"] == "job"]
+def _jobs(records: ReleaseRecords) -> list[str]:
+    return [job for record in records for job in record.all_made("job")]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
     _check_weights(good["history"], good["candidate_deployment_id"])
     for result in (good, data, behaviour):
         assert Path(result["report"]).is_file()
-    assert _left_running(folder) == []
+    until(lambda: not _left_running(folder))
 
 
 def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> None:

@@ -60,7 +60,7 @@ class PrefectServer:
                 env=self.environment | PREFECT_SERVER,
                 pass_fds=[listener.fileno()],
             )
-        until(self._answers)
+        until(self._answers, PATIENCE_S)
 
     def kill(self) -> None:
         """As a power failure would."""

@@ -49,7 +49,7 @@ def prepared(release: Release, point: Point) -> Release:
 
 def reach(release: Release, is_running: Callable[[], bool]) -> None:
     gate = release.place.gate
-    until(lambda: gate.reached.is_set() or not is_running())
+    until(lambda: gate.reached.is_set() or not is_running(), PATIENCE_S)
     assert gate.reached.is_set(), release.said
 
 
@@ -116,7 +116,7 @@ def worker_is_killed(release: Release, point: Point) -> None:
         worker.kill()
         release.place.may_train.set()
         release.place.gate.let_pass()
-        until(lambda: not any(is_alive(pid) for pid in flows))
+        until(lambda: not any(is_alive(pid) for pid in flows), PATIENCE_S)
     finish(release)
 
 
@@ -139,7 +139,7 @@ def flow_in_worker_is_killed(release: Release, point: Point) -> None:
         for pid in worker.flow_processes():
             os.kill(pid, signal.SIGKILL)
         release.place.gate.cut()
-        until(lambda: release.outcome == "aborted")
+        until(lambda: release.outcome == "aborted", PATIENCE_S)
         release.check_given_back()
     release.check_promoted(release.run_again().outcome)
 

@@ -26,8 +26,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
 PROGRAMS = ("chromium", "chromedriver")
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 """Two busy cores may need a minute for the largest form."""
+CALL_S = 100.0
+"""For one call of the driver, of which Selenium itself hangs up after 120 s; then it is called again."""
 REFUSALS = (
     "is a required property",
     "is not of type",
@@ -75,8 +77,8 @@ class Browser:
             options.add_argument(flag)
         service = Service(executable_path=str(driver), log_output=str(folder / "driver.log"))
         self._driver = webdriver.Chrome(options=options, service=service)
-        self._driver.set_page_load_timeout(PATIENCE_S)
-        self._driver.set_script_timeout(PATIENCE_S)
+        self._driver.set_page_load_timeout(CALL_S)
+        self._driver.set_script_timeout(CALL_S)
         self._folder = folder
 
     def close(self) -> None:
@@ -85,8 +87,12 @@ class Browser:
 
     def open(self, url: str, shows: str) -> None:
         """Go there, and wait until the page says so."""
-        self._driver.get(url)
+        self.wait(lambda: self._load(url))
         self.wait_for_text(shows)
+
+    def _load(self, url: str) -> bool:
+        self._driver.get(url)
+        return True
 
     def open_form(self, url: str) -> None:
         """Go there, and wait until every default is filled in: one field shows only after another."""
@@ -146,24 +152,25 @@ class Browser:
 
     def press(self, name: str) -> None:
         """The button of this name; the last one where a dialog lies over the page."""
+        self.wait(lambda: self._click(name))
 
-        def click() -> bool:
-            path = f"//button[normalize-space()='{name}']"
-            shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
-            assert shown, f"no button {name!r}"
-            shown[-1].click()
-            return True
-
-        self.wait(click)
+    def _click(self, name: str) -> bool:
+        path = f"//button[normalize-space()='{name}']"
+        shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
+        assert shown, f"no button {name!r}"
+        shown[-1].click()
+        return True
 
     def submit(self, came: Callable[[], Any]) -> Any:
         """Press `Submit` and wait for what comes of it; where the page shows that it failed, press again."""
         pressed_at = [0.0]
 
         def press_or_look() -> Any:
+            if pressed_at[0] and (found := came()):
+                return found
             if not pressed_at[0] or (self._refuses() and _since(pressed_at[0]) > AGAIN_AFTER_S):
                 self.settle()
-                self.press("Submit")
+                self._click("Submit")  # not waited for: what was awaited may have closed the form
                 pressed_at[0] = time.monotonic()
             return came() or None
 

@@ -33,6 +33,8 @@ QUICK: dict[str, Any] = {
     "interval": "1s",
     "look_every_seconds": 1.0,
     "min_looks_per_step": 2,
+    "max_looks_per_step": 600,  # for as many requests as are needed, however slowly they come
+    "max_looks": 1800,
     "bake_looks": 2,
     "lease_seconds": 120,
     "latency_gates": None,  # a machine that tests is a busy one

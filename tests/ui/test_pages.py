@@ -51,6 +51,12 @@ def task_names(world: World, run_id: str) -> list[str]:
     return [one["name"] for one in world.machine.ask("POST", "/task_runs/filter", wanted)]
 
 
+def whole_chain(world: World, run_id: str) -> list[str] | None:
+    """The names of a release's task runs, once Prefect has written all of them down; it does so later than states."""
+    names = task_names(world, run_id)
+    return names if all(any(name.startswith(one) for name in names) for one in CHAIN) else None
+
+
 def artifacts(world: World, run_id: str) -> list[dict[str, Any]]:
     """Newest first."""
     wanted = {"flow_runs": {"id": {"any_": [run_id]}}, "sort": "CREATED_DESC"}
@@ -160,9 +166,14 @@ def live_page(world: World, browser: Browser, run_id: str, step: int) -> LivePag
     browser.open(f"{world.ui}/artifacts/artifact/{page['id']}", shows="validation loss")
     width = browser.wait(lambda: max(browser.picture_widths().values(), default=0) or None)
     browser.picture(f"training at step {step}")
-    bars = [one["data"] for one in artifacts(world, run_id) if one["type"] == "progress"]
+
+    def bar() -> float | None:
+        """It is looked at before the page is made, so it may be behind."""
+        made = [one["data"] for one in artifacts(world, run_id) if one["type"] == "progress"]
+        return made[0] if made and made[0] >= 100 * step / STEPS else None
+
     row = next(row for row in browser.rows() if len(row) > 1 and row[1] == str(step))
-    return LivePage(row, width, page["data"], max(bars))
+    return LivePage(row, width, page["data"], browser.wait(bar))
 
 
 def test_the_filled_form_starts_a_run_with_these_parameters(
@@ -195,9 +206,7 @@ def test_a_person_reads_the_evidence_says_promote_and_the_flow_goes_on(
     assert browser.value("Decision (Optional)") == "roll back", "a hasty click promotes nothing"
 
     browser.choose("Decision (Optional)", "promote")
-    browser.settle()
-    browser.press("Submit")
-    browser.wait_for_text("'approver' is a required property")
+    browser.submit(lambda: "'approver' is a required property" in browser.text)
     assert world.state(questions()[0]["id"])["type"] == "PAUSED"
     browser.write("Approver", "Ann")
     browser.write("Comment (Optional)", "as agreed")
@@ -247,7 +256,7 @@ def test_the_form_of_retrain_starts_a_run_that_says_why_it_skips(
 def test_the_page_of_a_release_reads_as_a_chain(
     world: World, browser: Browser, release: str
 ) -> None:
-    names = task_names(world, release)
+    names = browser.wait(lambda: whole_chain(world, release))
     places = [next(n for n, name in enumerate(names) if name.startswith(one)) for one in CHAIN]
     assert places == sorted(places)
     browser.open(page_of(world, release), shows="release-skin")
