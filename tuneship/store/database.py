@@ -30,8 +30,8 @@ LOCK_PATIENCE_MS = 30_000
 CONNECT_SECONDS = 5
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
 """Names of our advisory locks in a Postgres database."""
-CLAIM_PATIENCE_S = 5.0
-"""Postgres sees within this time that the connections of a killed service have ended."""
+CLAIM_PATIENCE_S = 15.0
+"""Postgres sees within this time that the connections of a killed service have ended, on a busy machine too."""
 
 
 class DatabaseInUse(Exception):
