@@ -31,8 +31,8 @@ slow-pipeline: $(VENV)/dev.stamp
 slow-others: fast
 	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE:%=--ignore=%)
 
-soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills
-	$(BIN)/python -m pytest -q -m soak
+soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
+	$(BIN)/python -m pytest -q --hypothesis-profile=soak -m "soak or hypothesis"
 
 check: $(VENV)/dev.stamp ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -2,7 +2,8 @@
 
 A test file that says `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, where its fixtures
 come to rest on `database_settings`; all others run on SQLite. Examples are not timed (machines differ), and leave no
-files in the checkout.
+files in the checkout. They are the same in every run, so that a change is judged by what it did; `make soak` draws
+others.
 """
 
 import os
@@ -18,8 +19,13 @@ from tests.postgres import postgres
 __all__ = ["machine", "postgres"]
 
 settings.register_profile(
-    "tuneship", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "tuneship",
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
 )
+settings.register_profile("soak", settings.get_profile("tuneship"), derandomize=False)
 settings.load_profile("tuneship")
 
 os.environ.setdefault(

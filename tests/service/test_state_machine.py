@@ -325,6 +325,7 @@ def test_the_graph_of_jobs_has_no_way_out_of_an_end() -> None:
     assert {state for state, following in JOB_MOVES.items() if not following} == ENDED
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_operations_keeps_the_invariants(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
