@@ -20,6 +20,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 LONG_S = 600.0
+ENDPOINT = "waiting"
 SHORTEST = timedelta(seconds=10)
 """Of a trigger on what does not happen; the shipped one waits for three heartbeats."""
 
@@ -33,7 +34,7 @@ def waiting(
     monkeypatch.setenv("TUNESHIP_RECORDS", str(home / "records"))
     monkeypatch.setenv("TUNESHIP_DATA_DIR", str(home / "data"))
     params = machine.home / "waiting.json"
-    release = {"model_name": "m", "model": "ft:b:m:0123456789", "endpoint": {"name": "waiting"}}
+    release = {"model_name": "m", "model": "ft:b:m:0123456789", "endpoint": {"name": ENDPOINT}}
     params.write_text(json.dumps(release))
     with machine.client() as client:
         settings = client.settings
@@ -50,7 +51,7 @@ def waiting(
     with (
         temporary_settings({PREFECT_API_URL: machine.prefect}),
         (machine.home / "waiting.log").open("wb") as said,
-        turn(Endpoint(name="waiting")),
+        turn(Endpoint(name=ENDPOINT)),
     ):
         process = subprocess.Popen(script, env=machine.environment | own, stdout=said, stderr=said)
         try:
@@ -70,8 +71,10 @@ def resource(run: dict[str, Any]) -> str:
 
 
 def of_chain(machine: Machine) -> dict[str, dict[str, Any]]:
-    """The runs of the chain by their resources."""
-    return {resource(one): one for one in runs(machine, "tune-and-deploy")}
+    """The runs of the chain by their resources; without those of other tests, which use another endpoint."""
+    found = runs(machine, "tune-and-deploy")
+    names = [one["parameters"]["release"]["endpoint"]["name"] for one in found]
+    return {resource(one): one for one, name in zip(found, names, strict=True) if name == ENDPOINT}
 
 
 def beating(machine: Machine) -> set[str]:
