@@ -51,18 +51,19 @@ class PlayedTrainer(PlayedWorker):
 
     def kill(self) -> None:
         super().kill()
-        if self._line >= 0:
-            os.close(self._line)
-            self._line = -1
+        line, self._line = self._line, -1
+        if line >= 0:
+            os.close(line)
 
     @cached_property
     def order(self) -> Order:
         """Its job, for which one that was started to wait waits."""
-        with os.fdopen(self._line) as line:
-            self._line = (
-                -1
-            )  # one that ends by itself, and that nobody has asked, leaves it to the process
-            order = Order.from_line(line.readline())
+        line, self._line = (
+            self._line,
+            -1,
+        )  # of one that nobody asks, the end leaves it to the process
+        with os.fdopen(line) as opened:
+            order = Order.from_line(opened.readline())
         assert order is not None
         return order
 
