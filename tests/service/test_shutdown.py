@@ -11,12 +11,11 @@ import h11
 import pytest
 
 from tests.service.processes import Serve, running_deployment
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tuneship.client import ApiError
 from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 300
 
 
 class Begun:
