@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.adapters import AdapterRefused, Matrices
+from tuneship.serving.sums import weighted_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +30,48 @@ class Site:
     """Per module: how the model reordered its output channels, or None."""
 
 
-class RowSlots:
-    """The slot of every generating row, and where what it reads is in the stacks."""
+class TokenSlots:
+    """The slot of each token whose delta is a weighted sum, and where what it reads is in the stacks."""
 
     def __init__(self, slots: tuple[int | None, ...]) -> None:
-        """None: a row without an adapter."""
+        """Of the first tokens of a batch; None: one without an adapter, or whose delta is a product."""
         self.slots = slots
-        rows = [row for row, slot in enumerate(slots) if slot is not None]
-        self._rows = None if len(rows) == len(slots) else torch.tensor(rows)
+        tokens = [token for token, slot in enumerate(slots) if slot is not None]
+        self._tokens = None if len(tokens) == len(slots) else torch.tensor(tokens)
         self._starts = torch.tensor([slot for slot in slots if slot is not None])[:, None]
         self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def select(self, x: Tensor) -> Tensor:
-        """Of the flat tokens [T, width] those of rows that have an adapter."""
-        return x[: len(self.slots)] if self._rows is None else x.index_select(0, self._rows)
+        """Of the flat tokens [T, width] those that have a slot."""
+        return x[: len(self.slots)] if self._tokens is None else x.index_select(0, self._tokens)
 
     def add(self, out: Tensor, delta: Tensor) -> None:
         """Add to those tokens of out [T, width]."""
-        if self._rows is None:
+        if self._tokens is None:
             out[: len(self.slots)] += delta
         else:
-            out.index_add_(0, self._rows, delta)
+            out.index_add_(0, self._tokens, delta)
 
     def places(self, height: int, size: int) -> tuple[Tensor, Tensor]:
-        """In a stack of `height` lines a slot: the lines of each row, and the starts of sums over `size` of them."""
+        """In a stack of `height` lines a slot: the lines of each token, and the starts of sums over `size` of them."""
         if (height, size) not in self._places:
             lines = (self._starts * height + torch.arange(height)).flatten().int()
             self._places[height, size] = lines, torch.arange(0, len(lines), size).int()
         return self._places[height, size]
 
 
+MANY_TOKENS = 64
+"""A run of so many takes less time as two products than as sums; for fewer the calls of the products take longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     """Which flat tokens of a batch use which slot."""
 
-    spans: tuple[tuple[int, int, int], ...]
-    """(slot, start, stop): neighbouring tokens of prompts of one adapter."""
-    rows: RowSlots | None
-    """None: no generating row has an adapter."""
+    runs: tuple[tuple[int, int, int], ...]
+    """(slot, start, stop): neighbouring tokens of one adapter, whose deltas are products."""
+    tokens: TokenSlots | None
+    """Those whose deltas are sums; None: no token's are."""
 
 
 Fitted = dict[int, dict[int, Matrices]]
@@ -94,7 +99,7 @@ class Lora:
         self._users: Counter[str] = Counter()
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
-        self._rows = RowSlots(())
+        self._tokens = TokenSlots(())
 
     def __contains__(self, adapter: str) -> bool:
         """Whether it is loaded."""
@@ -148,21 +153,26 @@ class Lora:
     def route(self, rows: Items[str | None], prompts: Items[tuple[str | None, int, int]]) -> Routes:
         """`rows`: the adapter of each decoding row; `prompts`: adapter, start and stop of each joiner's tokens."""
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
-        spans = [(slot_of[name], start, stop) for name, start, stop in prompts if name]
-        slots = tuple(slot_of[name] if name else None for name in rows)
-        if slots != self._rows.slots:
-            self._rows = RowSlots(slots)
-        return Routes(_joined(spans), self._rows if any(rows) else None)
+        spans = [*((name, row, row + 1) for row, name in enumerate(rows)), *prompts]
+        runs = _joined([(slot_of[name], start, stop) for name, start, stop in spans if name])
+        slots: list[int | None] = []
+        many = tuple(run for run in runs if len(runs) == 1 or run[2] - run[1] >= MANY_TOKENS)
+        for slot, start, stop in runs:
+            if (slot, start, stop) not in many:
+                slots.extend([None] * (start - len(slots)) + [slot] * (stop - start))
+        if slots and tuple(slots) != self._tokens.slots:
+            self._tokens = TokenSlots(tuple(slots))
+        return Routes(many, self._tokens if slots else None)
 
     def add(self, site: int, x: Tensor, out: Tensor, routes: Routes) -> None:
         """Add to out [T, outputs] every token's own delta of x [T, inputs]."""
         stack = self._stacks[site]
         if not stack.touched:
             return
-        for slot, start, stop in routes.spans:
+        for slot, start, stop in routes.runs:
             stack.add_one(slot, x[start:stop], out[start:stop])
-        if routes.rows is not None:
-            stack.add_each(x, out, routes.rows)
+        if routes.tokens is not None:
+            stack.add_each(x, out, routes.tokens)
 
     def _fit(self, module: str, pair: Matrices) -> tuple[int, int]:
         if module not in self._place:
@@ -220,9 +230,8 @@ class Lora:
 class _Stack:
     """The slots of one site.
 
-    A generating row's delta is a weighted sum of lines of its slot, and so are its low numbers before: torch's
-    embedding bag reads each line once, in the order in which it lies in memory, and knows no groups or padding. For
-    one sum to serve all members, their outputs are cut into parts of one width.
+    A token's delta is a weighted sum of lines of its slot, and so are its low numbers before (`sums`). For one sum to
+    serve all members, their outputs are cut into parts of one width. Many tokens of one slot take products instead.
     """
 
     def __init__(self, site: Site, dtype: torch.dtype) -> None:
@@ -302,24 +311,18 @@ class _Stack:
         for part, owner, b in zip(columns, self._owners, self._b[slot], strict=True):
             part.addmm_(low[owner], b)
 
-    def add_each(self, x: Tensor, out: Tensor, rows: RowSlots) -> None:
-        """Every generating row gets the delta of its own slot."""
-        x = rows.select(x)
-        low = _sums(self._a, x, *rows.places(x.shape[1], x.shape[1]))
+    def add_each(self, x: Tensor, out: Tensor, tokens: TokenSlots) -> None:
+        """Every token that has a slot gets the delta of its own."""
+        x = tokens.select(x)
+        low = weighted_sums(self._a, *tokens.places(x.shape[1], x.shape[1]), x.reshape(-1))
         if self._spread is not None:
             low = low.index_select(1, self._spread)
         lines = len(self._owners) * self._rank
-        delta = _sums(self._b, low, *rows.places(lines, self._rank))
-        rows.add(out, delta.view(len(x), -1))
+        delta = weighted_sums(self._b, *tokens.places(lines, self._rank), low.reshape(-1))
+        tokens.add(out, delta.view(len(x), -1))
 
 
-def _sums(stack: Tensor, weights: Tensor, lines: Tensor, starts: Tensor) -> Tensor:
-    """[sums, width]: each of the weighted lines of a stack [..., width] from its start to the next."""
-    flat = stack.view(-1, stack.shape[-1])
-    return torch.embedding_bag(flat, lines, starts, False, 0, False, weights.reshape(-1))[0]
-
-
-def _joined(spans: Items[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+def _joined(spans: Items[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Neighbouring spans of one slot become one."""
     joined: list[tuple[int, int, int]] = []
     for slot, start, stop in spans:
@@ -327,4 +330,4 @@ def _joined(spans: Items[tuple[int, int, int]]) -> tuple[tuple[int, int, int], .
             joined[-1] = (slot, joined[-1][1], stop)
         else:
             joined.append((slot, start, stop))
-    return tuple(joined)
+    return joined
