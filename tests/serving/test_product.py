@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from tuneship.serving import product
 from tuneship.serving.product import SMALL_BYTES, LaidOutLinear, Product, lay_out_layers
 
-SMALL, LARGE = (48, 32), (1024, 520)
+SMALL, LARGE = (256, 128), (1024, 520)
 assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
 
 

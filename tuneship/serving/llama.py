@@ -39,12 +39,29 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_gain: Tensor
+    input_norm: "_Norm"
     qkv: Product
     output: Product
-    attention_gain: Tensor
+    attention_norm: "_Norm"
     gate_up: Product
     down: Product
+
+
+class _Norm:
+    """x over the root of its mean square, times a gain; in float32, as the reference does.
+
+    x / sqrt(mean(x^2) + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)): three of torch's functions where its own norm
+    takes seven.
+    """
+
+    def __init__(self, gain: Tensor, eps: float) -> None:
+        self._gain = gain.float() * math.sqrt(len(gain))
+        self._floor = torch.tensor(math.sqrt(len(gain) * eps))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """For [T, n] the same."""
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return torch.div(x, size.hypot_(self._floor)).mul_(self._gain).to(x.dtype)
 
 
 class LlamaModel:
@@ -72,7 +89,7 @@ class LlamaModel:
         self._layers = [
             self._layer(weights, f"model.layers.{n}", number_format) for n in range(layers)
         ]
-        self._gain = weights.take("model.norm.weight", number_format)
+        self._norm = _Norm(weights.take("model.norm.weight", number_format), self._eps)
         tied = config.get("tie_word_embeddings", False)
         head = self._embedding if tied else weights.take("lm_head.weight", number_format)
         self._head = Product(head, shared=tied)
@@ -87,20 +104,19 @@ class LlamaModel:
         x = F.embedding(batch.tokens, self._embedding)
         for number, layer in enumerate(self._layers):
             site = 4 * number
-            normed = F.rms_norm(x, (self._hidden,), layer.input_gain, self._eps)
+            normed = layer.input_norm(x)
             qkv = layer.qkv(normed)
             lora.add(site + QKV, normed, qkv, routes)
             attended = self._attend(number, qkv, rotation, batch, cache)
             x = layer.output.onto(x, attended)
             lora.add(site + OUTPUT, attended, x, routes)
-            normed = F.rms_norm(x, (self._hidden,), layer.attention_gain, self._eps)
+            normed = layer.attention_norm(x)
             gate_up = layer.gate_up(normed)
             lora.add(site + GATE_UP, normed, gate_up, routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
             x = layer.down.onto(x, inner)
             lora.add(site + DOWN, inner, x, routes)
-        newest = F.rms_norm(x.index_select(0, batch.last), (self._hidden,), self._gain, self._eps)
-        return self._head(newest).float()
+        return self._head(self._norm(x.index_select(0, batch.last))).float()
 
     def _attend(
         self, number: int, qkv: Tensor, rotation: Tensor, batch: Batch, cache: SlotCache
@@ -119,10 +135,10 @@ class LlamaModel:
         query = take("self_attn.q_proj")[self._order(self._heads)]
         key = take("self_attn.k_proj")[self._order(self._kv_heads)]
         return _Layer(
-            input_gain=take("input_layernorm"),
+            input_norm=_Norm(take("input_layernorm"), self._eps),
             qkv=Product(torch.cat([query, key, take("self_attn.v_proj")])),
             output=Product(take("self_attn.o_proj")),
-            attention_gain=take("post_attention_layernorm"),
+            attention_norm=_Norm(take("post_attention_layernorm"), self._eps),
             gate_up=Product(torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")])),
             down=Product(take("mlp.down_proj")),
         )

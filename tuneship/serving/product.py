@@ -16,7 +16,11 @@ from torch import Tensor, nn
 _ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
 """The trial: so many tokens through a layer of this width, the best of so many rounds."""
 SMALL_BYTES = 1 << 20
-"""Weights up to this size are there both ways: for few tokens the call of oneDNN takes longer than a plain product."""
+"""Weights up to this size are there both ways: the call of oneDNN takes longer than a small product."""
+SHARED_BYTES = 4 << 20
+"""Of a weight that others use too, a second copy is made up to this size."""
+SMALL_PRODUCT = 3 << 18
+"""Multiplications up to which a plain product is faster: those of 48 tokens with a weight of 128 by 128."""
 FEW_TOKENS = 32
 """oneDNN compiles a product anew for each number of tokens, which takes longer than most products. Beyond this number
 they are filled up to one of eight sizes an octave: at most 12.5 % more of them."""
@@ -26,10 +30,12 @@ class Product:
     """x @ weight.T for tokens x [T, in] and a weight [out, in]."""
 
     def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
-        """The weight is copied and may be forgotten; a shared one, which others use too, is kept as it is."""
+        """The weight is copied and may be forgotten; a large one that others use too is kept as it is."""
         self._laid_out = self._plain = None
+        self._numbers = weight.numel()
         if prefers_layout(weight.dtype):
-            self._laid_out = weight if shared else _lay_out(weight)
+            is_kept = shared and weight.nbytes > SHARED_BYTES
+            self._laid_out = weight if is_kept else _lay_out(weight)
         if self._laid_out is None or weight.nbytes <= SMALL_BYTES:
             # [in, out] in memory is faster than torch's [out, in] for few tokens
             self._plain = weight.t() if shared else weight.t().contiguous()
@@ -51,7 +57,8 @@ class Product:
         )
 
     def _plain_for(self, x: Tensor) -> Tensor | None:
-        return self._plain if self._laid_out is None or len(x) <= FEW_TOKENS else None
+        is_small = len(x) * self._numbers <= SMALL_PRODUCT
+        return self._plain if self._laid_out is None or is_small else None
 
 
 class LaidOutLinear(nn.Linear):
