@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,21 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             seed=2,
         ),
     }
+
+
+@pytest.fixture(scope="session")
+def references(base: Path, adapters: Mapping[str, Path]) -> dict[str | None, Any]:
+    """The models that transformers and peft load by themselves."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    models: dict[str | None, Any] = {None: AutoModelForCausalLM.from_pretrained(base)}
+    for name, path in adapters.items():
+        with quiet_peft():
+            models[name] = PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(base), path
+            )
+    return models
 
 
 @contextmanager

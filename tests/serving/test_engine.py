@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tuneship
-from tests.serving.conftest import quiet_peft
 from tuneship.serving import cache, product
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
@@ -20,21 +19,6 @@ from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 
 PROMPT = (10, 20, 30, 40, 50)
-
-
-@pytest.fixture(scope="module")
-def references(base: Path, adapters: Mapping[str, Path]) -> dict[str | None, Any]:
-    """The models that transformers and peft load by themselves."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    models: dict[str | None, Any] = {None: AutoModelForCausalLM.from_pretrained(base)}
-    for name, path in adapters.items():
-        with quiet_peft():
-            models[name] = PeftModel.from_pretrained(
-                AutoModelForCausalLM.from_pretrained(base), path
-            )
-    return models
 
 
 @pytest.fixture(params=["as they are", "laid out"])

@@ -38,6 +38,8 @@ OWN_SHAPES: dict[str, dict[str, object]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
 }
 WINDOW = {"sliding_window": 12}
+REUSED = 20 + 29
+"""Of what those with the same adapter have in common, in `check_answers`; eleven tokens are too few."""
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -79,7 +81,10 @@ def test_the_same_with_weights_laid_out(
 
 
 def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
-    """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side."""
+    """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side.
+
+    They begin alike: keys and values are used again beyond a window, too.
+    """
     from peft import PeftModel
 
     reference = save(tmp_path / "base", kind, **options)
@@ -93,6 +98,7 @@ def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None
         for n in range(6)
     ]
     answers = run(engine, requests, joining=2)
+    assert engine.stats()["reused_tokens"] == REUSED
     assert answers[0::2] == [expected(reference, request) for request in requests[0::2]]
     with quiet_peft():
         tuned = PeftModel.from_pretrained(reference, adapter)

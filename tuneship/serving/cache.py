@@ -94,6 +94,15 @@ class SlotCache:
         """Size of the storage."""
         return self._size[0] * self._size[1] * self.shape.token_bytes
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and length of the storage."""
+        return self._size
+
+    def make_room(self, rows: int, length: int) -> None:
+        """For so many rows of so many tokens. What lies beyond the size that follows is gone."""
+        self._reserve(rows, length)
+
     def prepare(self, batch: Batch) -> None:
         """Once per step: make room."""
         self._reserve(batch.decoding + len(batch.prompts), batch.length)
@@ -131,7 +140,7 @@ class SlotCache:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def move(self, move: Move) -> None:
-        """A sequence changed rows."""
+        """Copy the beginning of a row to another one."""
         source, target, length = move
         for layer in self._layers:
             for places in (layer.key_places, layer.value_places):

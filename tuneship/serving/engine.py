@@ -17,6 +17,7 @@ from tuneship.serving.cache import SlotCache
 from tuneship.serving.lora import Lora, Routes
 from tuneship.serving.model import Model
 from tuneship.serving.parity import prove
+from tuneship.serving.prefixes import Prefixes
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
@@ -63,8 +64,9 @@ class Engine:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
         self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length, tokens)
         self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
+        self._prefixes = Prefixes(limits.rows)
         self._sequences: dict[str, Sequence] = {}
-        self._steps = self._generated = 0
+        self._steps = self._generated = self._reused = 0
 
     @property
     def idle(self) -> bool:
@@ -85,6 +87,7 @@ class Engine:
     def load(self, adapter: str, path: Path, key: str | None = None) -> None:
         """Make an adapter directory, whose files `key` opens, available under a name. Raises `AdapterRefused`."""
         self._refuse_while_used(adapter)
+        self._prefixes.forget_adapter(adapter)
         self._lora.load(adapter, read_adapter(path, key))
         try:
             prove(self._model, self._lora, adapter, path, key)
@@ -95,6 +98,7 @@ class Engine:
     def unload(self, adapter: str) -> None:
         """Raises `AdapterRefused` while requests use it or when it is not loaded."""
         self._refuse_while_used(adapter)
+        self._prefixes.forget_adapter(adapter)
         if not self._lora.unload(adapter):
             raise AdapterRefused("no adapter of this name is loaded")
 
@@ -133,7 +137,9 @@ class Engine:
             del self._sequences[identifier]
         else:
             if sequence.is_entering:  # nobody has looked yet whether its numbers are finite
-                self._cache.clear(sequence.row)
+                self._clear(sequence.row)
+            else:
+                self._prefixes.hold(sequence)
             self._end(sequence)
 
     @torch.inference_mode()
@@ -151,6 +157,7 @@ class Engine:
             "adapters": len(self._lora),
             "steps": self._steps,
             "generated_tokens": self._generated,
+            "reused_tokens": self._reused,
             "cache_bytes": self._cache.bytes_allocated,
             "cache_limit_bytes": self._cache.token_limit * self._cache.shape.token_bytes,
         }
@@ -158,10 +165,25 @@ class Engine:
     def _schedule(self) -> list[int]:
         before = len(self._scheduler.running)
         parts = self._scheduler.schedule()
-        for sequence in self._scheduler.running[before:]:
+        running = self._scheduler.running
+        self._cache.make_room(len(running), max(sequence.length for sequence in running))
+        self._prefixes.crop(*self._cache.size)
+        for sequence in running[before:]:
             if sequence.request.adapter is not None:
                 self._lora.hold(sequence.request.adapter)
-        return parts
+            self._reuse(sequence)
+        entering = running[len(running) - len(parts) :]
+        return [min(part, one.missing) for part, one in zip(parts, entering, strict=True)]
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Of a prompt that begins like what is in the cache, only the rest enters."""
+        move = self._prefixes.join(sequence)
+        if move is None:
+            return
+        if move.source != move.target:
+            self._cache.move(move)
+        sequence.cached = move.length
+        self._reused += move.length
 
     def _run(self, parts: list[int]) -> Tensor:
         running = self._scheduler.running
@@ -197,7 +219,7 @@ class Engine:
                 self._take(sequence, token, result)
             else:
                 result.failed.append((sequence.id, "the model's output is not finite"))
-                self._cache.clear(sequence.row)
+                self._clear(sequence.row)
                 self._end(sequence)
         self._steps += 1
         self._generated += len(result.tokens)
@@ -205,21 +227,30 @@ class Engine:
 
     def _take(self, sequence: Sequence, token: int, result: StepResult) -> None:
         kept = len(sequence.generated)
+        if not kept:
+            self._prefixes.hold(sequence)
         reason = sequence.append(token)
         if len(sequence.generated) > kept:
             result.tokens.append((sequence.id, token))
         if reason is not None:
             result.finished.append((sequence.id, reason))
+            self._prefixes.hold(sequence)
             self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         for move in self._scheduler.release(sequence):
             self._cache.move(move)
+            self._prefixes.move(move)
         if not self._scheduler.running:
             self._cache.rest()
+            self._prefixes.crop(*self._cache.size)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
+
+    def _clear(self, row: int) -> None:
+        self._cache.clear(row)
+        self._prefixes.forget_row(row)
 
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())

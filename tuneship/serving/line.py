@@ -178,7 +178,7 @@ class ReplicaLine:
         await self._ask("unload", adapter=adapter)
 
     async def stats(self) -> dict[str, int]:
-        """Counts: running, waiting, rows, adapters, steps, generated_tokens, cache_bytes, pid."""
+        """Counts: running, waiting, rows, adapters, steps, generated_tokens, reused_tokens, cache_bytes, pid."""
         return await self._ask("stats")
 
     def generate(self, request: GenerateRequest) -> Generation:

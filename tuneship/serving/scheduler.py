@@ -16,7 +16,7 @@ then as without any, however many rows there are."""
 
 
 class Move(NamedTuple):
-    """A sequence that changed rows: its cache has to follow."""
+    """The beginning of a row of the cache that is wanted in another one: a sequence changed rows, or begins alike."""
 
     source: int
     target: int
@@ -71,14 +71,14 @@ class Scheduler:
         entering = [sequence for sequence in self.running if sequence.is_entering]
         generating = len(self.running) - len(entering)
         budget = max(self.prompt_tokens, TOKENS_PER_ROW * generating)
-        parts = {one: min(budget, _missing(one)) for one in entering}
+        parts = {one: min(budget, one.missing) for one in entering}
         budget -= sum(parts.values())
         joiners: list[Sequence] = []
         while budget > 0 and (joiner := self._next(joiners)) is not None:
             joiners.append(joiner)
-            parts[joiner] = min(budget, _missing(joiner))
+            parts[joiner] = min(budget, joiner.missing)
             budget -= parts[joiner]
-        joiners.sort(key=lambda one: (parts[one] < _missing(one), one.request.adapter or ""))
+        joiners.sort(key=lambda one: (parts[one] < one.missing, one.request.adapter or ""))
         for sequence in joiners:
             sequence.row = len(self.running)
             self.running.append(sequence)
@@ -129,7 +129,3 @@ class Scheduler:
 
 def _queue(sequence: Sequence) -> str:
     return sequence.request.queue or sequence.request.adapter or ""
-
-
-def _missing(sequence: Sequence) -> int:
-    return len(sequence.request.tokens) - sequence.cached

@@ -63,9 +63,14 @@ class Sequence:
         return len(self.request.tokens) + self.token_limit
 
     @property
+    def missing(self) -> int:
+        """Prompt tokens that are not in the cache yet."""
+        return len(self.request.tokens) - self.cached
+
+    @property
     def is_entering(self) -> bool:
         """A part of its prompt is not in the cache yet."""
-        return self.cached < len(self.request.tokens)
+        return self.missing > 0
 
     def append(self, token: int) -> FinishReason | None:
         """Take the next token; a stop token ends the sequence and is not kept."""
