@@ -38,7 +38,7 @@ OWN_SHAPES: dict[str, dict[str, object]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
 }
 WINDOW = {"sliding_window": 12}
-REUSED = 20 + 29
+REUSED = 20 + 29 + 38
 """Of what those with the same adapter have in common, in `check_answers`; eleven tokens are too few."""
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 
