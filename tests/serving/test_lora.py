@@ -34,18 +34,20 @@ def expected(site: Site, x: torch.Tensor, pairs: dict[str, Matrices]) -> torch.T
     return torch.cat(parts, dim=1)
 
 
-def check(lora: Lora, loaded: dict[str, dict[str, Matrices]], rows: list[str | None]) -> None:
-    """A step of these rows, and a prompt of the last row's adapter behind them."""
+def check(
+    lora: Lora, loaded: dict[str, dict[str, Matrices]], rows: list[str | None], prompt: int = 3
+) -> None:
+    """A step of these rows, and a prompt of the last row's adapter and so many tokens behind them."""
     joiner = rows[-1]
     for name in (*rows, joiner):
         if name:
             lora.hold(name)
-    routes = lora.route(rows, [(joiner, len(rows), len(rows) + 3)])
+    routes = lora.route(rows, [(joiner, len(rows), len(rows) + prompt)])
     for number, site in enumerate(SITES):
-        x = torch.randn(len(rows) + 3, site.inputs)
+        x = torch.randn(len(rows) + prompt, site.inputs)
         out = torch.ones(len(x), sum(site.outputs))
         lora.add(number, x, out, routes)
-        owners = [*rows, joiner, joiner, joiner]
+        owners = [*rows, *[joiner] * prompt]
         wanted = torch.cat(
             [
                 expected(site, x[n : n + 1], loaded[name] if name else {})
@@ -91,6 +93,13 @@ def test_rows_of_one_adapter_and_rows_that_all_have_one(
 ) -> None:
     check(lora, loaded, [*"0000"])
     check(lora, loaded, [*"30112023"])
+
+
+def test_a_prompt_that_is_long_enough_for_products_beside_rows_of_others(
+    lora: Lora, loaded: dict[str, dict[str, Matrices]]
+) -> None:
+    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._fewest)
+    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._fewest - 1)
 
 
 def test_deltas_in_half_precision_are_as_exact_as_the_format() -> None:

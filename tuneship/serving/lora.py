@@ -60,8 +60,9 @@ class TokenSlots:
         return self._places[height, size]
 
 
-MANY_TOKENS = 64
-"""A run of so many takes less time as two products than as sums; for fewer the calls of the products take longer."""
+FEWEST = {torch.float32: (0, 12 << 10), torch.bfloat16: (24 << 10, 24 << 10)}
+"""Numbers (tokens times inputs) from which a run of tokens takes less time by products than by sums, for fewer of them
+the calls of the products take longer: of a run that is the only one of a batch, and of one beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ class Lora:
         }
         self._at_rest: dict[str, Fitted] = {}
         self._stacks = [_Stack(site, dtype) for site in self._sites]
+        width = self._sites[0].inputs if self._sites else 1
+        self._lone, self._fewest = (math.ceil(numbers / width) for numbers in FEWEST[dtype])
+        """Tokens of a run whose deltas are products."""
         self._residents: list[str | None] = []
         self._rank = 0
         self._users: Counter[str] = Counter()
@@ -155,8 +159,9 @@ class Lora:
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
         spans = [*((name, row, row + 1) for row, name in enumerate(rows)), *prompts]
         runs = _joined([(slot_of[name], start, stop) for name, start, stop in spans if name])
+        fewest = self._lone if len(runs) == 1 else self._fewest
+        many = tuple(run for run in runs if run[2] - run[1] >= fewest)
         slots: list[int | None] = []
-        many = tuple(run for run in runs if len(runs) == 1 or run[2] - run[1] >= MANY_TOKENS)
         for slot, start, stop in runs:
             if (slot, start, stop) not in many:
                 slots.extend([None] * (start - len(slots)) + [slot] * (stop - start))
