@@ -60,7 +60,7 @@ class TokenSlots:
         return self._places[height, size]
 
 
-FEWEST = {torch.float32: (0, 12 << 10), torch.bfloat16: (24 << 10, 24 << 10)}
+FEWEST = {torch.float32: (0, 5 << 10), torch.bfloat16: (20 << 10, 20 << 10)}
 """Numbers (tokens times inputs) from which a run of tokens takes less time by products than by sums, for fewer of them
 the calls of the products take longer: of a run that is the only one of a batch, and of one beside others."""
 
