@@ -146,7 +146,7 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
         generation = opened.link.generate(ask(10, temperature=0.5, top_p=0.9, seed=7))
         assert await tokens_of(generation) == [11, 12, 13]
         assert generation.finish_reason is FinishReason.LENGTH
-        stopped = opened.link.generate(ask(10, max_tokens=9, stop_tokens=(13, 99)))
+        stopped = opened.link.generate(ask(10, max_tokens=9, stop_tokens=(13, 99), queue="dep"))
         assert await tokens_of(stopped) == [11, 12]
         assert stopped.finish_reason is FinishReason.STOP
         await until_async(lambda: opened.link.under_way == 0)
@@ -164,6 +164,7 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
             "return_token_ids": True,
         }
         assert second["stop_token_ids"] == [13, 99]
+        assert second["cache_salt"] == "dep"
         await opened.link.aclose()
         opened.worker.kill()
 

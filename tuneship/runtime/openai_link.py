@@ -1,8 +1,8 @@
 """The way to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
 
 It obeys `ReplicaLink` of `groups.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds to that API:
-`return_token_ids`, `stop_token_ids`, `ignore_eos`, and adapters that are loaded while it runs. Who starts the server:
-`vllm.py`.
+`return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it runs. Who starts
+the server: `vllm.py`.
 """
 
 import asyncio
@@ -174,6 +174,8 @@ class OpenAiLink:
 
 
 def _body(request: GenerateRequest) -> dict[str, Any]:
+    """Its queue goes along as salt: a beginning is used again for the deployment only that asked it before."""
+    salt = {"cache_salt": request.queue} if request.queue else {}  # an empty one is refused
     return {
         "model": BASE if request.adapter is None else request.adapter,
         "prompt": list(request.tokens),
@@ -185,6 +187,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "ignore_eos": True,  # the stop tokens above are the whole truth
         "stream": True,
         "return_token_ids": True,
+        **salt,
     }
 
 
