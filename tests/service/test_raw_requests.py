@@ -584,12 +584,12 @@ def test_the_rest_of_a_body_that_is_late_ends_the_connection(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silently: its answer has gone out, and nothing else can be one."""
-    monkeypatch.setattr(Connection, "head_s", 0.01)
     early = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall(early)
         received = b""
         while b'"body": ""}' not in received:
             received += connection.recv(1 << 16)
+        monkeypatch.setattr(Connection, "head_s", 0.01)
         connection.sendall(b"x")
         assert connection.recv(1 << 16) == b""
