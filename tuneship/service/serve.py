@@ -74,6 +74,8 @@ from tuneship.traffic.split import DRAWS
 DRAIN_SECONDS = 30
 KEEP_ALIVE_SECONDS = 15
 """Longer than clients keep an idle connection (httpx: 5 s): they close first, so no request meets a closed one."""
+HEAD_LIMIT = 256 << 10
+"""What the HTTP layer reads of a head, so that the border can answer a head above its own limit properly."""
 THREADS = 32
 POSTGRES_PORT = 5432
 FORGET_EVERY_S = 1.0
@@ -278,6 +280,7 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
         server_header=False,
         http=Connection,
         ws="none",
+        h11_max_incomplete_event_size=HEAD_LIMIT,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,  # after the drain: what has not ended by then is cut off
     )
