@@ -7,6 +7,7 @@ others.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,12 @@ def database_settings(request: pytest.FixtureRequest) -> Callable[[], dict[str, 
         return dict
     cluster = request.getfixturevalue("postgres")
     return lambda: {"database_url": cluster.new_database()}
+
+
+@pytest.fixture(autouse=True)
+def _temporary_files_have_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that a test starts in this process moves it, into a folder that no other user can enter."""
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
 
 
 @pytest.fixture(autouse=True)
