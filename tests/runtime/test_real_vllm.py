@@ -31,7 +31,8 @@ PROMPTS = [tuple(range(start, start + length)) for start, length in ((40, 3), (3
 
 
 def ask(prompt: tuple[int, ...], model: str | None, **more: object) -> GenerateRequest:
-    return GenerateRequest(**{"tokens": prompt, "max_tokens": 24, "adapter": model, **more})
+    known = {"tokens": prompt, "max_tokens": 24, "adapter": model, "queue": "a deployment"}
+    return GenerateRequest(**{**known, **more})
 
 
 @pytest.fixture
