@@ -99,13 +99,9 @@ class SlotCache:
         """Rows and length of the storage."""
         return self._size
 
-    def make_room(self, rows: int, length: int) -> None:
-        """For so many rows of so many tokens. What lies beyond the size that follows is gone."""
-        self._reserve(rows, length)
-
     def prepare(self, batch: Batch) -> None:
         """Once per step: make room."""
-        self._reserve(batch.decoding + len(batch.prompts), batch.length)
+        self.reserve(batch.decoding + len(batch.prompts), batch.length)
         self._masks.clear()
         self._prompt_masks.clear()
 
@@ -156,7 +152,8 @@ class SlotCache:
     def rest(self) -> None:
         """Nothing runs: give back what is more than a little."""
         if self.bytes_allocated > KEPT_BYTES:
-            self._size, self._layers, self._edges = (0, 0), [], {}
+            self._layers = []
+            self._resize((0, 0))
 
     def _mask(self, batch: Batch, window: int | None) -> Tensor:
         """[rows, 1, positions] for the generating rows."""
@@ -171,8 +168,7 @@ class SlotCache:
         """The masks of all positions, the last one first: each is the one before it moved by one, so all are views."""
         if window not in self._edges:
             size = self._size[1]
-            ages = torch.arange(size - 1, -size, -1)
-            hidden = (ages < 0) if window is None else (ages < 0) | (ages >= window)
+            hidden = _hidden(torch.tensor([size - 1]), 2 * size - 1, window)
             self._edges[window] = self._additive(hidden).as_strided((size, size), (1, 1))
         return self._edges[window]
 
@@ -223,7 +219,8 @@ class SlotCache:
             self._lines = {key: lines}
         return self._lines[key]
 
-    def _reserve(self, rows: int, length: int) -> None:
+    def reserve(self, rows: int, length: int) -> None:
+        """Room for so many rows of so many tokens. What lies beyond the size that follows is gone."""
         old_rows, old_length = self._size
         if rows <= old_rows and length <= old_length:
             return
@@ -244,6 +241,10 @@ class SlotCache:
                 self._layers[number] = grown
             else:
                 self._layers.append(grown)
+        self._resize(size)
+
+    def _resize(self, size: tuple[int, int]) -> None:
+        """What is looked up in the storage depends on its size."""
         self._size = size
         self._lines, self._edges = {}, {}
 
@@ -260,7 +261,10 @@ def _grow(present: int, needed: int, limit: int) -> int:
 
 
 def _hidden(positions: Tensor, length: int, window: int | None) -> Tensor:
-    """Which of `length` tokens a token at each of the positions [n, 1] does not see: later ones, too early ones."""
+    """Which of `length` tokens a token at each of the positions [n, 1] does not see: later ones, too early ones.
+
+    Of one position [1] a single line.
+    """
     others = torch.arange(length)
     hidden = others > positions
     return hidden if window is None else hidden | (others <= positions - window)

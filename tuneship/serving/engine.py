@@ -166,7 +166,7 @@ class Engine:
         before = len(self._scheduler.running)
         parts = self._scheduler.schedule()
         running = self._scheduler.running
-        self._cache.make_room(len(running), max(sequence.length for sequence in running))
+        self._cache.reserve(len(running), max(sequence.length for sequence in running))
         self._prefixes.crop(*self._cache.size)
         for sequence in running[before:]:
             if sequence.request.adapter is not None:
