@@ -99,6 +99,16 @@ def make_adapter(base: Path, directory: Path, *, seed: int, **options: Any) -> P
     return directory
 
 
+def exploding(adapter: Path, directory: Path) -> Path:
+    """A copy of an adapter whose answers are not finite."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(adapter, directory)
+    file = directory / "adapter_model.safetensors"
+    save_file({name: tensor * 1e37 for name, tensor in load_file(file).items()}, file)
+    return directory
+
+
 @dataclass
 class Process:
     """A running replica and the line to it."""

@@ -1,16 +1,15 @@
 """Answers of a running engine against transformers' own `generate()`, token for token."""
 
 import random
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import tuneship
+from tests.serving.conftest import exploding
 from tuneship.serving import cache, product
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
@@ -362,12 +361,7 @@ def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_r
     tmp_path: Path,
     prompt_tokens: int,
 ) -> None:
-    sick = shutil.copytree(adapters["narrow"], tmp_path / "sick")
-    weights = load_file(sick / "adapter_model.safetensors")
-    save_file(
-        {name: tensor * 1e37 for name, tensor in weights.items()},
-        sick / "adapter_model.safetensors",
-    )
+    sick = exploding(adapters["narrow"], tmp_path / "sick")
     engine = build(base, {"sick": sick}, rows=2, prompt_tokens=prompt_tokens)
     long, short = GenerateRequest((9,) * 90, max_tokens=30), GenerateRequest(PROMPT, max_tokens=9)
     engine.submit("long", long)

@@ -2,7 +2,6 @@
 
 import copy
 import random
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
+from tests.serving.conftest import exploding
 from tests.serving.test_engine import build, expected, run
 from tuneship.serving import cache
 from tuneship.serving.adapters import AdapterRefused
@@ -52,10 +51,7 @@ def test_a_lone_prompt_that_begins_like_the_one_before_it_computes_the_rest(
     for request, shared in [
         (ask(7, 8), 0),
         (ask(9), len(QUESTION)),
-        (
-            ask(9),
-            len(QUESTION),
-        ),  # the whole prompt is there; its last token is computed for the next one
+        (ask(9), len(QUESTION)),  # all of it is there; its last token is computed for the next
         (ask(9, adapter="wide"), 0),
         (ask(7, adapter="wide"), len(QUESTION)),
         (ask(7, 8), 0),  # the row has been the other model's
@@ -73,9 +69,8 @@ def test_the_next_turn_of_a_conversation_computes_neither_the_first_nor_its_answ
     [answer] = run(engine, [first])
     second = ask(7, *answer, 8)
     assert run(engine, [second]) == [expected(references[None], second)]
-    assert (
-        reused(engine) == len(QUESTION) + 20
-    )  # all but the newest token, whose keys nobody asked for
+    # All but the newest token, whose keys nobody asked for.
+    assert reused(engine) == len(QUESTION) + 20
     stopped = ask(9, tokens=20, stop_tokens=tuple(expected(references[None], ask(9))[3:4]))
     [answer] = run(engine, [stopped])
     again = ask(9, *answer, 8)
@@ -149,10 +144,7 @@ def test_an_adapter_of_the_same_name_does_not_use_what_its_predecessor_computed(
 def test_what_is_not_finite_is_not_used_again(
     base: Path, adapters: Mapping[str, Path], tmp_path: Path, references: Mapping[str | None, Any]
 ) -> None:
-    sick = shutil.copytree(adapters["narrow"], tmp_path / "sick")
-    file = sick / "adapter_model.safetensors"
-    save_file({name: tensor * 1e37 for name, tensor in load_file(file).items()}, file)
-    engine = build(base, {"sick": sick}, rows=2)
+    engine = build(base, {"sick": exploding(adapters["narrow"], tmp_path / "sick")}, rows=2)
     for _ in range(2):
         engine.submit("sick", ask(7, adapter="sick"))
         assert engine.step().failed
@@ -212,9 +204,8 @@ def test_a_cache_that_grows_keeps_what_it_holds_and_one_that_gives_up_rows_forge
     long = ask(*range(90, 130), tokens=20)  # so long that only its own row stays
     second = [long, ask(62, question=OTHER_QUESTION), ask(63)]
     assert run(engine, second, joining=1) == [expected(references[None], one) for one in second]
-    assert reused(engine) == 2 * len(
-        QUESTION
-    )  # of the first for the long one, of that for the last
+    # Of the first for the long one, of that for the last.
+    assert reused(engine) == 2 * len(QUESTION)
 
 
 def joined(prefixes: Prefixes, row: int, tokens: tuple[int, ...], **options: Any) -> Move | None:
@@ -238,9 +229,7 @@ def test_the_longest_common_beginning_is_found_and_its_own_row_if_that_is_as_goo
     assert joined(prefixes, 1, tokens[: MINIMUM - 1]) is None
 
 
-def test_what_lies_beyond_the_storage_is_forgotten_and_rows_that_were_copied_hold_the_same() -> (
-    None
-):
+def test_what_lies_beyond_the_storage_is_forgotten_and_copied_rows_hold_the_same() -> None:
     prefixes = Prefixes(rows=4)
     tokens = tuple(range(100))
     for row, queue in enumerate("abcd"):
