@@ -55,6 +55,20 @@ def test_a_product_is_that_of_torch(
     assert torch.equal(residual, kept)
 
 
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_a_larger_weight_is_another_products(shape: tuple[int, int]) -> None:
+    made = torch.Generator().manual_seed(1)
+    weight, delta = torch.randn(shape, generator=made), torch.randn(shape, generator=made)
+    x = torch.randn(40, shape[1], generator=made)
+    before = Product(weight)
+    own = before(x)
+    larger = before.plus(delta)
+    torch.testing.assert_close(larger(x), F.linear(x, weight + delta), rtol=1e-4, atol=1e-3)
+    assert torch.equal(before(x), own)
+    assert larger.nbytes == before.nbytes == weight.nbytes
+
+
 def test_products_of_many_tokens_have_few_sizes() -> None:
     """Each new one is compiled, and the compiled ones are kept up to a number."""
     for tokens in range(1, 5000):

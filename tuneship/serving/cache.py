@@ -1,7 +1,7 @@
 """Keys and values of all running sequences: one row each, and the attention over them.
 
-Rows and length grow by doubling up to their limits, and what stands idle is given back. Knows no weights; `llama` and
-`generic` call `attend`.
+Rows grow by doubling, the length by a quarter (a step reads whole key lines, used or not), both up to their limits, and
+what stands idle is given back. Knows no weights; `llama` and `generic` call `attend`.
 """
 
 import math
@@ -225,8 +225,8 @@ class SlotCache:
         if rows <= old_rows and length <= old_length:
             return
         size = (
-            _grow(old_rows, rows, self.row_limit),
-            _grow(old_length, length, self.length_limit),
+            _grow(old_rows, rows, 2, self.row_limit),
+            _grow(old_length, length, 1.25, self.length_limit),
         )
         if size[0] * size[1] > self.token_limit:
             # All that these rows may have, so that it is not made anew for each token.
@@ -256,8 +256,8 @@ class SlotCache:
         return _Layer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 
 
-def _grow(present: int, needed: int, limit: int) -> int:
-    return present if needed <= present else min(limit, max(needed, 2 * present))
+def _grow(present: int, needed: int, factor: float, limit: int) -> int:
+    return present if needed <= present else min(limit, max(needed, int(factor * present)))
 
 
 def _hidden(positions: Tensor, length: int, window: int | None) -> Tensor:

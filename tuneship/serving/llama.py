@@ -95,7 +95,7 @@ class LlamaModel:
         self._head = Product(head, shared=tied)
         self._rotation = _rotation(config, self._dim)
         self._look = Look(self._dim**-0.5)
-        self.sites = tuple(self._sites(layers))
+        self.sites = tuple(self._sites())
 
     def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """See `Model.forward`."""
@@ -104,18 +104,12 @@ class LlamaModel:
         x = F.embedding(batch.tokens, self._embedding)
         for number, layer in enumerate(self._layers):
             site = 4 * number
-            normed = layer.input_norm(x)
-            qkv = layer.qkv(normed)
-            lora.add(site + QKV, normed, qkv, routes)
+            qkv = lora.multiply(site + QKV, layer.input_norm(x), routes)
             attended = self._attend(number, qkv, rotation, batch, cache)
-            x = layer.output.onto(x, attended)
-            lora.add(site + OUTPUT, attended, x, routes)
-            normed = layer.attention_norm(x)
-            gate_up = layer.gate_up(normed)
-            lora.add(site + GATE_UP, normed, gate_up, routes)
+            x = lora.multiply_onto(x, site + OUTPUT, attended, routes)
+            gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
-            x = layer.down.onto(x, inner)
-            lora.add(site + DOWN, inner, x, routes)
+            x = lora.multiply_onto(x, site + DOWN, inner, routes)
         return self._head(self._norm(x.index_select(0, batch.last))).float()
 
     def _attend(
@@ -150,17 +144,20 @@ class LlamaModel:
         """
         return (torch.arange(heads)[:, None] * self._dim + self._interleaved).flatten()
 
-    def _sites(self, layers: int) -> Iterator[Site]:
+    def _sites(self) -> Iterator[Site]:
         query, key = self._heads * self._dim, self._kv_heads * self._dim
         orders = (self._order(self._heads), self._order(self._kv_heads), None)
-        for number in range(layers):
+        for number, layer in enumerate(self._layers):
             name = f"model.layers.{number}"
             attention = tuple(f"{name}.self_attn.{part}_proj" for part in "qkv")
-            yield Site(attention, self._hidden, (query, key, key), orders)
-            yield Site((f"{name}.self_attn.o_proj",), query, (self._hidden,), (None,))
+            yield Site(attention, self._hidden, (query, key, key), orders, layer.qkv)
+            output = (f"{name}.self_attn.o_proj",)
+            yield Site(output, query, (self._hidden,), (None,), layer.output)
             inner = (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
-            yield Site(inner, self._hidden, (self._inner, self._inner), (None, None))
-            yield Site((f"{name}.mlp.down_proj",), self._inner, (self._hidden,), (None,))
+            widths = (self._inner, self._inner)
+            yield Site(inner, self._hidden, widths, (None, None), layer.gate_up)
+            down = (f"{name}.mlp.down_proj",)
+            yield Site(down, self._inner, (self._hidden,), (None,), layer.down)
 
 
 class _Weights:

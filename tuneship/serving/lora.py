@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.adapters import AdapterRefused, Matrices
+from tuneship.serving.merging import Merged
+from tuneship.serving.product import Product
 from tuneship.serving.sums import weighted_sums
 
 
@@ -28,6 +30,8 @@ class Site:
     """One width per module, side by side in the product's output."""
     order: tuple[Tensor | None, ...]
     """Per module: how the model reordered its output channels, or None."""
+    product: Product | None = None
+    """The product itself, where the model leaves it to `Lora.multiply`."""
 
 
 class TokenSlots:
@@ -48,7 +52,7 @@ class TokenSlots:
     def add(self, out: Tensor, delta: Tensor) -> None:
         """Add to those tokens of out [T, width]."""
         if self._tokens is None:
-            out[: len(self.slots)] += delta
+            out[: len(self.slots)].add_(delta)
         else:
             out.index_add_(0, self._tokens, delta)
 
@@ -73,6 +77,8 @@ class Routes:
     """(slot, start, stop): neighbouring tokens of one adapter, whose deltas are products."""
     tokens: TokenSlots | None
     """Those whose deltas are sums; None: no token's are."""
+    merged: Items[Product] = ()
+    """Of the first sites: what takes the place of their products and all deltas."""
 
 
 Fitted = dict[int, dict[int, Matrices]]
@@ -104,6 +110,7 @@ class Lora:
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
         self._tokens = TokenSlots(())
+        self._merged = Merged([site.product for site in self._sites], dtype)
 
     def __contains__(self, adapter: str) -> bool:
         """Whether it is loaded."""
@@ -136,6 +143,7 @@ class Lora:
             raise AdapterRefused("the adapter is answering requests")
         was_loaded = adapter in self
         self._moves += 1
+        self._merged.forget(adapter)
         self._residents = [None if name == adapter else name for name in self._residents]
         self._at_rest.pop(adapter, None)
         self._used_at.pop(adapter, None)
@@ -158,6 +166,9 @@ class Lora:
         """`rows`: the adapter of each decoding row; `prompts`: adapter, start and stop of each joiner's tokens."""
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
         spans = [*((name, row, row + 1) for row, name in enumerate(rows)), *prompts]
+        merged = self._merge({name for name, *_ in spans}, slot_of)
+        if merged and len(merged) == len(self._sites):
+            return Routes((), None, merged)
         runs = _joined([(slot_of[name], start, stop) for name, start, stop in spans if name])
         fewest = self._lone if len(runs) == 1 else self._fewest
         many = tuple(run for run in runs if run[2] - run[1] >= fewest)
@@ -167,7 +178,23 @@ class Lora:
                 slots.extend([None] * (start - len(slots)) + [slot] * (stop - start))
         if slots and tuple(slots) != self._tokens.slots:
             self._tokens = TokenSlots(tuple(slots))
-        return Routes(many, self._tokens if slots else None)
+        return Routes(many, self._tokens if slots else None, merged)
+
+    def multiply(self, site: int, x: Tensor, routes: Routes) -> Tensor:
+        """The site's product of x [T, inputs] with every token's own delta: [T, outputs]."""
+        if site < len(routes.merged):
+            return routes.merged[site](x)
+        out = self._product(site)(x)
+        self.add(site, x, out, routes)
+        return out
+
+    def multiply_onto(self, residual: Tensor, site: int, x: Tensor, routes: Routes) -> Tensor:
+        """The same added to a residual [T, outputs], as a new tensor."""
+        if site < len(routes.merged):
+            return routes.merged[site].onto(residual, x)
+        out = self._product(site).onto(residual, x)
+        self.add(site, x, out, routes)
+        return out
 
     def add(self, site: int, x: Tensor, out: Tensor, routes: Routes) -> None:
         """Add to out [T, outputs] every token's own delta of x [T, inputs]."""
@@ -178,6 +205,19 @@ class Lora:
             stack.add_one(slot, x[start:stop], out[start:stop])
         if routes.tokens is not None:
             stack.add_each(x, out, routes.tokens)
+
+    def _product(self, site: int) -> Product:
+        product = self._sites[site].product
+        if product is None:
+            raise ValueError("the model multiplies at this site itself")
+        return product
+
+    def _merge(self, names: set[str | None], slot_of: Mapping[str, int]) -> Items[Product]:
+        (name, *others) = names
+        if others or name is None:
+            self._merged.interrupt()
+            return ()
+        return self._merged.step(name, lambda site: self._stacks[site].delta(slot_of[name]))
 
     def _fit(self, module: str, pair: Matrices) -> tuple[int, int]:
         if module not in self._place:
@@ -302,6 +342,21 @@ class _Stack:
                 low = a[:, :rank].t().clone(memory_format=torch.contiguous_format)
                 found[member] = Matrices(a=low, b=whole.view(rank, -1))
         return found
+
+    def delta(self, slot: int) -> Tensor | None:
+        """[outputs, inputs] of one slot; None: its adapter changes nothing here."""
+        found = self.read(slot)
+        if not found:
+            return None
+        site = self._site
+        return torch.cat(
+            [
+                found[member].b.t() @ found[member].a
+                if member in found
+                else torch.zeros(width, site.inputs, dtype=self._dtype)
+                for member, width in enumerate(site.outputs)
+            ]
+        )
 
     def _of(self, slot: int, member: int) -> tuple[Tensor, Tensor]:
         """Views of a [in, rank] and b [parts, rank, width] of one member."""

@@ -33,6 +33,8 @@ class Product:
         """The weight is copied and may be forgotten; a large one that others use too is kept as it is."""
         self._laid_out = self._plain = None
         self._numbers = weight.numel()
+        self.nbytes = weight.nbytes
+        """Of the weight."""
         if prefers_layout(weight.dtype):
             is_kept = shared and weight.nbytes > SHARED_BYTES
             self._laid_out = weight if is_kept else _lay_out(weight)
@@ -55,6 +57,11 @@ class Product:
         return torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001 (no public name)
             x, residual, self._laid_out, None, "add"
         )
+
+    def plus(self, delta: Tensor) -> "Product":
+        """Another one, whose weight is larger by delta [out, in]."""
+        weight = self._laid_out.to_dense() if self._plain is None else self._plain.t()  # type: ignore[union-attr]
+        return Product(weight + delta)
 
     def _plain_for(self, x: Tensor) -> Tensor | None:
         is_small = len(x) * self._numbers <= SMALL_PRODUCT
