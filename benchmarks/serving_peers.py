@@ -31,7 +31,8 @@ import torch
 from measuring.environments import PeerMissing, python_with
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
-from measuring.running import deploy, example_rows, exported, job_on, running, tune, upload
+from measuring.running import example_rows, exported, running
+from measuring.writers import writers
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -106,7 +107,7 @@ def main() -> None:
         parser.error("--peer-python needs --only")
     with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "data") as service:
         with Client(service.settings) as client:
-            deployment_id, model = _tuned(client)
+            ((deployment_id, model),) = writers(client, 1)
         base = Catalogue().default.path
         adapter = exported(service, model, Path(folder) / "adapter")
         merged = _merged(base, adapter, Path(folder) / "merged")
@@ -120,29 +121,6 @@ def main() -> None:
                     _compare(ours, theirs, chosen, peer.targets)
             except PeerMissing as missing:
                 print(missing, flush=True)
-
-
-def _tuned(client: Client) -> tuple[str, str]:
-    """A deployment of a model that writes long answers, and the model."""
-    sources = {"training": "hospital_a.jsonl", "validation": "validation.jsonl"}
-    names = {
-        name: upload(client, name, _long_answers(source, 320 if name == "training" else 32))
-        for name, source in sources.items()
-    }
-    job = tune(client, job_on(names["training"], names["validation"]))
-    model = str(job.fine_tuned_model)
-    return deploy(client, model, "bench"), model
-
-
-def _long_answers(source: str, rows: int) -> list[bytes]:
-    """Each answer lists several diagnoses, so that a generation goes on to its limit."""
-    questions = [json.loads(line)["instruction"] for line in example_rows(source, rows + 5)]
-    names = [question.partition("? ")[2] for question in questions]
-    return [
-        json.dumps({"instruction": questions[n], "response": "; ".join(names[n : n + 5])}).encode()
-        + b"\n"
-        for n in range(rows)
-    ]
 
 
 def _merged(base: Path, adapter: Path, directory: Path) -> Path:
@@ -234,7 +212,7 @@ def _compare(
         for clients in CLIENTS:
             asked = prompts[: max(4, clients * 2)] if clients < 8 else prompts
             for server in (ours, theirs):
-                found = burst(server, clients, asked, NEW_TOKENS)
+                found = burst([server], clients, asked, NEW_TOKENS)
                 if number:
                     rounds.setdefault((clients, server.name), []).append(found)
     _check_texts(rounds, ours, theirs)
@@ -246,12 +224,14 @@ def _compare(
 
 def _check_texts(rounds: dict[tuple[int, str], list[Round]], ours: Server, theirs: Server) -> None:
     """Every prompt has one answer, on both sides and at every number of clients."""
-    expected = dict(answer for one in rounds[32, ours.name] for answer in one.answers)
+    expected = {
+        prompt: answer for one in rounds[32, ours.name] for _, prompt, answer in one.answers
+    }
     answers = {
         (name, prompt, answer)
         for (_, name), found in rounds.items()
         for one in found
-        for prompt, answer in one.answers
+        for _, prompt, answer in one.answers
     }
     wrong = [(name, prompt) for name, prompt, answer in answers if answer != expected[prompt]]
     if wrong:

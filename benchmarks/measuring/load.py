@@ -41,7 +41,8 @@ class Round:
 
     seconds: float
     cpu_seconds: float
-    answers: tuple[tuple[str, Answer], ...]
+    answers: tuple[tuple[str, str, Answer], ...]
+    """Path of the server, prompt, answer."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -56,31 +57,38 @@ class Round:
     @property
     def tokens(self) -> int:
         """Of all answers."""
-        return sum(answer.tokens for _, answer in self.answers)
+        return sum(answer.tokens for *_, answer in self.answers)
 
 
-def burst(server: Server, clients: int, prompts: Sequence[str], most: int) -> Round:
-    """`clients` at once share out the prompts, each asking again as soon as it is answered."""
+def burst(servers: Sequence[Server], clients: int, prompts: Sequence[str], most: int) -> Round:
+    """`clients` at once share out the prompts, each asking again as soon as it is answered, always the same server.
+
+    The servers, which they share out too, are paths of one process.
+    """
     shares = [prompts[place::clients] for place in range(clients)]
-    answers: list[list[tuple[str, Answer]]] = [[] for _ in shares]
-    lines = [connected(server) for _ in shares]
+    asked = [servers[place % len(servers)] for place in range(clients)]
+    answers: list[list[tuple[str, str, Answer]]] = [[] for _ in shares]
+    lines = [connected(server) for server in asked]
 
     def work(place: int) -> None:
+        server = asked[place]
         for prompt in shares[place]:
-            answers[place].append((prompt, ask(server, lines[place], prompt, most)))
+            answer = ask(server, lines[place], prompt, most)
+            answers[place].append((server.path, prompt, answer))
 
+    pid = servers[0].pid
     threads = [threading.Thread(target=work, args=(place,)) for place in range(clients)]
-    begun, cpu = time.perf_counter(), cpu_seconds(server.pid)
+    begun, cpu = time.perf_counter(), cpu_seconds(pid)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds, busy = time.perf_counter() - begun, cpu_seconds(server.pid) - cpu
+    seconds, busy = time.perf_counter() - begun, cpu_seconds(pid) - cpu
     for line in lines:
         line.close()
     found = tuple(one for share in answers for one in share)
     if len(found) != len(prompts):
-        raise SystemExit(f"{server.name} left requests unanswered")
+        raise SystemExit(f"{servers[0].name} left requests unanswered")
     return Round(seconds, busy, found)
 
 

@@ -1,0 +1,30 @@
+"""Deployed models that write long answers, so that a generation goes on to its limit."""
+
+import json
+from collections.abc import Iterator
+
+from measuring.running import deploy, example_rows, job_on, tune, upload
+
+from tuneship.client import Client
+
+
+def writers(client: Client, count: int) -> Iterator[tuple[str, str]]:
+    """Deployment and model of each, tuned on the same rows with another seed each."""
+    training = upload(client, "training", _long_answers("hospital_a.jsonl", 320))
+    request = job_on(training, upload(client, "validation", _long_answers("validation.jsonl", 32)))
+    for seed in range(count):
+        hyperparameters = request.hyperparameters.model_copy(update={"seed": seed})
+        job = tune(client, request.model_copy(update={"hyperparameters": hyperparameters}))
+        model = str(job.fine_tuned_model)
+        yield deploy(client, model, f"writer {seed}"), model
+
+
+def _long_answers(source: str, rows: int) -> list[bytes]:
+    """Each answer lists several diagnoses."""
+    questions = [json.loads(line)["instruction"] for line in example_rows(source, rows + 5)]
+    names = [question.partition("? ")[2] for question in questions]
+    return [
+        json.dumps({"instruction": questions[n], "response": "; ".join(names[n : n + 5])}).encode()
+        + b"\n"
+        for n in range(rows)
+    ]

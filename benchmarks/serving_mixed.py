@@ -1,0 +1,88 @@
+"""Many tuned models at once through the API, beside one of them: whole answers over HTTP.
+
+    python benchmarks/serving_mixed.py [--rounds 7] [--requests 128]
+
+Tunes 32 models on the shipped base and deploys them; 32 clients ask one, 8 or 32 of the deployments, greedy, rounds in
+turns. An answer in a mix must be the one that its model gives among its own. Three minutes go into the tuning.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from measuring.load import Answer, Round, Server, burst
+from measuring.load import service as service_of
+from measuring.running import example_rows, running
+from measuring.writers import writers
+
+from tuneship.client import Client
+
+MIXES = (1, 8, 32)
+TARGET = 0.7
+CLIENTS, NEW_TOKENS = 32, 48
+
+
+def main() -> None:
+    """Tune, deploy, compare, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=128, help="of a round")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "data") as service:
+        with Client(service.settings) as client:
+            made = [deployment for deployment, _ in writers(client, max(MIXES))]
+        servers = [service_of(service, f"/v1/deployments/{one}") for one in made]
+        _compare(servers, _prompts(chosen.requests), chosen.rounds)
+
+
+def _prompts(count: int) -> list[str]:
+    rows = example_rows("validation.jsonl", 500)
+    return [json.loads(line)["instruction"] for line in random.Random(1).sample(rows, count)]
+
+
+def _compare(servers: Sequence[Server], prompts: Sequence[str], rounds: int) -> None:
+    found: dict[int, list[Round]] = {mix: [] for mix in MIXES}
+    for number in range(rounds + 1):  # the first warms up
+        for mix in MIXES:
+            one = burst(servers[:mix], CLIENTS, prompts, NEW_TOKENS)
+            if number:
+                found[mix].append(one)
+    _check(servers, prompts, [one for many in found.values() for one in many])
+    for mix in MIXES:
+        _print(mix, found[mix], found[1])
+
+
+def _check(servers: Sequence[Server], prompts: Sequence[str], rounds: Sequence[Round]) -> None:
+    """Every model by itself, then all rounds: the same question, the same answer."""
+    alone: dict[tuple[str, str], Answer] = {}
+    for place, server in enumerate(servers):
+        own = prompts[place :: len(servers)]
+        for path, prompt, answer in burst([server], len(own), own, NEW_TOKENS).answers:
+            alone[path, prompt] = answer
+    answers = {answer for one in rounds for answer in one.answers}
+    wrong = sum(alone.get((path, prompt), answer) != answer for path, prompt, answer in answers)
+    if wrong:
+        raise SystemExit(f"{wrong} answers in a mix are not those of the model by itself")
+    compared = sum((path, prompt) in alone for path, prompt, _ in answers)
+    print(f"{compared} texts are the same in a mix and alone")
+
+
+def _print(mix: int, found: list[Round], one: list[Round]) -> None:
+    pairs = list(zip(one, found, strict=True))
+    by_clock = statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in pairs)
+    by_cpu = statistics.median(b.tokens_per_cpu_s / a.tokens_per_cpu_s for a, b in pairs)
+    rate = statistics.median(each.tokens_per_s for each in found)
+    target = "" if mix == 1 else f", target {TARGET}"
+    print(
+        f"{mix:2} models: {rate:6.0f} tokens/s; beside one {by_clock:.2f}x, by CPU time {by_cpu:.2f}x{target}"
+    )
+
+
+if __name__ == "__main__":
+    main()
