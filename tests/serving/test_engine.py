@@ -10,7 +10,7 @@ import torch
 
 import tuneship
 from tests.serving.conftest import exploding
-from tuneship.serving import cache, product
+from tuneship.serving import product
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
 from tuneship.serving.llama import LlamaModel
@@ -170,7 +170,7 @@ def test_memory_bounds_what_runs_and_whoever_needs_more_than_all_of_it_is_refuse
 def test_an_idle_engine_gives_its_memory_back(
     base: Path, references: Mapping[str | None, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 20_000)
     engine = build(base, {}, rows=8)
     few, many = GenerateRequest((7,) * 9, max_tokens=3), GenerateRequest((7,) * 200, max_tokens=9)
     assert run(engine, [few]) == [expected(references[None], few)]

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from tests.serving.conftest import exploding
 from tests.serving.test_engine import build, expected, run
-from tuneship.serving import cache
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.batch import Batch, Prompt
 from tuneship.serving.cache import SlotCache
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
 from tuneship.serving.model import Model
-from tuneship.serving.prefixes import MINIMUM, Prefixes
+from tuneship.serving.prefixes import MINIMUM, Copy, Prefixes
 from tuneship.serving.replica import load_model
-from tuneship.serving.scheduler import Move
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 QUESTION = tuple(range(20, 50))
@@ -184,7 +182,7 @@ def test_what_the_cache_gave_back_is_not_used(
 ) -> None:
     engine = build(base, {}, rows=4)
     assert run(engine, [ask(7)]) == [expected(references[None], ask(7))]
-    monkeypatch.setattr(cache, "KEPT_BYTES", 0)
+    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
     assert run(engine, [ask(8)]) == [expected(references[None], ask(8))]
     assert reused(engine) == len(QUESTION)
     assert engine.stats()["cache_bytes"] == 0
@@ -208,41 +206,89 @@ def test_a_cache_that_grows_keeps_what_it_holds_and_one_that_gives_up_rows_forge
     assert reused(engine) == 2 * len(QUESTION)
 
 
-def joined(prefixes: Prefixes, row: int, tokens: tuple[int, ...], **options: Any) -> Move | None:
-    """Whatever is not copied there is computed."""
-    sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9, row=row)
-    move = prefixes.join(sequence)
+TOKENS = tuple(range(100))
+
+
+@pytest.fixture
+def prefixes() -> Prefixes:
+    """Four rows, nothing in them."""
+    prefixes = Prefixes()
+    assert prefixes.resize(4, 100) == []
+    return prefixes
+
+
+def join(prefixes: Prefixes, tokens: tuple[int, ...], **options: Any) -> Sequence:
+    """One whose prompt has entered: whatever was not copied was computed."""
+    sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
+    copied = prefixes.join(sequence)
     prefixes.hold(sequence)
-    return move
+    sequence.cached = 0 if copied is None else copied.length
+    return sequence
 
 
-def test_the_longest_common_beginning_is_found_and_its_own_row_if_that_is_as_good() -> None:
-    prefixes = Prefixes(rows=4)
-    tokens = tuple(range(100))
-    assert joined(prefixes, 0, tokens[:40]) is None
-    assert joined(prefixes, 1, (*tokens[:60], 7)) == Move(0, 1, 40)
-    assert joined(prefixes, 2, (*tokens[:50], 8)) == Move(1, 2, 50)
-    assert joined(prefixes, 3, tokens) == Move(1, 3, 60)
-    assert joined(prefixes, 2, (*tokens[:50], 9)) == Move(2, 2, 50)
-    assert joined(prefixes, 0, tokens[:MINIMUM]) is None
-    assert joined(prefixes, 0, tokens[: MINIMUM + 1]) == Move(0, 0, MINIMUM)
-    assert joined(prefixes, 1, tokens[: MINIMUM - 1]) is None
+def found(prefixes: Prefixes, tokens: tuple[int, ...], **options: Any) -> Copy | None:
+    """What one that leaves at once finds."""
+    sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
+    copied = prefixes.join(sequence)
+    prefixes.hold(sequence)
+    prefixes.leave(sequence)
+    return copied
 
 
-def test_what_lies_beyond_the_storage_is_forgotten_and_copied_rows_hold_the_same() -> None:
-    prefixes = Prefixes(rows=4)
-    tokens = tuple(range(100))
-    for row, queue in enumerate("abcd"):
-        joined(prefixes, row, tokens, queue=queue)
-    prefixes.move(Move(1, 0, 100))
-    prefixes.crop(2, 30)
-    prefixes.crop(4, 200)
-    assert joined(prefixes, 3, tokens, queue="d") is None
-    assert joined(prefixes, 2, tokens, queue="a") is None
-    assert joined(prefixes, 3, tokens, queue="b") == Move(0, 3, 30)
+def test_the_longest_common_beginning_is_found_and_its_own_row_when_nobody_runs_there(
+    prefixes: Prefixes,
+) -> None:
+    first = join(prefixes, TOKENS[:40])
+    second = join(prefixes, (*TOKENS[:60], 7))
+    assert (first.row, second.row, second.cached) == (0, 1, 40)
+    assert found(prefixes, (*TOKENS[:50], 8)) == Copy(1, 2, 50)
+    assert found(prefixes, (*TOKENS[:50], 9)) == Copy(2, 2, 50)
+    assert found(prefixes, TOKENS) == Copy(1, 3, 60)
+    assert found(prefixes, TOKENS[:MINIMUM]) is None
+    prefixes.leave(first)
+    assert found(prefixes, TOKENS[: MINIMUM + 1]) == Copy(3, 3, MINIMUM)
+    assert found(prefixes, TOKENS[: MINIMUM - 1]) is None
+
+
+def test_who_finds_nothing_gets_an_empty_row_or_the_one_left_first(prefixes: Prefixes) -> None:
+    ran = [join(prefixes, TOKENS, queue=queue) for queue in "abcd"]
+    for place in (2, 0, 3):
+        prefixes.leave(ran[place])
+    assert join(prefixes, TOKENS, queue="e").row == ran[2].row
+    prefixes.forget_row(ran[1].row)
+    prefixes.leave(ran[1])
+    assert join(prefixes, TOKENS, queue="f").row == ran[1].row
+    assert found(prefixes, TOKENS, queue="a") == Copy(ran[0].row, ran[0].row, 99)
+    assert found(prefixes, TOKENS, queue="d") == Copy(ran[3].row, ran[3].row, 99)
+
+
+def test_as_many_deployments_as_rows_find_their_own_whoever_comes_first(
+    prefixes: Prefixes,
+) -> None:
+    ran = {queue: join(prefixes, TOKENS, queue=queue) for queue in "abcd"}
+    for order in ("dbca", "abdc", "cabd"):
+        for queue in order:
+            prefixes.leave(ran[queue])
+        for queue in reversed(order):
+            before, ran[queue] = ran[queue], join(prefixes, (*TOKENS[:50], 7), queue=queue)
+            assert (ran[queue].row, ran[queue].cached) == (before.row, 50)
+
+
+def test_what_lies_beyond_the_storage_is_forgotten_and_who_runs_there_moves(
+    prefixes: Prefixes,
+) -> None:
+    ran = [join(prefixes, TOKENS, queue=queue) for queue in "abcd"]
+    prefixes.leave(ran[0])
+    prefixes.leave(ran[2])
+    ran[3].cached, ran[3].generated = 100, [5]
+    assert prefixes.resize(2, 30) == [Copy(3, 0, 101)]
+    assert (ran[1].row, ran[3].row) == (1, 0)
+    assert prefixes.resize(4, 200) == []
+    assert found(prefixes, TOKENS, queue="a") is None
+    assert found(prefixes, TOKENS, queue="c") is None
+    assert found(prefixes, TOKENS, queue="d") == Copy(0, 2, 30)
     prefixes.forget_row(0)
-    prefixes.forget_row(3)
-    assert joined(prefixes, 3, tokens, queue="b") == Move(1, 3, 30)
+    assert found(prefixes, TOKENS, queue="b") == Copy(1, 3, 30)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +321,7 @@ def test_what_is_known_of_a_row_is_what_the_cache_holds(
     room_bytes = None if room is None else room * model.facts.cache.token_bytes
     engine = Engine(model, EngineLimits(4, prompt_tokens, room_bytes))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "KEPT_BYTES", 60 * model.facts.cache.token_bytes)
+        patch.setattr("tuneship.serving.engine.KEPT_BYTES", 60 * model.facts.cache.token_bytes)
         for number, event in enumerate([("load", "a"), ("load", "b"), *events]):
             happen(engine, adapters, number, event)
             check_rows(engine)
@@ -303,8 +349,8 @@ def happen(
 
 def check_rows(engine: Engine) -> None:
     """One token more on what a row holds has the logits that it has on a computation of its own."""
-    for row, held in enumerate(engine._prefixes._held):
-        if held is None or not held.known:
+    for row, held in engine._prefixes._held.items():
+        if not held.known:
             continue
         adapter, tokens = held.scope[0], held.tokens[: held.known].tolist()
         own = SlotCache(engine._cache.shape, rows=1, length=len(tokens) + 1)
@@ -325,7 +371,7 @@ def next_logits(
         positions=torch.arange(cached, cached + count),
         rows=torch.full((count,), row),
         last=torch.tensor([count - 1]),
-        decoding=0,
+        generating=(),
         prompts=(Prompt(0, count, row, cached),),
         length=cached + count,
     )

@@ -1,7 +1,7 @@
 """One step as the models see it: the tokens of all sequences in one flat row, without padding.
 
-First one token of every generating sequence (row 0, 1, ...), then the joiners' prompts, or as much of them as enters
-in this step. `engine` builds it, `cache` attends over it, `lora` routes it.
+First one token of every generating sequence, then the joiners' prompts, or as much of them as enters in this step.
+`engine` builds it, `cache` attends over it, `lora` routes it.
 """
 
 from collections.abc import Sequence as Items
@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T flat tokens of R sequences, the first `decoding` of which bring one token each."""
+    """T flat tokens of R sequences, the first of which generate and bring one token each."""
 
     tokens: Tensor
     """[T] token ids."""
@@ -41,11 +41,17 @@ class Batch:
 
     That are all sequences but the last one when its prompt does not end in this step.
     """
-    decoding: int
+    generating: tuple[int, ...]
+    """Cache row of each generating sequence."""
     prompts: tuple[Prompt, ...]
     """What each joiner brings."""
     length: int
     """Cached tokens of the longest sequence after this step."""
+
+    @property
+    def decoding(self) -> int:
+        """How many generate."""
+        return len(self.generating)
 
     @classmethod
     def of(cls, running: Items[Sequence], parts: Items[int]) -> "Batch":
@@ -53,15 +59,15 @@ class Batch:
         decoding = len(running) - len(parts)
         tokens = [sequence.generated[-1] for sequence in running[:decoding]]
         positions = [sequence.length - 1 for sequence in running[:decoding]]
-        rows = list(range(decoding))
+        rows = [sequence.row for sequence in running[:decoding]]
         last = list(range(decoding))
         prompts: list[Prompt] = []
-        for row, part in enumerate(parts, decoding):
-            whole, cached = running[row].request.tokens, running[row].cached
-            prompts.append(Prompt(len(tokens), len(tokens) + part, row, cached))
+        for sequence, part in zip(running[decoding:], parts, strict=True):
+            whole, cached = sequence.request.tokens, sequence.cached
+            prompts.append(Prompt(len(tokens), len(tokens) + part, sequence.row, cached))
             tokens.extend(whole[cached : cached + part])
             positions.extend(range(cached, cached + part))
-            rows.extend([row] * part)
+            rows.extend([sequence.row] * part)
             if cached + part == len(whole):
                 last.append(len(tokens) - 1)
         return cls(
@@ -69,7 +75,7 @@ class Batch:
             positions=torch.tensor(positions),
             rows=torch.tensor(rows),
             last=torch.tensor(last, dtype=torch.long),
-            decoding=decoding,
+            generating=tuple(rows[:decoding]),
             prompts=tuple(prompts),
             length=max(positions) + 1,
         )

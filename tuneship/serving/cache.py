@@ -1,7 +1,7 @@
 """Keys and values of all running sequences: one row each, and the attention over them.
 
 Rows grow by doubling, the length by a quarter (a step reads whole key lines, used or not), both up to their limits, and
-what stands idle is given back. Knows no weights; `llama` and `generic` call `attend`.
+the engine gives back what stands idle. Knows no weights; `llama` and `generic` call `attend`.
 """
 
 import math
@@ -13,13 +13,11 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from tuneship.serving.batch import Batch, Prompt
-from tuneship.serving.scheduler import Move
+from tuneship.serving.prefixes import Copy
 from tuneship.serving.sums import weighted_sums
 
 _POSITIONS = 16
 """Generating rows attend to a multiple of so many positions: what a step looks up is then that of the step before."""
-KEPT_BYTES = 16 << 20
-"""Storage up to this size stays when nobody uses it: to ask for it again would cost each lone request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,8 @@ class SlotCache:
         self.row_limit, self.length_limit = rows, length
         self.token_limit = rows * length if tokens is None else tokens
         self._size = (0, 0)
-        self._layers: list[_Layer] = []
-        self._lines: dict[tuple[int, int, int], _Lines] = {}
+        self._layers = [self._allocate(0, 0) for _ in range(shape.layers)]
+        self._lines: dict[tuple[tuple[int, ...], int, int], _Lines] = {}
         """The newest, by rows, query heads and positions."""
         self._edges: dict[int | None, Tensor] = {}
         """By window: see `_edge`."""
@@ -94,14 +92,10 @@ class SlotCache:
         """Size of the storage."""
         return self._size[0] * self._size[1] * self.shape.token_bytes
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Rows and length of the storage."""
-        return self._size
-
     def prepare(self, batch: Batch) -> None:
         """Once per step: make room."""
-        self.reserve(batch.decoding + len(batch.prompts), batch.length)
+        rows = (*batch.generating, *(prompt.row for prompt in batch.prompts))
+        self.resize(*self.size_for(max(rows) + 1, batch.length))
         self._masks.clear()
         self._prompt_masks.clear()
 
@@ -123,7 +117,9 @@ class SlotCache:
         parts: list[Tensor] = []
         if batch.decoding:
             mask = self._mask(batch, window)
-            parts.append(self._attend_cached(stored, queries[: batch.decoding], mask, look))
+            lines = self._lines_of(batch.generating, queries.shape[1], mask.shape[-1])
+            asked = queries[: batch.decoding]
+            parts.append(_attend_cached(stored, asked, lines, mask, look))
         for prompt in batch.prompts:
             mask = self._prompt_mask(prompt, window)
             part = slice(prompt.start, prompt.stop)
@@ -136,9 +132,9 @@ class SlotCache:
             parts.append(_attend_prompt(queries[part], *known, mask, look))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def move(self, move: Move) -> None:
+    def copy(self, what: Copy) -> None:
         """Copy the beginning of a row to another one."""
-        source, target, length = move
+        source, target, length = what
         for layer in self._layers:
             for places in (layer.key_places, layer.value_places):
                 places[target, :length] = places[source, :length]
@@ -148,12 +144,6 @@ class SlotCache:
         for layer in self._layers:
             layer.keys[row].zero_()
             layer.values[row].zero_()
-
-    def rest(self) -> None:
-        """Nothing runs: give back what is more than a little."""
-        if self.bytes_allocated > KEPT_BYTES:
-            self._layers = []
-            self._resize((0, 0))
 
     def _mask(self, batch: Batch, window: int | None) -> Tensor:
         """[rows, 1, positions] for the generating rows."""
@@ -187,29 +177,12 @@ class SlotCache:
         mask = torch.zeros(hidden.shape, dtype=self.shape.dtype)
         return mask.masked_fill_(hidden, float("-inf"))
 
-    def _attend_cached(self, stored: _Layer, queries: Tensor, mask: Tensor, look: Look) -> Tensor:
-        """One query token per row: [rows, heads, dim] -> [rows, heads, dim].
-
-        Scores are a sum of key lines, weighted by the query; the outcome is a sum of value lines, weighted by them.
-        This reads every number once, in the order in which it lies, where products of two queries with a row's keys
-        are too small for a library of products: 2 to 3 times as fast as torch's own attention.
-        """
-        rows, heads, dim = queries.shape
-        lines = self._lines_of(rows, heads, mask.shape[-1])
-        asked = (queries * look.scale).reshape(-1)
-        scores = weighted_sums(stored.keys, lines.keys, lines.key_starts, asked)
-        scores = scores.view(rows, heads, -1)[:, :, : mask.shape[-1]]
-        weights = (_bent(scores, look) + mask).softmax(-1).view(-1)
-        return weighted_sums(stored.values, lines.values, lines.value_starts, weights).view(
-            rows, heads, dim
-        )
-
-    def _lines_of(self, rows: int, heads: int, length: int) -> _Lines:
+    def _lines_of(self, rows: tuple[int, ...], heads: int, length: int) -> _Lines:
         key = rows, heads, length
         if key not in self._lines:
-            dim, count = self.shape.head_dim, rows * heads
-            own = torch.arange(rows * self.shape.kv_heads, dtype=torch.int32)
-            own = own.repeat_interleave(heads // self.shape.kv_heads)[:, None]
+            dim, count, kv_heads = self.shape.head_dim, len(rows) * heads, self.shape.kv_heads
+            read = torch.arange(kv_heads, dtype=torch.int32).repeat_interleave(heads // kv_heads)
+            own = (torch.tensor(rows, dtype=torch.int32)[:, None] * kv_heads + read).view(-1, 1)
             lines = _Lines(
                 (own * dim + torch.arange(dim, dtype=torch.int32)).view(-1),
                 torch.arange(0, count * dim, dim, dtype=torch.int32),
@@ -219,34 +192,32 @@ class SlotCache:
             self._lines = {key: lines}
         return self._lines[key]
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Room for so many rows of so many tokens. What lies beyond the size that follows is gone."""
+    def size_for(self, rows: int, length: int) -> tuple[int, int]:
+        """Rows and length of a storage that holds so many rows of so many tokens; the present one's if it does."""
         old_rows, old_length = self._size
         if rows <= old_rows and length <= old_length:
-            return
+            return self._size
         size = (
             _grow(old_rows, rows, 2, self.row_limit),
             _grow(old_length, length, 1.25, self.length_limit),
         )
-        if size[0] * size[1] > self.token_limit:
-            # All that these rows may have, so that it is not made anew for each token.
-            size = (rows, min(self.length_limit, self.token_limit // rows))
-        for number in range(self.shape.layers):  # one at a time: never twice the whole
-            grown = self._allocate(*size)
-            if old_rows:
-                kept = slice(min(old_rows, size[0])), slice(min(old_length, size[1]))
-                old = self._layers[number]
-                grown.key_places[kept] = old.key_places[kept]
-                grown.value_places[kept] = old.value_places[kept]
-                self._layers[number] = grown
-            else:
-                self._layers.append(grown)
-        self._resize(size)
+        if size[0] * size[1] <= self.token_limit:
+            return size
+        # All that these rows may have, so that it is not made anew for each token.
+        return rows, min(self.length_limit, self.token_limit // rows)
 
-    def _resize(self, size: tuple[int, int]) -> None:
-        """What is looked up in the storage depends on its size."""
-        self._size = size
-        self._lines, self._edges = {}, {}
+    def resize(self, rows: int, length: int) -> None:
+        """Storage of another size; what lies beyond is gone."""
+        if (rows, length) == self._size:
+            return
+        kept = slice(min(rows, self._size[0])), slice(min(length, self._size[1]))
+        for number, old in enumerate(self._layers):  # one at a time: never twice the whole
+            new = self._allocate(rows, length)
+            new.key_places[kept] = old.key_places[kept]
+            new.value_places[kept] = old.value_places[kept]
+            self._layers[number] = new
+        self._size = rows, length
+        self._lines, self._edges = {}, {}  # both are of the old size
 
     def _allocate(self, rows: int, length: int) -> _Layer:
         """Zeros, since an unwritten position that holds NaN would pass through a mask."""
@@ -301,6 +272,24 @@ def _attention(
     else:
         scores = scores + mask
     return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+def _attend_cached(
+    stored: _Layer, queries: Tensor, lines: _Lines, mask: Tensor, look: Look
+) -> Tensor:
+    """One query token per generating row: [rows, heads, dim] -> [rows, heads, dim].
+
+    Scores are a sum of key lines, weighted by the query; the outcome is a sum of value lines, weighted by them.
+    This reads every number once, in the order in which it lies, where products of two queries with a row's keys
+    are too small for a library of products: 2 to 3 times as fast as torch's own attention.
+    """
+    rows, heads, dim = queries.shape
+    asked = (queries * look.scale).reshape(-1)
+    scores = weighted_sums(stored.keys, lines.keys, lines.key_starts, asked)
+    scores = scores.view(rows, heads, -1)[:, :, : mask.shape[-1]]
+    weights = (_bent(scores, look) + mask).softmax(-1).view(-1)
+    found = weighted_sums(stored.values, lines.values, lines.value_starts, weights)
+    return found.view(rows, heads, dim)
 
 
 def _bent(scores: Tensor, look: Look) -> Tensor:

@@ -21,6 +21,9 @@ from tuneship.serving.prefixes import Prefixes
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
+KEPT_BYTES = 16 << 20
+"""A cache up to this size stays when nobody uses it: to ask for it again would cost each lone request."""
+
 
 class RequestRefused(Exception):
     """The request cannot be answered; the others are not concerned."""
@@ -64,7 +67,7 @@ class Engine:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
         self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length, tokens)
         self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
-        self._prefixes = Prefixes(limits.rows)
+        self._prefixes = Prefixes()
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._generated = self._reused = 0
 
@@ -166,24 +169,29 @@ class Engine:
         before = len(self._scheduler.running)
         parts = self._scheduler.schedule()
         running = self._scheduler.running
-        self._cache.reserve(len(running), max(sequence.length for sequence in running))
-        self._prefixes.crop(*self._cache.size)
+        longest = max(sequence.length for sequence in running)
+        self._resize(*self._cache.size_for(len(running), longest))
         for sequence in running[before:]:
             if sequence.request.adapter is not None:
                 self._lora.hold(sequence.request.adapter)
-            self._reuse(sequence)
+            self._join(sequence)
         entering = running[len(running) - len(parts) :]
         return [min(part, one.missing) for part, one in zip(parts, entering, strict=True)]
 
-    def _reuse(self, sequence: Sequence) -> None:
+    def _resize(self, rows: int, length: int) -> None:
+        for copy in self._prefixes.resize(rows, length):
+            self._cache.copy(copy)
+        self._cache.resize(rows, length)
+
+    def _join(self, sequence: Sequence) -> None:
         """Of a prompt that begins like what is in the cache, only the rest enters."""
-        move = self._prefixes.join(sequence)
-        if move is None:
+        copy = self._prefixes.join(sequence)
+        if copy is None:
             return
-        if move.source != move.target:
-            self._cache.move(move)
-        sequence.cached = move.length
-        self._reused += move.length
+        if copy.source != copy.target:
+            self._cache.copy(copy)
+        sequence.cached = copy.length
+        self._reused += copy.length
 
     def _run(self, parts: list[int]) -> Tensor:
         running = self._scheduler.running
@@ -211,10 +219,7 @@ class Engine:
             [sequence.draws.random() for sequence in running],
         )
         result = StepResult()
-        # From the last row down: a row that moves into a gap is then never one that ends in this step.
-        for sequence, token, top in zip(
-            reversed(running), reversed(tokens), reversed(highest), strict=True
-        ):
+        for sequence, token, top in zip(running, tokens, highest, strict=True):
             if math.isfinite(top):
                 self._take(sequence, token, result)
             else:
@@ -239,12 +244,10 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
-        for move in self._scheduler.release(sequence):
-            self._cache.move(move)
-            self._prefixes.move(move)
-        if not self._scheduler.running:
-            self._cache.rest()
-            self._prefixes.crop(*self._cache.size)
+        self._scheduler.release(sequence)
+        self._prefixes.leave(sequence)
+        if not self._scheduler.running and self._cache.bytes_allocated > KEPT_BYTES:
+            self._resize(0, 0)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 

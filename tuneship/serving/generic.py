@@ -145,7 +145,7 @@ class GenericModel:
         """Logits after the probe, its second half token by token."""
         cache = SlotCache(self.facts.cache, rows=1, length=len(_PROBE))
         half = len(_PROBE) // 2
-        sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half)
+        sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half, row=0)
         nothing = Lora((), self.facts.cache.dtype)
 
         def forward(*parts: int) -> Tensor:

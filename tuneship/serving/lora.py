@@ -42,7 +42,8 @@ class TokenSlots:
         self.slots = slots
         tokens = [token for token, slot in enumerate(slots) if slot is not None]
         self._tokens = None if len(tokens) == len(slots) else torch.tensor(tokens)
-        self._starts = torch.tensor([slot for slot in slots if slot is not None])[:, None]
+        taken = [slot for slot in slots if slot is not None]
+        self._slots = torch.tensor(taken, dtype=torch.int32)[:, None]
         self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def select(self, x: Tensor) -> Tensor:
@@ -59,8 +60,9 @@ class TokenSlots:
     def places(self, height: int, size: int) -> tuple[Tensor, Tensor]:
         """In a stack of `height` lines a slot: the lines of each token, and the starts of sums over `size` of them."""
         if (height, size) not in self._places:
-            lines = (self._starts * height + torch.arange(height)).flatten().int()
-            self._places[height, size] = lines, torch.arange(0, len(lines), size).int()
+            lines = (self._slots * height + torch.arange(height, dtype=torch.int32)).flatten()
+            starts = torch.arange(0, len(lines), size, dtype=torch.int32)
+            self._places[height, size] = lines, starts
         return self._places[height, size]
 
 

@@ -1,26 +1,17 @@
 """Which sequences run in the next step, and how much of whose prompt enters.
 
 Waiting sequences take turns by queue, so that a hundred requests of one deployment do not hold up one of another.
-Running sequences fill rows 0..n-1, those that generate before one whose prompt is entering in parts, so that the cache
-and the batch are plain slices. Knows nothing of tensors; `engine` acts on what it says.
+Of the running ones those that generate come before one whose prompt is entering in parts. Knows nothing of tensors and
+rows; `engine` acts on what it says.
 """
 
 from collections import OrderedDict, deque
-from typing import NamedTuple
 
 from tuneship.serving.sequence import Sequence
 
 TOKENS_PER_ROW = 2
 """New prompt tokens per generating row that a step may take beyond its fixed share: it takes about three times as long
 then as without any, however many rows there are."""
-
-
-class Move(NamedTuple):
-    """The beginning of a row of the cache that is wanted in another one: a sequence changed rows, or begins alike."""
-
-    source: int
-    target: int
-    length: int
 
 
 class Scheduler:
@@ -63,7 +54,7 @@ class Scheduler:
             del self._queues[_queue(sequence)]
 
     def schedule(self) -> list[int]:
-        """Let waiting sequences join; returns how many prompt tokens each of the last rows brings into this step.
+        """Let waiting sequences join; returns how many prompt tokens each of the last ones brings into this step.
 
         Only the last one may come to no end in this step: it goes on before others join. Joiners of one adapter stand
         side by side, which makes fewer, larger matrix products of their prompts.
@@ -79,24 +70,12 @@ class Scheduler:
             parts[joiner] = min(budget, joiner.missing)
             budget -= parts[joiner]
         joiners.sort(key=lambda one: (parts[one] < one.missing, one.request.adapter or ""))
-        for sequence in joiners:
-            sequence.row = len(self.running)
-            self.running.append(sequence)
+        self.running.extend(joiners)
         return [parts[sequence] for sequence in self.running[generating:]]
 
-    def release(self, sequence: Sequence) -> list[Move]:
-        """Free the row of a running sequence; what moves into the gap, in this order.
-
-        That is the last generating row, and behind it one whose prompt is entering.
-        """
-        gap, last = sequence.row, len(self.running) - 1
-        generating = last - 1 if self.running[last].is_entering else last
-        moves = [self._move(generating, gap)] if gap < generating else []
-        hole = generating if moves else gap
-        if hole < last:
-            moves.append(self._move(last, hole))
-        self.running.pop()
-        return moves
+    def release(self, sequence: Sequence) -> None:
+        """Forget one that runs."""
+        self.running.remove(sequence)
 
     def _next(self, joiners: list[Sequence]) -> Sequence | None:
         """The first of the queue whose turn it is, if there is a row and room for it.
@@ -119,12 +98,6 @@ class Scheduler:
         if self.cache_tokens is None:
             return True
         return len(sequences) * max(one.longest for one in sequences) <= self.cache_tokens
-
-    def _move(self, source: int, target: int) -> Move:
-        moved = self.running[source]
-        self.running[target] = moved
-        moved.row = target
-        return Move(source, target, moved.cached + len(moved.generated))
 
 
 def _queue(sequence: Sequence) -> str:

@@ -36,7 +36,7 @@ class GenerateRequest:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way. While it runs, `row` is its place in the cache and in every batch."""
+    """A request under way. While it runs, `row` is its place in the cache."""
 
     id: str
     request: GenerateRequest
