@@ -4,7 +4,8 @@
 
 On the shipped base and on a random Llama of 80 M parameters: 32 clients, prompts of 57 tokens, 32 new tokens each,
 greedy. Rounds of one, 8 and 32 adapters take turns; ratios are medians over the rounds, by the clock and by the
-replica's processor time. In float32 a mixed batch must give the tokens that each request gets alone.
+replica's processor time. One adapter alone is merged into small weights, one beside a request of the base is not: what
+mixing costs is the ratio to the second. In float32 a mixed batch must give the tokens that each request gets alone.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,15 @@ from tuneship.service.catalogue import Catalogue
 from tuneship.serving.line import GenerateRequest, ReplicaLine
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32
-MIXES = (0, 1, 8, 32)
-"""Adapters in a batch; 0 is the base alone."""
+ONE, ONE_BESIDE = "1 adapter", "1 and the base"
+MIXES: dict[str, Callable[[int], str | None]] = {
+    "base": lambda _: None,
+    ONE: lambda _: "0",
+    ONE_BESIDE: lambda client: "0" if client else None,
+    "8 adapters": lambda client: str(client % 8),
+    "32 adapters": lambda client: str(client % 32),
+}
+"""Which adapter a client asks; None: the base."""
 LOADED = 50
 MEMORY_TARGET = 1.5
 _draws = random.Random(0)
@@ -64,16 +72,16 @@ async def _measure(base: Path, adapters: Sequence[Path], rounds: int, target: fl
     async with replica(base) as line:
         facts = line.facts
         print(f"  {facts.parameters / 1e6:.1f} M parameters, {facts.dtype}, one thread")
-        await _burst(line, [_request(line, client, 0) for client in range(CLIENTS)])
+        await _burst(line, [_request(line, None) for _ in range(CLIENTS)])
         await _memory(line, adapters)
         if facts.dtype == "float32":
             await _check(line)
-        found: dict[int, list[Round]] = {mix: [] for mix in MIXES}
+        found: dict[str, list[Round]] = {mix: [] for mix in MIXES}
         for _ in range(rounds):
             for mix in MIXES:
                 found[mix].append(await _round(line, mix))
     for mix in MIXES:
-        _print(mix, found[mix], found[1], target)
+        _print(mix, found, target)
 
 
 async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
@@ -88,7 +96,7 @@ async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
     loaded = _resident(line.facts.pid) - before
     for start in range(0, len(adapters), CLIENTS):
         names = range(start, min(start + CLIENTS, len(adapters)))
-        await _burst(line, [_request(line, name, LOADED) for name in names])
+        await _burst(line, [_request(line, str(name)) for name in names])
     await line.stats()  # answered when the replica has given back what it freed
     used = _resident(line.facts.pid) - before
     print(
@@ -99,7 +107,7 @@ async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
 
 
 async def _check(line: ReplicaLine) -> None:
-    requests = [_request(line, client, 8) for client in range(CLIENTS)]
+    requests = [_request(line, MIXES["8 adapters"](client)) for client in range(CLIENTS)]
     together = await _burst(line, requests)
     for request, expected in list(zip(requests, together, strict=True))[:8]:
         alone = replace(request, queue="alone")  # nothing of its prompt is used again
@@ -107,9 +115,10 @@ async def _check(line: ReplicaLine) -> None:
             raise SystemExit("a request in a mixed batch has other tokens than alone")
 
 
-async def _round(line: ReplicaLine, mix: int) -> Round:
+async def _round(line: ReplicaLine, mix: str) -> Round:
     """Every client asks twice in a row."""
-    requests = [[_request(line, client, mix) for _ in range(2)] for client in range(CLIENTS)]
+    adapters = [MIXES[mix](client) for client in range(CLIENTS)]
+    requests = [[_request(line, adapter) for _ in range(2)] for adapter in adapters]
     began, cpu = time.monotonic(), cpu_seconds(line.facts.pid)
     await asyncio.gather(*(_client(line, pair) for pair in requests))
     return Round(time.monotonic() - began, cpu_seconds(line.facts.pid) - cpu)
@@ -129,11 +138,10 @@ async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> list
     return made
 
 
-def _request(line: ReplicaLine, client: int, adapters: int) -> GenerateRequest:
+def _request(line: ReplicaLine, adapter: str | None) -> GenerateRequest:
     """Each prompt is another one: none begins like one before it."""
     vocabulary = line.facts.vocabulary
     tokens = tuple(_draws.randrange(vocabulary) for _ in range(PROMPT_TOKENS))
-    adapter = str(client % adapters) if adapters else None
     return GenerateRequest(tokens, NEW_TOKENS, adapter=adapter)
 
 
@@ -143,18 +151,22 @@ def _resident(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def _print(mix: int, found: list[Round], one: list[Round], target: float) -> None:
+def _print(mix: str, found: Mapping[str, list[Round]], target: float) -> None:
     tokens = 2 * CLIENTS * NEW_TOKENS
-    rate = tokens / statistics.median(each.seconds for each in found)
-    per_cpu = tokens / statistics.median(each.cpu_seconds for each in found)
+    rate = tokens / statistics.median(each.seconds for each in found[mix])
+    per_cpu = tokens / statistics.median(each.cpu_seconds for each in found[mix])
+    text = f", target {target}" if mix.endswith("adapters") else ""
+    print(
+        f"  {mix:14}: {rate:6.0f} tokens/s, {per_cpu:6.0f} per CPU second; beside one adapter "
+        f"{_ratios(found[ONE], found[mix])}{text}; unmerged {_ratios(found[ONE_BESIDE], found[mix])}"
+    )
+
+
+def _ratios(one: list[Round], found: list[Round]) -> str:
     pairs = list(zip(one, found, strict=True))
     by_clock = statistics.median(a.seconds / b.seconds for a, b in pairs)
     by_cpu = statistics.median(a.cpu_seconds / b.cpu_seconds for a, b in pairs)
-    text = "" if mix < 2 else f", target {target}"
-    print(
-        f"  {mix:2} adapters: {rate:6.0f} tokens/s, {per_cpu:6.0f} per CPU second; "
-        f"beside one adapter {by_clock:.2f}x, by CPU time {by_cpu:.2f}x{text}"
-    )
+    return f"{by_clock:.2f}x, by CPU time {by_cpu:.2f}x"
 
 
 if __name__ == "__main__":
