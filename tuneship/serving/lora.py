@@ -368,20 +368,20 @@ class _Stack:
 
     def add_one(self, slot: int, x: Tensor, out: Tensor) -> None:
         """Every token gets the delta of one slot."""
-        low = (x @ self._a[slot]).split(self._rank, dim=-1)
-        columns = out.split(self._width, dim=-1)
-        for part, owner, b in zip(columns, self._owners, self._b[slot], strict=True):
-            part.addmm_(low[owner], b)
+        low = self._spread_out(x @ self._a[slot]).view(len(x), -1, self._rank).transpose(0, 1)
+        out.view(len(x), -1, self._width).transpose(0, 1).baddbmm_(low, self._b[slot])
 
     def add_each(self, x: Tensor, out: Tensor, tokens: TokenSlots) -> None:
         """Every token that has a slot gets the delta of its own."""
         x = tokens.select(x)
         low = weighted_sums(self._a, *tokens.places(x.shape[1], x.shape[1]), x.reshape(-1))
-        if self._spread is not None:
-            low = low.index_select(1, self._spread)
+        low = self._spread_out(low)
         lines = len(self._owners) * self._rank
         delta = weighted_sums(self._b, *tokens.places(lines, self._rank), low.reshape(-1))
         tokens.add(out, delta.view(len(x), -1))
+
+    def _spread_out(self, low: Tensor) -> Tensor:
+        return low if self._spread is None else low.index_select(1, self._spread)
 
 
 def _joined(spans: Items[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
