@@ -174,8 +174,13 @@ def test_an_idle_engine_gives_its_memory_back(
     engine = build(base, {}, rows=8)
     few, many = GenerateRequest((7,) * 9, max_tokens=3), GenerateRequest((7,) * 200, max_tokens=9)
     assert run(engine, [few]) == [expected(references[None], few)]
+    engine.rest()
+    assert engine.rested
     assert 0 < engine.stats()["cache_bytes"] <= 20_000
     assert run(engine, [many] * 5) == [expected(references[None], many)] * 5
+    assert not engine.rested
+    engine.rest()
+    assert engine.rested
     assert engine.stats()["cache_bytes"] == 0
     assert run(engine, [few]) == [expected(references[None], few)]
 

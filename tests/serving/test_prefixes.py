@@ -185,6 +185,7 @@ def test_what_the_cache_gave_back_is_not_used(
     monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
     assert run(engine, [ask(8)]) == [expected(references[None], ask(8))]
     assert reused(engine) == len(QUESTION)
+    engine.rest()
     assert engine.stats()["cache_bytes"] == 0
     assert run(engine, [ask(9)]) == [expected(references[None], ask(9))]
     assert reused(engine) == len(QUESTION)
@@ -303,9 +304,12 @@ SUBMIT = st.tuples(
     st.integers(1, 8),
 )
 STEPS = st.tuples(st.just("steps"), st.integers(1, 6))
+REST = st.tuples(st.just("rest"))
 CANCEL = st.tuples(st.just("cancel"), st.integers(0, 5))
 LOAD = st.tuples(st.sampled_from(["load", "unload"]), st.sampled_from("ab"))
-EVENTS = st.lists(st.one_of(SUBMIT, SUBMIT, STEPS, STEPS, CANCEL, LOAD), min_size=15, max_size=30)
+EVENTS = st.lists(
+    st.one_of(SUBMIT, SUBMIT, STEPS, STEPS, CANCEL, LOAD, REST), min_size=15, max_size=30
+)
 
 
 @settings(max_examples=150)
@@ -339,6 +343,8 @@ def happen(
             case "steps", count:
                 for _ in range(count):
                     assert engine.idle or not engine.step().failed
+            case ("rest",):
+                engine.rest()
             case "cancel", index:
                 engine.cancel("".join(engine.requests[index : index + 1]))
             case "load", adapter:

@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from tests.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, spawn
-from tuneship.serving.replica import Frames
+from tests.waiting import until
+from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.replica import Frames, Replica, load_model
 
 pytestmark = pytest.mark.slow
 
@@ -121,11 +124,39 @@ def test_a_termination_signal_ends_an_idle_process(wire: Wire) -> None:
     assert wire.process.wait(PATIENCE_S) == 0
 
 
+def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE_S)
+    engine = Engine(load_model(base), EngineLimits())
+    worker = threading.Thread(target=Replica(engine, Frames(theirs)).run, daemon=True)
+    worker.start()
+    with theirs, ours.makefile("rb") as lines:
+
+        def ask(frame: dict[str, Any], frames: int) -> dict[str, Any]:
+            ours.sendall(json.dumps(frame).encode() + b"\n")
+            return [json.loads(next(lines)) for _ in range(frames)][-1]
+
+        generate, stats = {**GENERATE, "id": "a"}, {"op": "stats", "id": "b"}
+        assert ask(generate, frames=4)["finished"]
+        assert ask(stats, frames=1)["cache_bytes"], "the next turn of a conversation needs it"
+        monkeypatch.setattr("tuneship.serving.replica.REST_S", 0.2)
+        until(lambda: not ask(stats, frames=1)["cache_bytes"])
+        assert ask(generate, frames=4)["finished"]
+        until(lambda: not engine.stats()["cache_bytes"])  # nothing wakes it up
+        ours.shutdown(socket.SHUT_RDWR)
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+    ours.close()
+
+
 def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         frames = Frames(theirs)
         frames.send({"unread": True})
         ours.close()
-        assert list(frames.arrived(wait=True)) == []
+        assert list(frames.arrived(None)) == []
         assert frames.closed

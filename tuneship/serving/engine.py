@@ -22,7 +22,7 @@ from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
 KEPT_BYTES = 16 << 20
-"""A cache up to this size stays when nobody uses it: to ask for it again would cost each lone request."""
+"""A cache up to this size stays when nobody uses it."""
 
 
 class RequestRefused(Exception):
@@ -75,6 +75,11 @@ class Engine:
     def idle(self) -> bool:
         """No request is under way."""
         return self._scheduler.idle
+
+    @property
+    def rested(self) -> bool:
+        """There is nothing that `rest` would give back."""
+        return self._cache.bytes_allocated <= KEPT_BYTES
 
     @property
     def moves(self) -> int:
@@ -150,6 +155,11 @@ class Engine:
         """One more token for every running sequence, after the waiting ones that fit have joined."""
         parts = self._schedule()
         return self._postprocess(self._run(parts))
+
+    def rest(self) -> None:
+        """Nothing has run for a while: give back a large cache, and what it held."""
+        if self.idle and not self.rested:
+            self._resize(0, 0)
 
     def stats(self) -> dict[str, int]:
         """Counts for people and for the autoscaler."""
@@ -246,8 +256,6 @@ class Engine:
         del self._sequences[sequence.id]
         self._scheduler.release(sequence)
         self._prefixes.leave(sequence)
-        if not self._scheduler.running and self._cache.bytes_allocated > KEPT_BYTES:
-            self._resize(0, 0)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 

@@ -1,6 +1,7 @@
 """The replica process between its socket and its engine: newline-delimited JSON frames in, frames out.
 
-Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket.
+Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket, and
+gives memory back when it has waited for long.
 The other end is `line`.
 """
 
@@ -8,6 +9,7 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from operator import index
 from pathlib import Path
@@ -22,6 +24,8 @@ from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
 _CHUNK = 1 << 18
+REST_S = 60.0
+"""Without a request, after which the cache is given back: the next turn of a conversation comes sooner."""
 MOVES_BORNE = 8
 """Of adapters in memory, before what they freed is given back: that takes some 20 ms."""
 
@@ -35,10 +39,10 @@ class Frames:
         self._rest = b""
         self.closed = False
 
-    def arrived(self, *, wait: bool) -> Iterator[Frame]:
-        """Frames that are there; with `wait`, at least one read. After the other end has closed: none."""
-        while not self.closed and select.select([self._stream], [], [], None if wait else 0)[0]:
-            wait = False
+    def arrived(self, wait_s: float | None) -> Iterator[Frame]:
+        """Frames that are there; waits so long for the first, None: until it comes or the other end closes."""
+        while not self.closed and select.select([self._stream], [], [], wait_s)[0]:
+            wait_s = 0
             try:
                 data = self._stream.recv(_CHUNK)
             except ConnectionResetError:  # it went without reading what was sent to it
@@ -63,6 +67,7 @@ class Replica:
         self._engine = engine
         self._frames = frames
         self._tidied_at = -MOVES_BORNE  # what loading the model left behind, too
+        self._worked_at = time.monotonic()
         self._operations: dict[str, Callable[[Frame], Frame | None]] = {
             "load": self._load,
             "unload": self._unload,
@@ -75,16 +80,24 @@ class Replica:
         """Until the socket closes. An exception is the engine's: all requests are told, then the process ends."""
         try:
             while not self._frames.closed:
-                for frame in self._frames.arrived(wait=self._engine.idle):
+                for frame in self._frames.arrived(self._patience()):
                     self._answer(frame)
                 if not self._engine.idle:
                     self._report(self._engine.step())
+                    self._worked_at = time.monotonic()
+                elif time.monotonic() >= self._worked_at + REST_S:
+                    self._engine.rest()
                 self._tidy()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
             for identifier in self._engine.requests:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
+
+    def _patience(self) -> float | None:
+        if not self._engine.idle:
+            return 0
+        return None if self._engine.rested else max(0, self._worked_at + REST_S - time.monotonic())
 
     def _tidy(self) -> None:
         """Nothing waits for it; an adapter more then costs its own size and not its holes."""
