@@ -7,8 +7,6 @@ turns. An answer in a mix must be the one that its model gives among its own. Th
 """
 
 import argparse
-import json
-import random
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
-from measuring.running import example_rows, running
+from measuring.running import example_questions, running
 from measuring.writers import writers
 
 from tuneship.client import Client
@@ -38,12 +36,7 @@ def main() -> None:
         with Client(service.settings) as client:
             made = [deployment for deployment, _ in writers(client, max(MIXES))]
         servers = [service_of(service, f"/v1/deployments/{one}") for one in made]
-        _compare(servers, _prompts(chosen.requests), chosen.rounds)
-
-
-def _prompts(count: int) -> list[str]:
-    rows = example_rows("validation.jsonl", 500)
-    return [json.loads(line)["instruction"] for line in random.Random(1).sample(rows, count)]
+        _compare(servers, example_questions(chosen.requests), chosen.rounds)
 
 
 def _compare(servers: Sequence[Server], prompts: Sequence[str], rounds: int) -> None:

@@ -12,9 +12,7 @@ peers run in environments of their own (`.peers/`).
 import argparse
 import http.client
 import importlib.metadata
-import json
 import os
-import random
 import socket
 import statistics
 import subprocess
@@ -31,7 +29,7 @@ import torch
 from measuring.environments import PeerMissing, python_with
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
-from measuring.running import example_rows, exported, running
+from measuring.running import example_questions, exported, running
 from measuring.writers import writers
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -204,9 +202,7 @@ def _compare(
     ours: Server, theirs: Server, chosen: argparse.Namespace, targets: Mapping[int, float]
 ) -> None:
     """Rounds in turn; texts first, then the numbers."""
-    draws = random.Random(1)
-    rows = example_rows("validation.jsonl", 500)
-    prompts = [json.loads(line)["instruction"] for line in draws.sample(rows, chosen.requests)]
+    prompts = example_questions(chosen.requests)
     rounds: dict[tuple[int, str], list[Round]] = {}
     for number in range(chosen.rounds + 1):  # the first warms up both sides
         for clients in CLIENTS:

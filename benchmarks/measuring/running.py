@@ -1,6 +1,8 @@
 """A real `tuneship serve` for benchmarks: start, tune, deploy, stop. Everything goes through its HTTP address."""
 
+import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -70,6 +72,12 @@ def running(data_dir: Path, environment: dict[str, str] | None = None) -> Genera
 def example_rows(source: str, rows: int) -> list[bytes]:
     """The first rows of an example file."""
     return (EXAMPLES / source).read_bytes().splitlines(keepends=True)[:rows]
+
+
+def example_questions(count: int) -> list[str]:
+    """The same ones every time, drawn from the validation rows."""
+    rows = example_rows("validation.jsonl", 500)
+    return [json.loads(line)["instruction"] for line in random.Random(1).sample(rows, count)]
 
 
 def upload(client: Client, name: str, lines: Iterable[bytes]) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from tuneship.serving.batch import Batch, Prompt
-from tuneship.serving.prefixes import Copy
+from tuneship.serving.rows import Copy
 from tuneship.serving.sums import weighted_sums
 
 _POSITIONS = 16
@@ -92,10 +92,8 @@ class SlotCache:
         """Size of the storage."""
         return self._size[0] * self._size[1] * self.shape.token_bytes
 
-    def prepare(self, batch: Batch) -> None:
-        """Once per step: make room."""
-        rows = (*batch.generating, *(prompt.row for prompt in batch.prompts))
-        self.resize(*self.size_for(max(rows) + 1, batch.length))
+    def prepare(self) -> None:
+        """Once per step, for which there is room."""
         self._masks.clear()
         self._prompt_masks.clear()
 

@@ -17,7 +17,7 @@ from tuneship.serving.cache import SlotCache
 from tuneship.serving.lora import Lora, Routes
 from tuneship.serving.model import Model
 from tuneship.serving.parity import prove
-from tuneship.serving.prefixes import Prefixes
+from tuneship.serving.rows import Rows
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
@@ -67,7 +67,7 @@ class Engine:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
         self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length, tokens)
         self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
-        self._prefixes = Prefixes()
+        self._rows = Rows()
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._generated = self._reused = 0
 
@@ -95,7 +95,7 @@ class Engine:
     def load(self, adapter: str, path: Path, key: str | None = None) -> None:
         """Make an adapter directory, whose files `key` opens, available under a name. Raises `AdapterRefused`."""
         self._refuse_while_used(adapter)
-        self._prefixes.forget_adapter(adapter)
+        self._rows.forget_adapter(adapter)
         self._lora.load(adapter, read_adapter(path, key))
         try:
             prove(self._model, self._lora, adapter, path, key)
@@ -106,7 +106,7 @@ class Engine:
     def unload(self, adapter: str) -> None:
         """Raises `AdapterRefused` while requests use it or when it is not loaded."""
         self._refuse_while_used(adapter)
-        self._prefixes.forget_adapter(adapter)
+        self._rows.forget_adapter(adapter)
         if not self._lora.unload(adapter):
             raise AdapterRefused("no adapter of this name is loaded")
 
@@ -147,7 +147,7 @@ class Engine:
             if sequence.is_entering:  # nobody has looked yet whether its numbers are finite
                 self._clear(sequence.row)
             else:
-                self._prefixes.hold(sequence)
+                self._rows.hold(sequence)
             self._end(sequence)
 
     @torch.inference_mode()
@@ -189,13 +189,13 @@ class Engine:
         return [min(part, one.missing) for part, one in zip(parts, entering, strict=True)]
 
     def _resize(self, rows: int, length: int) -> None:
-        for copy in self._prefixes.resize(rows, length):
+        for copy in self._rows.resize(rows, length):
             self._cache.copy(copy)
         self._cache.resize(rows, length)
 
     def _join(self, sequence: Sequence) -> None:
         """Of a prompt that begins like what is in the cache, only the rest enters."""
-        copy = self._prefixes.join(sequence)
+        copy = self._rows.join(sequence)
         if copy is None:
             return
         if copy.source != copy.target:
@@ -243,25 +243,25 @@ class Engine:
     def _take(self, sequence: Sequence, token: int, result: StepResult) -> None:
         kept = len(sequence.generated)
         if not kept:
-            self._prefixes.hold(sequence)
+            self._rows.hold(sequence)
         reason = sequence.append(token)
         if len(sequence.generated) > kept:
             result.tokens.append((sequence.id, token))
         if reason is not None:
             result.finished.append((sequence.id, reason))
-            self._prefixes.hold(sequence)
+            self._rows.hold(sequence)
             self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         self._scheduler.release(sequence)
-        self._prefixes.leave(sequence)
+        self._rows.leave(sequence)
         if sequence.request.adapter is not None:
             self._lora.release(sequence.request.adapter)
 
     def _clear(self, row: int) -> None:
         self._cache.clear(row)
-        self._prefixes.forget_row(row)
+        self._rows.forget_row(row)
 
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())

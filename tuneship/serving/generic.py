@@ -71,7 +71,7 @@ class GenericModel:
 
     def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """See `Model.forward`."""
-        cache.prepare(batch)
+        cache.prepare()
         self._step = _Step(batch, cache, lora, routes)
         output = self._model(
             input_ids=batch.tokens[None],
@@ -144,6 +144,7 @@ class GenericModel:
     def _trial(self) -> Tensor:
         """Logits after the probe, its second half token by token."""
         cache = SlotCache(self.facts.cache, rows=1, length=len(_PROBE))
+        cache.resize(1, len(_PROBE))
         half = len(_PROBE) // 2
         sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half, row=0)
         nothing = Lora((), self.facts.cache.dtype)

@@ -99,7 +99,7 @@ class LlamaModel:
 
     def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """See `Model.forward`."""
-        cache.prepare(batch)
+        cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
         x = F.embedding(batch.tokens, self._embedding)
         for number, layer in enumerate(self._layers):

@@ -166,11 +166,11 @@ class Lora:
 
     def route(self, rows: Items[str | None], prompts: Items[tuple[str | None, int, int]]) -> Routes:
         """`rows`: the adapter of each decoding row; `prompts`: adapter, start and stop of each joiner's tokens."""
-        slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
-        spans = [*((name, row, row + 1) for row, name in enumerate(rows)), *prompts]
-        merged = self._merge({name for name, *_ in spans}, slot_of)
+        merged = self._merge({*rows, *(name for name, *_ in prompts)})
         if merged and len(merged) == len(self._sites):
             return Routes((), None, merged)
+        slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
+        spans = [*((name, row, row + 1) for row, name in enumerate(rows)), *prompts]
         runs = _joined([(slot_of[name], start, stop) for name, start, stop in spans if name])
         fewest = self._lone if len(runs) == 1 else self._fewest
         many = tuple(run for run in runs if run[2] - run[1] >= fewest)
@@ -214,12 +214,13 @@ class Lora:
             raise ValueError("the model multiplies at this site itself")
         return product
 
-    def _merge(self, names: set[str | None], slot_of: Mapping[str, int]) -> Items[Product]:
+    def _merge(self, names: set[str | None]) -> Items[Product]:
         (name, *others) = names
         if others or name is None:
             self._merged.interrupt()
             return ()
-        return self._merged.step(name, lambda site: self._stacks[site].delta(slot_of[name]))
+        slot = self._residents.index(name)
+        return self._merged.step(name, lambda site: self._stacks[site].delta(slot))
 
     def _fit(self, module: str, pair: Matrices) -> tuple[int, int]:
         if module not in self._place:

@@ -15,7 +15,8 @@ from tuneship.serving.product import Product
 STEADY_STEPS = 16
 """Steps in a row with one adapter only, before its merging begins: two that take turns are left as they are."""
 MERGED_BYTES = 64 << 20
-"""Weights up to this size are copied. Larger ones are the larger part of a step, and an adapter the smaller one."""
+"""Weights up to this size in all are copied, in as many layouts as the base has. Of larger ones the products are nearly
+all of a step, and an adapter little."""
 
 
 class Merged:

@@ -53,6 +53,7 @@ def _read(directory: Path, key: str | None) -> Parity | None:
 def _next_logits(model: Model, lora: Lora, adapter: str, prompt: tuple[int, ...]) -> Tensor:
     sequence = Sequence("parity", GenerateRequest(prompt, max_tokens=1, adapter=adapter), 1, row=0)
     cache = SlotCache(model.facts.cache, rows=1, length=len(prompt))
+    cache.resize(1, len(prompt))
     lora.hold(adapter)
     try:
         routes = lora.route([], [(adapter, 0, len(prompt))])

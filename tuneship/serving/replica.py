@@ -1,8 +1,7 @@
 """The replica process between its socket and its engine: newline-delimited JSON frames in, frames out.
 
-Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket, and
-gives memory back when it has waited for long.
-The other end is `line`.
+Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket, and gives
+memory back when it has waited for long. The other end is `line`.
 """
 
 import json

@@ -19,8 +19,8 @@ from tuneship.serving.batch import Batch, Prompt
 from tuneship.serving.cache import SlotCache
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
 from tuneship.serving.model import Model
-from tuneship.serving.prefixes import MINIMUM, Copy, Prefixes
 from tuneship.serving.replica import load_model
+from tuneship.serving.rows import MINIMUM, Copy, Rows
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 QUESTION = tuple(range(20, 50))
@@ -211,85 +211,85 @@ TOKENS = tuple(range(100))
 
 
 @pytest.fixture
-def prefixes() -> Prefixes:
+def rows() -> Rows:
     """Four rows, nothing in them."""
-    prefixes = Prefixes()
-    assert prefixes.resize(4, 100) == []
-    return prefixes
+    rows = Rows()
+    assert rows.resize(4, 100) == []
+    return rows
 
 
-def join(prefixes: Prefixes, tokens: tuple[int, ...], **options: Any) -> Sequence:
+def join(rows: Rows, tokens: tuple[int, ...], **options: Any) -> Sequence:
     """One whose prompt has entered: whatever was not copied was computed."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
-    copied = prefixes.join(sequence)
-    prefixes.hold(sequence)
+    copied = rows.join(sequence)
+    rows.hold(sequence)
     sequence.cached = 0 if copied is None else copied.length
     return sequence
 
 
-def found(prefixes: Prefixes, tokens: tuple[int, ...], **options: Any) -> Copy | None:
+def found(rows: Rows, tokens: tuple[int, ...], **options: Any) -> Copy | None:
     """What one that leaves at once finds."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
-    copied = prefixes.join(sequence)
-    prefixes.hold(sequence)
-    prefixes.leave(sequence)
+    copied = rows.join(sequence)
+    rows.hold(sequence)
+    rows.leave(sequence)
     return copied
 
 
 def test_the_longest_common_beginning_is_found_and_its_own_row_when_nobody_runs_there(
-    prefixes: Prefixes,
+    rows: Rows,
 ) -> None:
-    first = join(prefixes, TOKENS[:40])
-    second = join(prefixes, (*TOKENS[:60], 7))
+    first = join(rows, TOKENS[:40])
+    second = join(rows, (*TOKENS[:60], 7))
     assert (first.row, second.row, second.cached) == (0, 1, 40)
-    assert found(prefixes, (*TOKENS[:50], 8)) == Copy(1, 2, 50)
-    assert found(prefixes, (*TOKENS[:50], 9)) == Copy(2, 2, 50)
-    assert found(prefixes, TOKENS) == Copy(1, 3, 60)
-    assert found(prefixes, TOKENS[:MINIMUM]) is None
-    prefixes.leave(first)
-    assert found(prefixes, TOKENS[: MINIMUM + 1]) == Copy(3, 3, MINIMUM)
-    assert found(prefixes, TOKENS[: MINIMUM - 1]) is None
+    assert found(rows, (*TOKENS[:50], 8)) == Copy(1, 2, 50)
+    assert found(rows, (*TOKENS[:50], 9)) == Copy(2, 2, 50)
+    assert found(rows, TOKENS) == Copy(1, 3, 60)
+    assert found(rows, TOKENS[:MINIMUM]) is None
+    rows.leave(first)
+    assert found(rows, TOKENS[: MINIMUM + 1]) == Copy(3, 3, MINIMUM)
+    assert found(rows, TOKENS[: MINIMUM - 1]) is None
 
 
-def test_who_finds_nothing_gets_an_empty_row_or_the_one_left_first(prefixes: Prefixes) -> None:
-    ran = [join(prefixes, TOKENS, queue=queue) for queue in "abcd"]
+def test_who_finds_nothing_gets_an_empty_row_or_the_one_left_first(rows: Rows) -> None:
+    ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
     for place in (2, 0, 3):
-        prefixes.leave(ran[place])
-    assert join(prefixes, TOKENS, queue="e").row == ran[2].row
-    prefixes.forget_row(ran[1].row)
-    prefixes.leave(ran[1])
-    assert join(prefixes, TOKENS, queue="f").row == ran[1].row
-    assert found(prefixes, TOKENS, queue="a") == Copy(ran[0].row, ran[0].row, 99)
-    assert found(prefixes, TOKENS, queue="d") == Copy(ran[3].row, ran[3].row, 99)
+        rows.leave(ran[place])
+    assert join(rows, TOKENS, queue="e").row == ran[2].row
+    rows.forget_row(ran[1].row)
+    rows.leave(ran[1])
+    assert join(rows, TOKENS, queue="f").row == ran[1].row
+    assert found(rows, TOKENS, queue="a") == Copy(ran[0].row, ran[0].row, 99)
+    assert found(rows, TOKENS, queue="d") == Copy(ran[3].row, ran[3].row, 99)
 
 
 def test_as_many_deployments_as_rows_find_their_own_whoever_comes_first(
-    prefixes: Prefixes,
+    rows: Rows,
 ) -> None:
-    ran = {queue: join(prefixes, TOKENS, queue=queue) for queue in "abcd"}
+    ran = {queue: join(rows, TOKENS, queue=queue) for queue in "abcd"}
     for order in ("dbca", "abdc", "cabd"):
         for queue in order:
-            prefixes.leave(ran[queue])
+            rows.leave(ran[queue])
         for queue in reversed(order):
-            before, ran[queue] = ran[queue], join(prefixes, (*TOKENS[:50], 7), queue=queue)
+            before, ran[queue] = ran[queue], join(rows, (*TOKENS[:50], 7), queue=queue)
             assert (ran[queue].row, ran[queue].cached) == (before.row, 50)
 
 
 def test_what_lies_beyond_the_storage_is_forgotten_and_who_runs_there_moves(
-    prefixes: Prefixes,
+    rows: Rows,
 ) -> None:
-    ran = [join(prefixes, TOKENS, queue=queue) for queue in "abcd"]
-    prefixes.leave(ran[0])
-    prefixes.leave(ran[2])
+    ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
+    rows.leave(ran[0])
+    rows.leave(ran[2])
     ran[3].cached, ran[3].generated = 100, [5]
-    assert prefixes.resize(2, 30) == [Copy(3, 0, 101)]
+    assert rows.resize(2, 30) == [Copy(3, 0, 101)]
     assert (ran[1].row, ran[3].row) == (1, 0)
-    assert prefixes.resize(4, 200) == []
-    assert found(prefixes, TOKENS, queue="a") is None
-    assert found(prefixes, TOKENS, queue="c") is None
-    assert found(prefixes, TOKENS, queue="d") == Copy(0, 2, 30)
-    prefixes.forget_row(0)
-    assert found(prefixes, TOKENS, queue="b") == Copy(1, 3, 30)
+    assert rows.resize(4, 200) == []
+    assert found(rows, TOKENS, queue="a") is None
+    assert found(rows, TOKENS, queue="c") is None
+    assert found(rows, TOKENS, queue="d") == Copy(0, 2, 30)
+    rows.forget_row(0)
+    assert found(rows, TOKENS, queue="b") == Copy(1, 3, 30)
 
 
 @pytest.fixture(scope="module")
@@ -355,13 +355,15 @@ def happen(
 
 def check_rows(engine: Engine) -> None:
     """One token more on what a row holds has the logits that it has on a computation of its own."""
-    for row, held in engine._prefixes._held.items():
+    for row, held in engine._rows._held.items():
         if not held.known:
             continue
         adapter, tokens = held.scope[0], held.tokens[: held.known].tolist()
         own = SlotCache(engine._cache.shape, rows=1, length=len(tokens) + 1)
+        own.resize(1, len(tokens) + 1)
         computed = next_logits(engine, own, adapter, [*tokens, 9], row=0, cached=0)
         copied = copy.deepcopy(engine._cache)
+        copied.resize(*copied.size_for(row + 1, len(tokens) + 1))
         found = next_logits(engine, copied, adapter, [9], row=row, cached=len(tokens))
         assert torch.allclose(found, computed, atol=1e-4)
 

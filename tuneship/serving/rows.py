@@ -36,7 +36,7 @@ class _Held:
     """So many of them have their keys and values there."""
 
 
-class Prefixes:
+class Rows:
     """The rows of the cache: who runs in which, and what the others still hold."""
 
     def __init__(self) -> None:
