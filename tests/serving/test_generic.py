@@ -12,7 +12,7 @@ from tests.serving.test_engine import build, expected, run
 from tuneship.service.catalogue import NOT_SERVED
 from tuneship.serving import product
 from tuneship.serving.generic import GenericModel
-from tuneship.serving.model import ModelRefused
+from tuneship.serving.model import Model, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 
@@ -26,6 +26,11 @@ def save(directory: Path, kind: str, **options: object) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **options}))
+        for weights in model.parameters():
+            if (
+                weights.dim() == 1
+            ):  # norms and biases: as they start, a lost one would not be noticed
+                weights.data.add_(torch.randn_like(weights), alpha=0.1)
     model.save_pretrained(directory)
     return model.eval()
 
@@ -38,6 +43,7 @@ OWN_SHAPES: dict[str, dict[str, object]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
 }
 WINDOW = {"sliding_window": 12}
+QWEN_WINDOW = {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}
 REUSED = 20 + 29 + 38
 """Of what those with the same adapter have in common, in `check_answers`; eleven tokens are too few."""
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
@@ -46,10 +52,9 @@ TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("qwen2", {}),
-        ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
-        ("qwen3", {"head_dim": 8}),
-        ("mistral", WINDOW),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", QWEN_WINDOW),
+        ("qwen3", {"head_dim": 8, "attention_bias": True}),
         ("phi3", {}),
         ("gemma", {"head_dim": 16}),
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8, "attn_logit_softcapping": 2.0}),
@@ -59,13 +64,13 @@ TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 def test_another_architecture_answers_as_generate_does_with_and_without_an_adapter(
     tmp_path: Path, kind: str, options: dict[str, object]
 ) -> None:
-    check_answers(tmp_path, kind, options)
+    check_answers(tmp_path, kind, options, GenericModel)
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("qwen2", {"tie_word_embeddings": False}),
+        ("qwen2", {**QWEN_WINDOW, "tie_word_embeddings": False}),
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8, "tie_word_embeddings": True}),
     ],
 )
@@ -77,10 +82,12 @@ def test_the_same_with_weights_laid_out(
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr(product, "SMALL_BYTES", 0)
     monkeypatch.setattr(product, "prefers_layout", lambda _: True)
-    check_answers(tmp_path, kind, options)
+    check_answers(tmp_path, kind, options, GenericModel)
 
 
-def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None:
+def check_answers(
+    tmp_path: Path, kind: str, options: dict[str, object], served_by: type[Model]
+) -> None:
     """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side.
 
     They begin alike: keys and values are used again beyond a window, too.
@@ -91,7 +98,7 @@ def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None
     adapter = make_adapter(
         tmp_path / "base", tmp_path / "adapter", r=4, target_modules="all-linear", seed=3
     )
-    assert isinstance(load_model(tmp_path / "base"), GenericModel)
+    assert type(load_model(tmp_path / "base")) is served_by
     engine = build(tmp_path / "base", {"a": adapter}, rows=4, prompt_tokens=20)
     requests = [
         GenerateRequest(tuple(range(9, 20 + 9 * n)), 12, adapter="a" if n % 2 else None)
@@ -103,11 +110,6 @@ def check_answers(tmp_path: Path, kind: str, options: dict[str, object]) -> None
     with quiet_peft():
         tuned = PeftModel.from_pretrained(reference, adapter)
     assert answers[1::2] == [expected(tuned, request) for request in requests[1::2]]
-
-
-def test_a_model_with_a_sliding_window_is_served_beyond_its_window(tmp_path: Path) -> None:
-    save(tmp_path, "mistral", sliding_window=48)
-    assert load_model(tmp_path).facts.context_length == SHAPE["max_position_embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +141,4 @@ def test_a_directory_of_code_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "evil.Config"}}))
     (tmp_path / "evil.py").write_text("raise SystemExit('this ran')")
     with pytest.raises(ModelRefused):
-        load_model(tmp_path)
-
-
-def test_weights_that_are_missing_or_damaged_are_refused(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((base / "config.json").read_text())
-    with pytest.raises(ModelRefused, match="no tensor"):
-        load_model(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(ModelRefused, match="cannot be read"):
         load_model(tmp_path)

@@ -58,7 +58,7 @@ class GenericModel:
             config = AutoConfig.from_pretrained(directory, local_files_only=True)
             self._model = _load(directory, config, dtype)
             self.facts = _facts(self._model)
-        except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
+        except Exception as error:  # whatever a damaged checkpoint or configuration brings about
             raise ModelRefused(
                 f"transformers cannot load the base model: {type(error).__name__}"
             ) from error

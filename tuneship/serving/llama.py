@@ -1,11 +1,11 @@
-"""Llama from its safetensors files, written for many short steps: fused products, no masks, no modules.
+"""Llama and its kin from their safetensors files, written for many short steps: fused products, no masks, no modules.
 
-The computation is that of transformers' LlamaForCausalLM (a test compares the logits). Knows no sampling and no
-requests; `supports` says which configurations it takes, `generic` takes the others.
+The computation is that of transformers' models for causal language modelling (tests compare logits and tokens). Knows
+no sampling and no requests; `supports` says which configurations it takes, `generic` takes the others.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,29 @@ from tuneship.serving.product import Product
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 """The matrix products of a layer, in order; each is a site for adapters."""
+KINDS: dict[str, frozenset[str]] = {
+    "llama": frozenset(),
+    "mistral": frozenset({"num_key_value_heads", "sliding_window"}),
+    "qwen2": frozenset({"num_key_value_heads"}),
+    "qwen3": frozenset({"num_key_value_heads", "head_dim"}),
+}
+"""Architectures, and what their configuration must name since its default is not Llama's.
+
+Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys and values, Qwen 3 norms
+of the heads of queries and keys; all else is Llama's.
+"""
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """Plain Llama: no biases, no quantisation, the rotary embedding as it is or stretched as in Llama 3."""
+    """As these architectures usually come; no quantisation, rotation as it is or stretched as in Llama 3."""
+    kind = str(config.get("model_type"))
     return (
-        config.get("model_type") == "llama"
+        kind in KINDS
+        and KINDS[kind] <= config.keys()
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
         and not config.get("mlp_bias")
+        and not config.get("use_sliding_window")
         and not config.get("quantization_config")
         and _rope(config)["rope_type"] in ("default", "llama3")
     )
@@ -41,6 +55,9 @@ def supports(config: Mapping[str, Any]) -> bool:
 class _Layer:
     input_norm: "_Norm"
     qkv: Product
+    qkv_bias: Tensor | None
+    heads_norm: "_Norm | None"
+    """Of the heads of queries and keys."""
     output: Product
     attention_norm: "_Norm"
     gate_up: Product
@@ -55,11 +72,12 @@ class _Norm:
     """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
-        self._gain = gain.float() * math.sqrt(len(gain))
-        self._floor = torch.tensor(math.sqrt(len(gain) * eps))
+        width = gain.shape[-1]
+        self._gain = gain.float() * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """For [T, n] the same."""
+        """For [T, n], or [T, heads, n] with a gain [heads, n], the same."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return torch.div(x, size.hypot_(self._floor)).mul_(self._gain).to(x.dtype)
 
@@ -71,30 +89,38 @@ class LlamaModel:
         """Reads all weights; raises `ModelRefused`."""
         weights = _Weights(directory)
         number_format = choose_dtype(dtype, weights.parameters)
-        self._heads = int(config["num_attention_heads"])
-        self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        self._hidden = int(config["hidden_size"])
-        self._dim = int(config.get("head_dim") or self._hidden // self._heads)
-        self._eps = float(config.get("rms_norm_eps", 1e-6))
-        self._inner = int(config["intermediate_size"])
-        layers = int(config["num_hidden_layers"])
+        self._kind = str(config["model_type"])
+        self._heads = _count(config, "num_attention_heads")
+        self._kv_heads = _count(config, "num_key_value_heads", self._heads)
+        self._hidden = _count(config, "hidden_size")
+        self._dim = _count(config, "head_dim", self._hidden // self._heads)
+        self._inner = _count(config, "intermediate_size")
+        if self._dim % 2 or self._heads % self._kv_heads:
+            raise ModelRefused(
+                "head_dim or num_key_value_heads in the base model's config.json fits no attention"
+            )
+        self._eps = _number(config, "rms_norm_eps", 1e-6)
+        layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
         self.facts = ModelFacts(
             parameters=weights.parameters,
-            vocabulary=int(config["vocab_size"]),
-            context_length=int(config["max_position_embeddings"]),
+            vocabulary=vocabulary,
+            context_length=_count(config, "max_position_embeddings"),
             cache=CacheShape(layers, self._kv_heads, self._dim, number_format),
         )
         self._interleaved = torch.arange(self._dim).view(2, -1).t().flatten()
-        self._embedding = weights.take("model.embed_tokens.weight", number_format)
+        around = (vocabulary, self._hidden)
+        self._embedding = weights.take("model.embed_tokens.weight", number_format, around)
         self._layers = [
             self._layer(weights, f"model.layers.{n}", number_format) for n in range(layers)
         ]
-        self._norm = _Norm(weights.take("model.norm.weight", number_format), self._eps)
+        self._norm = _Norm(weights.take("model.norm.weight", number_format, around[1:]), self._eps)
         tied = config.get("tie_word_embeddings", False)
-        head = self._embedding if tied else weights.take("lm_head.weight", number_format)
+        head = self._embedding if tied else weights.take("lm_head.weight", number_format, around)
         self._head = Product(head, shared=tied)
         self._rotation = _rotation(config, self._dim)
-        self._look = Look(self._dim**-0.5)
+        has_window = self._kind == "mistral" and config["sliding_window"] is not None
+        window = _count(config, "sliding_window") if has_window else None
+        self._look = Look(self._dim**-0.5, window)
         self.sites = tuple(self._sites())
 
     def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
@@ -115,27 +141,53 @@ class LlamaModel:
     def _attend(
         self, number: int, qkv: Tensor, rotation: Tensor, batch: Batch, cache: SlotCache
     ) -> Tensor:
+        layer = self._layers[number]
+        if layer.qkv_bias is not None:
+            qkv.add_(layer.qkv_bias)
         heads = qkv.view(len(qkv), -1, self._dim)
-        _rotate(heads[:, : self._heads + self._kv_heads], rotation)
+        turning = heads[:, : self._heads + self._kv_heads]
+        if layer.heads_norm is not None:
+            turning.copy_(layer.heads_norm(turning))
+        _rotate(turning, rotation)
         attended = cache.attend(
             number, heads[:, : self._heads], heads[:, self._heads :], batch, self._look
         )
         return attended.reshape(len(qkv), -1)
 
     def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _Layer:
-        def take(part: str) -> Tensor:
-            return weights.take(f"{name}.{part}.weight", dtype)
+        hidden, inner = self._hidden, self._inner
+        attending, keeping = self._heads * self._dim, self._kv_heads * self._dim
 
-        query = take("self_attn.q_proj")[self._order(self._heads)]
-        key = take("self_attn.k_proj")[self._order(self._kv_heads)]
+        def take(part: str, *shape: int) -> Tensor:
+            return weights.take(f"{name}.{part}", dtype, shape)
+
+        def norm(part: str) -> _Norm:
+            return _Norm(take(f"{part}_layernorm.weight", hidden), self._eps)
+
+        def qkv(part: str, *inputs: int) -> Tensor:
+            query = take(f"self_attn.q_proj.{part}", attending, *inputs)
+            key = take(f"self_attn.k_proj.{part}", keeping, *inputs)
+            value = take(f"self_attn.v_proj.{part}", keeping, *inputs)
+            return torch.cat(
+                [query[self._order(self._heads)], key[self._order(self._kv_heads)], value]
+            )
+
+        gate, up = (take(f"mlp.{one}_proj.weight", inner, hidden) for one in ("gate", "up"))
         return _Layer(
-            input_norm=_Norm(take("input_layernorm"), self._eps),
-            qkv=Product(torch.cat([query, key, take("self_attn.v_proj")])),
-            output=Product(take("self_attn.o_proj")),
-            attention_norm=_Norm(take("post_attention_layernorm"), self._eps),
-            gate_up=Product(torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")])),
-            down=Product(take("mlp.down_proj")),
+            input_norm=norm("input"),
+            qkv=Product(qkv("weight", hidden)),
+            qkv_bias=qkv("bias") if self._kind == "qwen2" else None,
+            heads_norm=self._heads_norm(take) if self._kind == "qwen3" else None,
+            output=Product(take("self_attn.o_proj.weight", hidden, attending)),
+            attention_norm=norm("post_attention"),
+            gate_up=Product(torch.cat([gate, up])),
+            down=Product(take("mlp.down_proj.weight", hidden, inner)),
         )
+
+    def _heads_norm(self, take: Callable[..., Tensor]) -> _Norm:
+        query, key = (take(f"self_attn.{one}_norm.weight", self._dim) for one in "qk")
+        gains = [query.expand(self._heads, -1), key.expand(self._kv_heads, -1)]
+        return _Norm(torch.cat(gains)[:, self._interleaved], self._eps)
 
     def _order(self, heads: int) -> Tensor:
         """Within each head, bring the two numbers that rotate together side by side: they become one complex number.
@@ -174,19 +226,48 @@ class _Weights:
             math.prod(file.get_slice(name).get_shape()) for name, file in self._at.items()
         )
 
-    def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A copy in the number format asked for."""
+    def take(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """A copy in the number format asked for. Raises `ModelRefused`."""
         if name not in self._at:
             raise ModelRefused(f"the base model has no tensor {name}")
-        return self._at[name].get_tensor(name).to(dtype, copy=True)
+        found = self._at[name].get_tensor(name)
+        if found.shape != shape:
+            raise ModelRefused(
+                f"the base model's {name} is {_times(found.shape)}, its config.json says {_times(shape)}"
+            )
+        return found.to(dtype, copy=True)
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number above 0; raises `ModelRefused`."""
+    found = config.get(name)
+    found = default if found is None else found
+    if type(found) is not int or found < 1:
+        raise ModelRefused(f"{name} in the base model's config.json is not a whole number above 0")
+    return found
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """Above 0; raises `ModelRefused`."""
+    found = config.get(name)
+    found = default if found is None else found
+    if type(found) not in (int, float) or not 0 < found < math.inf:
+        raise ModelRefused(f"{name} in the base model's config.json is not a number above 0")
+    return float(found)
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings: one object since transformers 5, two keys before."""
+    """Rotary settings: one object since transformers 5, two keys before. Raises `ModelRefused`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ModelRefused("the rotation in the base model's config.json is not an object")
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-    return {**rope, "rope_type": kind, "rope_theta": float(theta)}
+    theta = _number(rope, "rope_theta", _number(config, "rope_theta", 10_000.0))
+    return {**rope, "rope_type": kind, "rope_theta": theta}
 
 
 def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:
@@ -200,12 +281,16 @@ def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
+STRETCHED = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
+"""What Llama 3.1's rotation is described by."""
+
+
 def _stretched(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Llama 3.1: slow rotations are slowed by `factor`, fast ones stay, those between are blended."""
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high, factor, length = (_number(rope, name, 0.0) for name in STRETCHED)
+    turns = length * frequency / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (share + (1 - share) / rope["factor"])
+    return frequency * (share + (1 - share) / factor)
 
 
 def _rotate(heads: Tensor, rotation: Tensor) -> None:
