@@ -37,6 +37,22 @@ def test_a_nucleus_larger_than_the_first_candidates_is_still_exact() -> None:
     assert len({pick(flat, 1, 0.5, n / 1000) for n in range(1000)}) == 100
 
 
+@pytest.mark.parametrize("steepness", [0.0, 0.5, 1.0, 1.5, 3.0, 30.0])
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999, 0.9999999])
+def test_in_a_large_vocabulary_the_nucleus_is_that_of_the_whole_in_order(
+    steepness: float, top_p: float
+) -> None:
+    shuffled = torch.randperm(50_000, generator=torch.Generator().manual_seed(1))
+    logits = torch.empty(1, 50_000)
+    logits[0, shuffled] = -steepness * torch.arange(1, 50_001).log()
+    likely, order = logits[0].softmax(0).sort(descending=True, stable=True)
+    mass = likely.cumsum(0)
+    nucleus = mass[: int((mass < top_p).sum()) + 1]
+    for draw in (0.0, 0.3, 0.99):
+        place = int(torch.searchsorted(nucleus, draw * float(nucleus[-1]), right=True))
+        assert pick(logits, 1, top_p, draw) == order[place]
+
+
 def test_a_low_temperature_sharpens_and_a_high_one_flattens() -> None:
     def share_of_first(temperature: float) -> int:
         return sum(pick(LOGITS, temperature, 1, n / 200) == 0 for n in range(200))

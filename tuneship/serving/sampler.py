@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 _NUCLEUS = 64
-"""Candidates looked at before a full sort: the nucleus of a trained model is nearly always smaller."""
+"""Candidates looked at first: the nucleus of a trained model is nearly always smaller."""
+_WIDER, _LEAST, _FEW = 8, 1e-9, 8192
+"""Then so many times less likely ones are taken in at a time; all of them below this, or when there are no more."""
 
 
 def choose(
@@ -34,11 +36,22 @@ def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
     if top_p >= 1:
         mass = probabilities.cumsum(0)
         return min(int(torch.searchsorted(mass, draw * float(mass[-1]), right=True)), len(mass) - 1)
-    likely, tokens = probabilities.topk(min(_NUCLEUS, len(probabilities)))
+    likely, tokens = _likely(probabilities, top_p)
     mass = likely.cumsum(0)
-    if mass[-1] < top_p:
-        likely, tokens = probabilities.sort(descending=True, stable=True)
-        mass = likely.cumsum(0)
     kept = min(int(torch.searchsorted(mass, top_p)), len(mass) - 1) + 1
     place = int(torch.searchsorted(mass[:kept], draw * float(mass[kept - 1]), right=True))
     return int(tokens[min(place, kept - 1)])
+
+
+def _likely(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens in order, so many that they hold the nucleus: to sort a whole vocabulary takes 10 ms."""
+    likely, tokens = probabilities.topk(min(_NUCLEUS, len(probabilities)))
+    if float(likely.sum()) >= top_p:
+        return likely, tokens
+    least = float(likely[-1])
+    while least and float(likely.sum()) < top_p:
+        least = least / _WIDER if least > _LEAST and len(probabilities) > _FEW else 0.0
+        tokens = (probabilities >= least).nonzero()[:, 0]
+        likely = probabilities[tokens]
+    likely, order = likely.sort(descending=True, stable=True)
+    return likely, tokens[order]
