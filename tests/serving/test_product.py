@@ -88,7 +88,12 @@ def test_the_weight_that_was_copied_is_not_kept() -> None:
     assert product_of_it(torch.ones(1, LARGE[1])).isfinite().all()
 
 
-def test_large_layers_of_a_model_are_replaced_where_that_is_faster(layout: bool) -> None:
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
+    layout: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one's weight is an embedding, too, and is copied up to so many bytes."""
+    monkeypatch.setattr(product, "SHARED_BYTES", most)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(
@@ -107,7 +112,8 @@ def test_large_layers_of_a_model_are_replaced_where_that_is_faster(layout: bool)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     replaced = [isinstance(layer, LaidOutLinear) for layer in model]
     assert replaced == [False, layout, False, False, layout]
-    assert model[4].weight.data_ptr() == model[0].weight.data_ptr()
+    assert model[4].weight.is_mkldnn == (layout and most > 0)
+    assert model[4].weight.is_mkldnn or model[4].weight.data_ptr() == model[0].weight.data_ptr()
 
 
 @pytest.mark.usefixtures("fresh_trial")

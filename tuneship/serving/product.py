@@ -17,8 +17,9 @@ _ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
 """The trial: so many tokens through a layer of this width, the best of so many rounds."""
 SMALL_BYTES = 1 << 20
 """Weights up to this size are there both ways: the call of oneDNN takes longer than a small product."""
-SHARED_BYTES = 4 << 20
-"""Of a weight that others use too, a second copy is made up to this size."""
+SHARED_BYTES = 512 << 20
+"""Of a weight that others use too (a head that is the embedding), a second copy is made up to this size: as it is, one
+of 150,000 tokens takes a quarter of a step of a model of 0.5 B parameters, laid out a tenth less to half of that."""
 SMALL_PRODUCT = 3 << 18
 """Multiplications up to which a plain product is faster: those of 48 tokens with a weight of 128 by 128."""
 FEW_TOKENS = 32
@@ -71,11 +72,11 @@ class Product:
 class LaidOutLinear(nn.Linear):
     """A linear layer of a loaded model with its weight laid out, in place of it."""
 
-    def __init__(self, linear: nn.Linear, *, shared: bool) -> None:
-        """A shared weight is kept as it is; of another, the plain copy may be forgotten."""
+    def __init__(self, linear: nn.Linear, *, kept: bool) -> None:
+        """A weight that is `kept` is used as it is; of another, the plain copy may be forgotten."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight if shared else _lay_out(linear.weight)
+        weight = linear.weight if kept else _lay_out(linear.weight)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
@@ -92,7 +93,8 @@ def lay_out_layers(model: nn.Module) -> None:
             continue
         if prefers_layout(module.weight.dtype):
             is_shared = tensors.count(id(module.weight)) > 1
-            model.set_submodule(name, LaidOutLinear(module, shared=is_shared))
+            is_kept = is_shared and module.weight.nbytes > SHARED_BYTES
+            model.set_submodule(name, LaidOutLinear(module, kept=is_kept))
 
 
 def prefers_layout(dtype: torch.dtype) -> bool:
