@@ -153,7 +153,7 @@ def test_what_is_not_finite_is_not_used_again(
 def test_of_a_cancelled_prompt_nothing_is_used_that_nobody_looked_at(
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
-    engine = build(base, {}, rows=3, prompt_tokens=20)
+    engine = build(base, {}, rows=3, prompt_tokens=10)
     long = ask(*range(100, 200))
     for known in (0, len(QUESTION)):  # its row is cleared, with what was there before
         engine.submit("cancelled", long)

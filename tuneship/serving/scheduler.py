@@ -13,12 +13,15 @@ TOKENS_PER_ROW = 2
 """New prompt tokens per generating row that a step may take beyond its fixed share: it takes about three times as long
 then as without any, however many rows there are."""
 
+UNSHARED = 2
+"""Times that share while none generates: larger parts take fewer steps, and only joiners would wait."""
+
 
 class Scheduler:
     """Continuous batching: joiners enter at any step, the ended leave at once."""
 
     def __init__(self, rows: int, prompt_tokens: int, cache_tokens: int | None = None) -> None:
-        """`rows` run at once; `prompt_tokens` new ones enter per step, so that joiners do not stall the rest.
+        """`rows` run at once; `prompt_tokens` new ones enter beside them, so that joiners do not stall the rest.
 
         `cache_tokens`: what rows times the longest of them may come to at most.
         """
@@ -61,7 +64,8 @@ class Scheduler:
         """
         entering = [sequence for sequence in self.running if sequence.is_entering]
         generating = len(self.running) - len(entering)
-        budget = max(self.prompt_tokens, TOKENS_PER_ROW * generating)
+        share = self.prompt_tokens if generating else UNSHARED * self.prompt_tokens
+        budget = max(share, TOKENS_PER_ROW * generating)
         parts = {one: min(budget, one.missing) for one in entering}
         budget -= sum(parts.values())
         joiners: list[Sequence] = []
