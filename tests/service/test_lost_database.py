@@ -150,15 +150,15 @@ def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
 ) -> None:
     """It is in force, but its answer got lost: the client hears 503, asks again, and finds everything there."""
     engine = service.database.engine
-    commit, inserted = engine.dialect.do_commit, list[str]()
+    commit, inserting = engine.dialect.do_commit, list[object]()
 
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        inserted.extend(["it"] * statement.startswith("INSERT INTO datasets"))
+    def note(_connection: object, cursor: Any, statement: str, *_: object) -> None:
+        inserting.extend([cursor.connection] * statement.startswith("INSERT INTO datasets"))
 
     def lose(connection: Any) -> None:
         commit(connection)
-        if inserted:
-            inserted.clear()
+        if connection.dbapi_connection in inserting:  # the service commits on others meanwhile
+            inserting.clear()
             raise engine.dialect.dbapi.OperationalError("the answer is lost")  # type: ignore[union-attr]
 
     event.listen(engine, "before_cursor_execute", note)
