@@ -18,8 +18,8 @@ _ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
 SMALL_BYTES = 1 << 20
 """Weights up to this size are there both ways: the call of oneDNN takes longer than a small product."""
 SHARED_BYTES = 512 << 20
-"""Of a weight that others use too (a head that is the embedding), a second copy is made up to this size. As it is, one of
-152,000 tokens takes a quarter to two fifths of a step of 0.5 B parameters; laid out, half to three quarters of that."""
+"""Of a weight that others use too (a head that is the embedding), a second copy is made up to this size. As it is, one
+of 152,000 tokens takes a quarter to two fifths of a step of 0.5 B parameters; laid out, half of that or more."""
 SMALL_PRODUCT = 3 << 18
 """Multiplications up to which a plain product is faster: those of 48 tokens with a weight of 128 by 128."""
 FEW_TOKENS = 32
