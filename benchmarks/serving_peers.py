@@ -2,7 +2,7 @@
 
     python benchmarks/serving_peers.py [--rounds 3] [--requests 64] [--only transformers|vllm] [--peer-python PATH]
 
-Tunes the shipped base, and a random one of 80 M parameters, and serves the adapter with `tuneship serve`. vLLM serves
+Tunes the shipped base, and a random one of 72 M parameters, and serves the adapter with `tuneship serve`. vLLM serves
 the same adapter, transformers (which serves none) the same adapter merged into its base; one compute thread each, and
 the number format that we choose on this machine. Same clients, same prompts, greedy; rounds take turns. Every text of
 every round must be the same on both sides before a number is printed. The peers run in environments of their own
@@ -46,7 +46,7 @@ NEW_TOKENS = 48
 PEER_START_S = 600.0
 VERSION = importlib.metadata.version("transformers")
 VLLM = "0.32.0"
-SHIPPED, LARGE = "tuneship-tiny", "random-80m"
+SHIPPED, LARGE = "tuneship-tiny", "random-72m"
 ROWS = {SHIPPED: 320, LARGE: 32}
 """Bases, and how many rows their model is tuned on."""
 

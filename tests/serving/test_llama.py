@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 
+from tests.serving.conftest import make_adapter, quiet_peft
+from tests.serving.test_engine import build, expected, run
 from tests.serving.test_generic import WINDOW, check_answers, save
+from tests.serving.test_merging import merged
 from tuneship.serving import product
 from tuneship.serving.generic import GenericModel
 from tuneship.serving.llama import KINDS, LlamaModel
+from tuneship.serving.merging import STEADY_STEPS
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
+from tuneship.serving.sequence import GenerateRequest
 
 KIN: dict[str, list[dict[str, object]]] = {
     "llama": [{}, {"tie_word_embeddings": True}],
@@ -38,6 +44,23 @@ def test_the_same_with_weights_laid_out(
     monkeypatch.setattr(product, "SMALL_BYTES", 0)
     monkeypatch.setattr(product, "prefers_layout", lambda _: True)
     check_answers(tmp_path, kind, KIN[kind][0], LlamaModel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_answers_the_same_when_its_adapter_is_merged(tmp_path: Path, kind: str) -> None:
+    """Biases, norms and windows stay where they are."""
+    reference = save(tmp_path / "base", kind, **KIN[kind][0])
+    adapter = make_adapter(
+        tmp_path / "base", tmp_path / "adapter", r=4, target_modules="all-linear", seed=3
+    )
+    engine = build(tmp_path / "base", {"a": adapter}, rows=1)
+    sites = len(engine._lora._sites)
+    request = GenerateRequest(tuple(range(9, 20)), STEADY_STEPS + sites + 20, adapter="a")
+    (answer,) = run(engine, [request])
+    assert len(merged(engine, "a")) == sites
+    with quiet_peft():
+        tuned = PeftModel.from_pretrained(reference, adapter)
+    assert answer == expected(tuned, request)
 
 
 @pytest.mark.parametrize(

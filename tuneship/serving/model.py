@@ -1,7 +1,7 @@
 """What the engine asks of a base model, and which implementation a directory gets.
 
-`llama` reads Llama weights by itself: no transformers to import, and steps of small models are two to three times
-quicker. Everything else goes through transformers in `generic`.
+`llama` reads the weights of Llama and its kin by itself: no transformers to import, and steps of small models are up to
+twice as quick. Everything else goes through transformers in `generic`.
 """
 
 import json

@@ -37,8 +37,7 @@ class Product:
         self.nbytes = weight.nbytes
         """Of the weight."""
         if prefers_layout(weight.dtype):
-            is_kept = shared and weight.nbytes > SHARED_BYTES
-            self._laid_out = weight if is_kept else _lay_out(weight)
+            self._laid_out = _lay_out_unless_kept(weight, shared)
         if self._laid_out is None or weight.nbytes <= SMALL_BYTES:
             # [in, out] in memory is faster than torch's [out, in] for few tokens
             self._plain = weight.t() if shared else weight.t().contiguous()
@@ -72,11 +71,11 @@ class Product:
 class LaidOutLinear(nn.Linear):
     """A linear layer of a loaded model with its weight laid out, in place of it."""
 
-    def __init__(self, linear: nn.Linear, *, kept: bool) -> None:
-        """A weight that is `kept` is used as it is; of another, the plain copy may be forgotten."""
+    def __init__(self, linear: nn.Linear, *, shared: bool) -> None:
+        """As with `Product`: the plain weight may be forgotten, but for a large one that others use too."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight if kept else _lay_out(linear.weight)
+        weight = _lay_out_unless_kept(linear.weight, shared)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
@@ -93,8 +92,7 @@ def lay_out_layers(model: nn.Module) -> None:
             continue
         if prefers_layout(module.weight.dtype):
             is_shared = tensors.count(id(module.weight)) > 1
-            is_kept = is_shared and module.weight.nbytes > SHARED_BYTES
-            model.set_submodule(name, LaidOutLinear(module, kept=is_kept))
+            model.set_submodule(name, LaidOutLinear(module, shared=is_shared))
 
 
 def prefers_layout(dtype: torch.dtype) -> bool:
@@ -128,6 +126,10 @@ def _trial(dtype: torch.dtype) -> tuple[float, float]:
 
 def _lay_out(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)  # noqa: SLF001
+
+
+def _lay_out_unless_kept(weight: Tensor, shared: bool) -> Tensor:
+    return weight if shared and weight.nbytes > SHARED_BYTES else _lay_out(weight)
 
 
 def _filled(tokens: int) -> int:
