@@ -2,6 +2,7 @@
 
 import sqlite3
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,68 @@ def test_a_step_told_again_stays_one(database: Database) -> None:
     with database.write() as connection:
         job_records.put_metrics(connection, "ft_1", [step(1, evaluated=True), step(2)])
         job_records.put_metrics(connection, "ft_1", [step(2, evaluated=True), step(3)])
-        every = job_records.metrics_of(connection, "ft_1", evaluated_only=False)
-        measured = job_records.metrics_of(connection, "ft_1", evaluated_only=True)
-    assert [one["step"] for one in every] == [1, 2, 3]
-    assert [one["step"] for one in measured] == [1, 2]
+        every = job_records.curve_of(connection, "ft_1", evaluated_only=False)
+        measured = job_records.curve_of(connection, "ft_1", evaluated_only=True)
+    assert [one.step for one in every.rows] == [1, 2, 3]
+    assert [one.step for one in measured.rows] == [1, 2]
+
+
+def add_curve(connection: sa.Connection, steps: int, measured_every: int) -> None:
+    """A job whose loss falls to its lowest at three quarters of the way."""
+    lowest = steps * 3 // 4 // measured_every * measured_every
+    rows = [
+        {
+            **step(number, evaluated=number % measured_every == 0),
+            "training_loss": float(abs(number - lowest)),
+            "validation_loss": float(abs(number // measured_every * measured_every - lowest)),
+        }
+        for number in range(1, steps + 1)
+    ]
+    for first in range(0, steps, 5000):
+        part = rows[first : first + 5000]
+        connection.execute(
+            sa.insert(tables.job_metrics), [{"job_id": "ft_1", **one} for one in part]
+        )
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends_and_every_measured_step(
+    database: Database,
+) -> None:
+    with database.write() as connection:
+        add_curve(connection, 20_000, measured_every=10)
+        curve = job_records.curve_of(connection, "ft_1", evaluated_only=False)
+        measured = job_records.curve_of(connection, "ft_1", evaluated_only=True)
+    steps = [one.step for one in curve.rows]
+    assert curve.is_thinned
+    assert len(steps) <= job_records.MOST_STEPS
+    assert steps == sorted(set(steps))
+    assert steps[:250] == list(range(1, 251))
+    assert steps[-250:] == list(range(20_000 - 249, 20_001))
+    assert {*range(10, 20_001, 10)} <= {*steps}
+    assert max(b - a for a, b in pairwise(steps)) <= 10
+    assert [one.step for one in measured.rows] == list(range(10, 20_001, 10))
+    assert not measured.is_thinned
+
+
+def test_of_too_many_measured_steps_the_best_and_every_nth_are_kept(database: Database) -> None:
+    with database.write() as connection:
+        add_curve(connection, 20_000, measured_every=2)
+        for evaluated_only in (True, False):
+            curve = job_records.curve_of(connection, "ft_1", evaluated_only=evaluated_only)
+            steps = [one.step for one in curve.rows]
+            assert curve.is_thinned
+            assert len(steps) <= job_records.MOST_STEPS
+            assert {2, 15_000, 20_000} <= {*steps}
+            assert min(one.validation_loss for one in curve.rows) == 0
+
+
+def test_as_many_steps_as_are_read_at_once_are_all_read(database: Database) -> None:
+    with database.write() as connection:
+        add_curve(connection, job_records.MOST_STEPS, measured_every=3)
+        curve = job_records.curve_of(connection, "ft_1", evaluated_only=False)
+        assert [one.step for one in curve.rows] == list(range(1, job_records.MOST_STEPS + 1))
+        assert not curve.is_thinned
+        assert job_records.curve_of(connection, "ft_none", evaluated_only=False).rows == []
 
 
 def test_the_end_of_an_epoch_is_told_first_once(database: Database) -> None:
@@ -91,7 +150,7 @@ def test_steps_of_an_older_version_are_evidence_where_their_loss_is_new(tmp_path
     raw.close()
     database = Database(sqlite_url(file))
     with database.read() as connection:
-        found = job_records.metrics_of(connection, "ft_1", evaluated_only=True)
+        found = job_records.curve_of(connection, "ft_1", evaluated_only=True)
         assert behind(connection, seen=None) == [1, 2, 3, 4]
     database.close()
-    assert [one["step"] for one in found] == [1, 3]
+    assert [one.step for one in found.rows] == [1, 3]

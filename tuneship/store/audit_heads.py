@@ -15,6 +15,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 HEADS_FILE = "audit-heads.jsonl"
+BEGINNING = b'{"seq": '
+"""Of each line."""
+LONGEST_TAIL = 4096
+"""Bytes at the end of the file that surely hold the last line and more."""
 
 
 def heads_file(chosen: Path | None, data_dir: Path) -> Path:
@@ -39,7 +43,7 @@ class Heads:
 
     def __init__(self, file: Path, key: bytes) -> None:
         """`key`: 32 secret bytes that lie outside the database."""
-        self._file = file
+        self.file = file
         self._key = Ed25519PrivateKey.from_private_bytes(key)
         self._last = 0
 
@@ -49,7 +53,7 @@ class Heads:
         return self._key.public_key()
 
     def append(self, head: Head, now: datetime) -> None:
-        """Sign and add a head, unless the last one said the same. Raises `OSError`."""
+        """Sign and add a head, unless the last one said the same. Raises `OSError`, `HeadsDamaged`."""
         if head.seq == self._last:
             return
         text = _signed_text(head.seq, head.mac.hex(), now.isoformat())
@@ -62,7 +66,7 @@ class Heads:
         if not self._last:
             self._drop_cut_line()
         self._last = 0  # until the whole line is there
-        with self._file.open("a") as stream:
+        with self.file.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
@@ -70,23 +74,36 @@ class Heads:
 
     def _drop_cut_line(self) -> None:
         """What a crash or a full disk left half-written at the end: it was never a head."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.touch(mode=0o600)
-        content = self._file.read_bytes()
-        os.truncate(self._file, content.rfind(b"\n") + 1)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.touch(mode=0o600)
+        content = self.file.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        cut = content[whole : whole + len(BEGINNING)]
+        if not BEGINNING.startswith(cut):  # not ours to cut: the setting names another file
+            raise HeadsDamaged(f"{self.file} ends with something that is no signed head")
+        os.truncate(self.file, whole)
 
     def read(self) -> Iterator[Head]:
         """Every head, oldest first; none without the file. Raises `HeadsDamaged`.
 
         A last line without its newline was cut by a crash while it was written.
         """
-        if not self._file.is_file():
+        if not self.file.is_file():
             return
-        *lines, _cut = self._file.read_text(errors="replace").split("\n")
+        *lines, _cut = self.file.read_text(errors="replace").split("\n")
         for number, line in enumerate(lines, 1):
-            yield self._read_line(line, number)
+            yield self._read_line(line, f"line {number}")
 
-    def _read_line(self, line: str, number: int) -> Head:
+    def last(self) -> Head | None:
+        """The newest head, found from the end of the file; None without one. Raises `HeadsDamaged`, `OSError`."""
+        if not self.file.is_file():
+            return None
+        with self.file.open("rb") as stream:
+            stream.seek(max(0, self.file.stat().st_size - LONGEST_TAIL))
+            *lines, _cut = stream.read().decode(errors="replace").split("\n")
+        return self._read_line(lines[-1], "the last line") if lines else None
+
+    def _read_line(self, line: str, place: str) -> Head:
         try:
             found = json.loads(line)
             seq, mac, at = int(found["seq"]), str(found["mac"]), str(found["at"])
@@ -94,7 +111,7 @@ class Heads:
             self.public_key.verify(signature, _signed_text(seq, mac, at))
             return Head(seq, bytes.fromhex(mac))
         except (ValueError, TypeError, KeyError, InvalidSignature):
-            raise HeadsDamaged(f"line {number} was not signed by this service") from None
+            raise HeadsDamaged(f"{place} was not signed by this service") from None
 
 
 def _signed_text(seq: int, mac: str, at: str) -> bytes:

@@ -2,11 +2,12 @@
 
 Both keep the same promise: one writer at a time, so what a handler has checked still holds when it writes (quotas,
 names, versions, the numbers of events), and events become visible in the order of their positions. SQLite says it
-with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction. Readers wait for nobody.
+with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction; before that, the threads of one
+service queue among themselves (`turns.py`). Readers wait for nobody.
 SQLite runs with WAL and `synchronous=FULL`: what was answered survives power loss.
 """
 
-import threading
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,50 +20,74 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
+from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
+from tuneship.store.turns import Turns, TurnTimedOut
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
+IN_USE = 6
+"""Exit code where another service holds the database or the data directory."""
 LOCK_PATIENCE_MS = 30_000
 """How long a writer waits for the one before it; then the request is answered with 503."""
 CONNECT_SECONDS = 5
+SILENCE_MS = 30_000
+"""How long the network to a database server may be dead before a connection is given up."""
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
 """Names of our advisory locks in a Postgres database."""
 CLAIM_PATIENCE_S = 15.0
 """Postgres sees within this time that the connections of a killed service have ended, on a busy machine too."""
 
 
-class DatabaseInUse(Exception):
+logger = logging.getLogger(__name__)
+
+
+class DatabaseInUse(StartupError):
     """Another service works on this database."""
 
+    exit_code = IN_USE
 
-class UnknownDatabase(Exception):
+    def __init__(self) -> None:
+        super().__init__("another service runs on this database")
+
+
+class UnknownDatabase(StartupError):
     """The URL names no database that the service can use."""
+
+
+class OtherSchema(StartupError):
+    """The tables are those of another version of tuneship."""
 
 
 class Database:
     """Connections to one database, brought to the newest migration."""
 
-    def __init__(self, url: str) -> None:
-        """Open `url` (a SQLAlchemy URL) and migrate it.
+    def __init__(self, url: str, *, migrates: bool = True) -> None:
+        """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be of this version already.
 
-        Raises `UnknownDatabase`, `sqlalchemy.exc.OperationalError` when it does not answer, and `DatabaseInUse` when it
-        would have to be migrated while a service of another version works on it.
+        Raises `UnknownDatabase`, `OtherSchema`, `sqlalchemy.exc.OperationalError` when it does not answer, and
+        `DatabaseInUse` when it would have to be migrated while a service of another version works on it.
         """
-        self.engine = _engine(url)
+        self.engine = engine_of(url)
+        self._first_engine = engine_of(url)
+        """For those who must not wait: all connections of the other may be taken."""
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
-        self._writer = threading.Lock()
-        if self.is_sqlite:
-            event.listen(self.engine, "connect", _prepare_sqlite)
-            event.listen(self.engine, "begin", _begin_sqlite)
-        else:
-            event.listen(self.engine, "begin", _begin_postgres)
+        self._turns = Turns()
+        for engine in (self.engine, self._first_engine):
+            if self.is_sqlite:
+                event.listen(engine, "connect", _prepare_sqlite)
+                event.listen(engine, "begin", _begin_sqlite)
+            else:
+                event.listen(engine, "begin", _begin_postgres)
         try:
             if self._revision() != HEAD:
-                self._bring_up()
+                if migrates:
+                    self._bring_up()
+                else:
+                    self._refuse_to_migrate()
         except BaseException:
             self.close()
             raise
@@ -73,24 +98,27 @@ class Database:
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager
-    def read(self) -> Generator[sa.Connection]:
-        """A consistent view; nothing is written."""
+    def read(self, *, first: bool = False) -> Generator[sa.Connection]:
+        """A consistent view; nothing is written. `first`: on a connection that is kept for those who must not wait."""
         options: dict[str, Any] = {}
         if not self.is_sqlite:  # its default gives every statement a view of its own
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with self.engine.connect().execution_options(**options) as connection:
+        with self._engine_for(first).connect().execution_options(**options) as connection:
             yield connection
 
     @contextmanager
-    def write(self, *, clears: bool = True) -> Generator[sa.Connection]:
+    def write(self, *, clears: bool = True, first: bool = False) -> Generator[sa.Connection]:
         """All or nothing; committed when the block ends without an exception.
 
         `clears`: whether what was read before may differ now; metrics and logs are in tables that nobody keeps.
+        `first`: ahead of all who wait to write, on a connection that is kept for it.
         """
         try:
             with (
-                self._turn(),
-                self.engine.connect().execution_options(tuneship_write=True) as connection,
+                self._turn(first=first),
+                self._engine_for(first)
+                .connect()
+                .execution_options(tuneship_write=True) as connection,
                 connection.begin(),
             ):
                 yield connection
@@ -98,18 +126,20 @@ class Database:
             if clears:
                 self.cache.clear()
 
+    def _engine_for(self, first: bool) -> sa.Engine:
+        return self._first_engine if first else self.engine
+
     @contextmanager
-    def _turn(self) -> Generator[None]:
-        """SQLite's own waiting is a sleep that grows: of 32 writers some would come last again and again."""
-        if not self.is_sqlite:
-            yield
-            return
-        if not self._writer.acquire(timeout=LOCK_PATIENCE_MS / 1000):
-            raise WaitedTooLong("other writers held the database too long")
+    def _turn(self, *, first: bool) -> Generator[None]:
+        """SQLite's own waiting is a sleep that grows, and Postgres has one queue: neither lets anybody go first.
+
+        Writers of other processes still wait by the rules of the database.
+        """
         try:
-            yield
-        finally:
-            self._writer.release()
+            with self._turns.turn(LOCK_PATIENCE_MS / 1000, first=first):
+                yield
+        except TurnTimedOut:
+            raise WaitedTooLong("other writers held the database too long") from None
 
     def claim(self) -> None:
         """Be the only service on this database until `close`. Raises `DatabaseInUse`.
@@ -129,6 +159,12 @@ class Database:
             time.sleep(0.1)
         self._claimed = connection
 
+    def _refuse_to_migrate(self) -> None:
+        raise OtherSchema(
+            "the database is not up to date with this version of tuneship: start the service of this "
+            "version once, which brings it up to date"
+        )
+
     def _bring_up(self) -> None:
         """Only while no service works on it; one that came first may have done it meanwhile."""
         try:
@@ -144,9 +180,9 @@ class Database:
 
     def _revision(self) -> str | None:
         with self.engine.connect() as connection:
-            if not sa.inspect(connection).has_table("alembic_version"):
-                return None
-            return connection.execute(sa.text("select version_num from alembic_version")).scalar()
+            revision = revision_of(connection)
+        check_revision(revision)
+        return revision
 
     def _migrate(self) -> None:
         """In one transaction: killed half-way it has changed nothing, and a second process waits for the first."""
@@ -158,7 +194,10 @@ class Database:
         with self.write() as connection:
             config.attributes["connection"] = connection
             config.attributes["metadata"] = tables.METADATA
+            before = revision_of(connection)
             command.upgrade(config, "head")
+        if before is not None:
+            logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _release(self) -> None:
         """A connection that goes back to the pool would keep the claim."""
@@ -188,6 +227,23 @@ class Database:
         """Close every connection."""
         self._release()
         self.engine.dispose()
+        self._first_engine.dispose()
+
+
+def revision_of(connection: sa.Connection) -> str | None:
+    """The migration that the tables come from; None in a database without our tables."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(sa.text("select version_num from alembic_version")).scalar()
+
+
+def check_revision(revision: str | None) -> None:
+    """Raises `OtherSchema` for a revision that this version of tuneship does not know."""
+    if revision is not None and not (revision.isdecimal() and int(revision) <= int(HEAD)):
+        raise OtherSchema(
+            f"the database has schema {revision}, and this version of tuneship knows schemas up to "
+            f"{HEAD}: install the version that the database was last used with, or a newer one"
+        )
 
 
 def url_of(chosen: SecretStr | None, data_dir: Path) -> str:
@@ -200,7 +256,8 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def _engine(url: str) -> sa.Engine:
+def engine_of(url: str) -> sa.Engine:
+    """Connections only: to look at a database without changing it. Raises `UnknownDatabase`."""
     try:
         name = sa.make_url(url).get_backend_name()
         if name not in ("sqlite", "postgresql"):
@@ -209,7 +266,7 @@ def _engine(url: str) -> sa.Engine:
             url,
             pool_pre_ping=name != "sqlite",  # a restarted server is noticed before a request is
             pool_size=8,
-            max_overflow=40,  # more than the service has threads
+            max_overflow=64,  # more than the service has threads
             hide_parameters=True,  # an error must not carry values into the log
             connect_args={} if name == "sqlite" else _postgres_options(),
         )
@@ -224,6 +281,8 @@ def _engine(url: str) -> sa.Engine:
 def _postgres_options() -> dict[str, Any]:
     return {
         "connect_timeout": CONNECT_SECONDS,
+        "tcp_user_timeout": SILENCE_MS,  # a server that is cut off without a word is not waited for
+        "keepalives_idle": SILENCE_MS // 1000,
         "options": f"-c lock_timeout={LOCK_PATIENCE_MS} -c timezone=UTC",
     }
 

@@ -1,5 +1,6 @@
 """Endpoint rows: the split is one row, swapped in one transaction; every change raises its `version`."""
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +12,8 @@ from tuneship.store import rows
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
 from tuneship.store.tables import endpoints
+
+logger = logging.getLogger(__name__)
 
 
 def swap(
@@ -43,26 +46,37 @@ def rename(connection: sa.Connection, row: Row, name: str, now: datetime) -> Non
 
 
 def revert_lapsed(connection: sa.Connection, now: datetime) -> list[str]:
-    """Return every endpoint whose lease has lapsed to its fallback; answers their ids."""
+    """Return every endpoint whose lease has lapsed to its fallback; answers their ids.
+
+    A row that cannot be used is logged and left as it is: it must not keep the traffic of others.
+    """
     lapsed = connection.execute(
         sa.select(endpoints).where(endpoints.c.lease_until <= now)
     ).mappings()
     reverted: list[str] = []
-    for found in list(lapsed):
-        row = dict(found)
-        swap(connection, row, row["lease_fallback"], None, now)
-        emit(
-            connection,
-            "canary_endpoint.reverted",
-            row,
-            now,
-            version=row["version"] + 1,
-            to=row["lease_fallback"],
-            reason="lease_expired",
-            **{"from": row["members"]},
-        )
-        reverted.append(row["id"])
+    for row in map(dict, list(lapsed)):
+        try:
+            with connection.begin_nested():
+                _revert(connection, row, now)
+        except (KeyError, TypeError, ValueError):
+            logger.exception("a lapsed lease could not be ended: %s", row["id"])
+        else:
+            reverted.append(row["id"])
     return reverted
+
+
+def _revert(connection: sa.Connection, row: Row, now: datetime) -> None:
+    swap(connection, row, row["lease_fallback"], None, now)
+    emit(
+        connection,
+        "canary_endpoint.reverted",
+        row,
+        now,
+        version=row["version"] + 1,
+        to=row["lease_fallback"],
+        reason="lease_expired",
+        **{"from": row["members"]},
+    )
 
 
 def in_force(row: Row, now: datetime) -> Row:
@@ -80,9 +94,16 @@ def in_force(row: Row, now: datetime) -> Row:
     }
 
 
-def _live(connection: sa.Connection, client_id: str) -> list[Row]:
+def live_with(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
+    """The client's endpoints that name the deployment anywhere: few, whereas it may have hundreds."""
+    named = [
+        sa.cast(column, sa.Text).contains(deployment_id, autoescape=True)
+        for column in (endpoints.c.members, endpoints.c.lease_fallback)
+    ]
     query = sa.select(endpoints).where(
-        endpoints.c.client_id == client_id, endpoints.c.status != EndpointStatus.DELETED
+        endpoints.c.client_id == client_id,
+        endpoints.c.status != EndpointStatus.DELETED,
+        sa.or_(*named),
     )
     return [dict(row) for row in connection.execute(query).mappings()]
 
@@ -91,7 +112,7 @@ def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> l
     """Active endpoints that send the deployment traffic, or would when their lease lapses."""
     return [
         row
-        for row in _live(connection, client_id)
+        for row in live_with(connection, client_id, deployment_id)
         if row["status"] == EndpointStatus.ACTIVE
         and any(
             member["id"] == deployment_id and member["traffic_percentage"] > 0
@@ -119,7 +140,7 @@ def remove_idle_member(
     connection: sa.Connection, client_id: str, deployment_id: str, now: datetime
 ) -> None:
     """Take a deployment at 0 % out of every set and every fallback."""
-    for row in _live(connection, client_id):
+    for row in live_with(connection, client_id, deployment_id):
         kept = _without(deployment_id, row["members"])
         fallback = row["lease_fallback"] and _without(deployment_id, row["lease_fallback"])
         if (kept, fallback) != (row["members"], row["lease_fallback"]):

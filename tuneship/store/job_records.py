@@ -1,6 +1,7 @@
 """Rows beside a job: its metrics by step and its log."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,12 +11,43 @@ from tuneship.contract.jobs import ALIVE
 from tuneship.store.rows import Row
 from tuneship.store.tables import job_logs, job_metrics, jobs
 
+SHOWN = (
+    job_metrics.c.step,
+    job_metrics.c.epoch,
+    job_metrics.c.training_loss,
+    job_metrics.c.validation_loss,
+    job_metrics.c.learning_rate,
+    job_metrics.c.accuracy,
+    job_metrics.c.perplexity,
+)
+MOST_STEPS = 5_000
+"""So many steps are read at once: a picture shows no more, and the answer is made in some 20 ms."""
+UNBROKEN = 500
+"""Half of it at the beginning, half at the end: whether a running job diverges is decided by its last steps."""
+AT_ONCE = 500
+
 
 def is_dataset_needed(connection: sa.Connection, dataset_id: str) -> bool:
     """Whether a job that has not ended trains or validates on it. Those alive are found by their state: few."""
     uses_it = sa.or_(jobs.c.dataset_id == dataset_id, jobs.c.validation_dataset_id == dataset_id)
     query = sa.select(jobs.c.id).where(jobs.c.status.in_(ALIVE), uses_it).limit(1)
     return connection.execute(query).first() is not None
+
+
+def safeguards_behind(
+    connection: sa.Connection, client_id: str, model_names: Iterable[str]
+) -> Sequence[Row]:
+    """The `security_settings` of the jobs that tuned these models; base models have no job.
+
+    The id of a tuned model ends in that of its job, so this also holds for a model that is gone.
+    """
+    ids = {f"ft_{name.rpartition(':')[2]}" for name in model_names if name.startswith("ft:")}
+    if not ids:
+        return []
+    query = sa.select(jobs.c.security_settings).where(
+        jobs.c.client_id == client_id, jobs.c.id.in_(ids)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def add_log(
@@ -86,12 +118,68 @@ def last_step_of(connection: sa.Connection, job_id: str) -> int:
     return connection.execute(query.where(job_metrics.c.job_id == job_id)).scalar_one()
 
 
-def metrics_of(connection: sa.Connection, job_id: str, *, evaluated_only: bool) -> Sequence[Row]:
-    """Steps in rising order: all, or those at which the model was measured."""
-    query = sa.select(job_metrics).where(job_metrics.c.job_id == job_id)
-    if evaluated_only:
-        query = query.where(job_metrics.c.evaluated)
-    return [dict(row) for row in connection.execute(query.order_by(job_metrics.c.step)).mappings()]
+@dataclass(frozen=True)
+class Curve:
+    """Steps of a job in rising order; each row has the columns of `SHOWN`."""
+
+    rows: Sequence[sa.Row[Any]]
+    is_thinned: bool
+    """Some stored steps were left out: there are more than may be read at once."""
+
+
+def curve_of(
+    connection: sa.Connection, job_id: str, *, evaluated_only: bool, most: int = MOST_STEPS
+) -> Curve:
+    """All steps, or those at which the model was measured; about `most` where there are more.
+
+    A thinned curve keeps every measured step (the best and every nth where they alone are too many), its beginning and
+    its end without a gap, and every nth step between. Only what is kept is read into memory.
+    """
+    own = job_metrics.c.job_id == job_id
+    # Two queries: each takes one look at the index, both in one would read it from end to end.
+    first, last = (
+        connection.scalar(sa.select(end(job_metrics.c.step)).where(own)) or 0
+        for end in (sa.func.min, sa.func.max)
+    )
+    if last - first < most:
+        every = sa.select(*SHOWN).where(own).order_by(job_metrics.c.step)
+        query = every.where(job_metrics.c.evaluated) if evaluated_only else every
+        return Curve(connection.execute(query).all(), is_thinned=False)
+    chosen, is_thinned = _measured_steps(connection, job_id, most // 2)
+    if not evaluated_only:
+        nth = -(-(last - first) // (most // 2 - UNBROKEN))
+        is_thinned = True
+        chosen |= {*range(first, last, nth), *range(first, first + UNBROKEN // 2)}
+        chosen |= set(range(last - UNBROKEN // 2 + 1, last + 1))
+    steps, found = sorted(chosen), list[sa.Row[Any]]()
+    for place in range(0, len(steps), AT_ONCE):
+        wanted = job_metrics.c.step.in_(steps[place : place + AT_ONCE])
+        query = sa.select(*SHOWN).where(own, wanted).order_by(job_metrics.c.step)
+        found += connection.execute(query).all()
+    return Curve(found, is_thinned)
+
+
+def _measured_steps(connection: sa.Connection, job_id: str, most: int) -> tuple[set[int], bool]:
+    """Steps at which the model was measured, and whether some were left out."""
+    own = sa.and_(job_metrics.c.job_id == job_id, job_metrics.c.evaluated)
+    step = job_metrics.c.step
+    few = list(connection.scalars(sa.select(step).where(own).order_by(step).limit(most + 1)))
+    if len(few) <= most:
+        return set(few), False
+    first, last = (
+        connection.scalar(sa.select(end(step)).where(own)) or 0
+        for end in (sa.func.min, sa.func.max)
+    )
+    width = (last - first) // (most - 2) + 1
+    part = ((step - first) // width).label("part")
+    newest, loss = sa.func.max(step), job_metrics.c.validation_loss
+    parts = connection.execute(sa.select(part, newest, sa.func.min(loss)).where(own).group_by(part))
+    found = [tuple(one) for one in parts]
+    lowest, place = min((loss, part) for part, _, loss in found)
+    begins = first + place * width
+    is_best = sa.and_(own, step >= begins, step < begins + width, loss <= lowest)
+    best = connection.scalar(sa.select(sa.func.min(step)).where(is_best))
+    return {first, last, *(one for _, one, _ in found), *([] if best is None else [best])}, True
 
 
 def steps_behind(

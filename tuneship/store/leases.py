@@ -4,7 +4,7 @@ A claim raises `attempt`; every later write says `id and attempt` and must touch
 the lease is lost: `LeaseLost`, and the holder writes nothing more and kills its worker.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -85,6 +85,14 @@ def end(
 def beat(connection: sa.Connection, held: Claim, now: datetime, **values: Any) -> None:
     """Keep the lease for another `LEASE`, and change the job's row. Raises `LeaseLost`."""
     write(connection, held, lease_until=now + LEASE, **values)
+
+
+def renew(connection: sa.Connection, held: Iterable[Claim], now: datetime) -> None:
+    """Keep the leases of several jobs. One that has ended, or that somebody else has claimed, is left as it is."""
+    for one in held:
+        is_held = (jobs.c.id == one.job_id) & (jobs.c.attempt == one.attempt)
+        is_live = jobs.c.lease_until.is_not(None)
+        connection.execute(sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE))
 
 
 def release_all(connection: sa.Connection, now: datetime) -> None:

@@ -337,3 +337,13 @@ audit = sa.Table(
     sa.Column("mac", sa.LargeBinary, nullable=False),  # over the row and the one before: `audit.py`
     sa.Index("ix_audit_client_id_seq", "client_id", "seq"),
 )
+
+installation = sa.Table(
+    "installation",
+    METADATA,
+    _text("id", primary_key=True),
+    _whole("starts", server_default="0"),
+    sa.Column("key_check", sa.LargeBinary),
+    _moment("newest_time", optional=True),
+)
+"""One row: which installation this database belongs to (`installation.py`)."""

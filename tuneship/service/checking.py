@@ -1,0 +1,116 @@
+"""Compares what is stored: rows against files, files against their digests, and the keys that open them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tuneship.contract.jobs import ALIVE
+from tuneship.events.vault import SealBroken
+from tuneship.sealing import ObjectDamaged
+from tuneship.service.keyring import TENANTS, Keyring
+from tuneship.store import tables
+from tuneship.store.blobs import sha256_of
+from tuneship.store.database import Database
+from tuneship.store.set_aside import left_over
+from tuneship.store.stored_files import StoredObject, stored_objects
+
+RECHECK_S = 5.0
+"""A service at work stores a file before its row, and removes it behind: what looks wrong is looked at once more."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found."""
+
+    objects: int
+    """Datasets and models that rows name."""
+    keys: int
+    faults: Mapping[str, str]
+    """What is wrong, by object: ids and words of ours."""
+
+
+def check(
+    database: Database, data_dir: Path, keyring: Keyring, wait: Callable[[float], None]
+) -> Report:
+    """Look at everything; at what is wrong twice. Raises SQLAlchemy's errors."""
+    report = _look(database, data_dir, keyring)
+    if not report.faults:
+        return report
+    wait(RECHECK_S)
+    again = _look(database, data_dir, keyring, only=frozenset(report.faults))
+    faults = {one: text for one, text in again.faults.items() if one in report.faults}
+    return Report(report.objects, report.keys, faults)
+
+
+def _look(
+    database: Database, data_dir: Path, keyring: Keyring, only: frozenset[str] | None = None
+) -> Report:
+    with database.read() as connection:
+        objects = list(stored_objects(connection))
+        extra = left_over(data_dir, connection)
+        keys = _Keys(connection, keyring)
+        faults = {**keys.broken(), **keys.missing(objects)}
+    for one in objects:
+        if only is None or one.id in only:
+            fault = _fault_of_files(data_dir / "blobs", one)
+            if fault is not None:
+                faults[one.id] = fault
+    faults |= dict.fromkeys(extra, "there is no row that names it")
+    return Report(len(objects), keys.count, faults)
+
+
+def _fault_of_files(blobs: Path, stored: StoredObject) -> str | None:
+    for path, digest in stored.files.items():
+        name = path.rpartition("/")[2]
+        try:
+            if sha256_of(blobs / path) != digest:
+                return f"{name} is not the file that was stored"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None
+
+
+class _Keys:
+    """The wrapped keys of one view of the rows."""
+
+    def __init__(self, connection: sa.Connection, keyring: Keyring) -> None:
+        self._connection = connection
+        self._keyring = keyring
+        self._rows = connection.execute(sa.select(tables.object_keys)).all()
+        self._since: dict[str, datetime] = {
+            row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
+        }
+        """When a tenant's first file was sealed; all later ones are."""
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    def broken(self) -> dict[str, str]:
+        """Keys that the master key, or the tenant's, does not open."""
+        faults: dict[str, str] = {}
+        for row in self._rows:
+            try:
+                self._keyring.open(self._connection, row)
+            except (ObjectDamaged, SealBroken):
+                faults[row.object_id] = "its key cannot be opened"
+        return faults
+
+    def missing(self, objects: list[StoredObject]) -> dict[str, str]:
+        """Sealed objects, and jobs at work, without a key."""
+        table = tables.jobs
+        query = sa.select(table.c.id, table.c.client_id, table.c.created_at)
+        jobs = self._connection.execute(query.where(table.c.status.in_(ALIVE)))
+        needed = [(one.id, one.client_id, one.created_at) for one in objects]
+        needed += [(f"jobs/{job.id}", job.client_id, job.created_at) for job in jobs]
+        known = {row.object_id for row in self._rows}
+        return {
+            one: "its key is missing"
+            for one, client_id, created_at in needed
+            if one not in known and created_at > self._since.get(client_id, created_at)
+        }

@@ -1,0 +1,180 @@
+"""Opens an installation: its database, its files and its master key, which must belong together.
+
+Everything that an operator can get wrong before a start is looked at here, in an order in which nothing is created or
+changed until it is known to be right.
+"""
+
+import hmac
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from tuneship.service.access import derived_secret, read_or_make_secret, read_secret
+from tuneship.service.keyring import AnotherMasterKey, keyring_of
+from tuneship.settings import ServiceSettings
+from tuneship.startup import StartupError
+from tuneship.store import audit, installation
+from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
+from tuneship.store.belonging import (
+    RECORD,
+    check_belonging,
+    check_name,
+    files_in,
+    read_record,
+    record_belonging,
+)
+from tuneship.store.database import Database, url_of
+from tuneship.store.rows import Row
+from tuneship.store.set_aside import objects_of
+
+CLOCK_TOLERANCE = timedelta(minutes=5)
+"""A clock may be set back this far, e.g. by NTP after a start."""
+
+logger = logging.getLogger(__name__)
+
+
+class NoInstallation(StartupError):
+    """A command was given a place where no service has run."""
+
+
+class ClockBehind(StartupError):
+    """The host's clock is earlier than a moment that the service has already seen."""
+
+
+class FilesOfAnotherTime(StartupError):
+    """The database is from before the files, or the files are not there."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What a service or a command works with."""
+
+    database: Database
+    secret: bytes
+    """The master key."""
+    last_seen: datetime | None = None
+    """The newest time that an earlier start has known."""
+
+
+def open_for_command(settings: ServiceSettings) -> Installation:
+    """The installation as it is; nothing in it is made, migrated or written down. Raises `StartupError`."""
+    url = url_of(settings.database_url, settings.data_dir)
+    check_name(settings.data_dir, url)
+    found = installation.look(url)
+    check_belonging(settings.data_dir, url, found)
+    if not found.is_used and not settings.master_key.is_file():
+        raise NoInstallation(
+            f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"
+        )
+    secret = read_secret(settings.master_key)
+    database = Database(url, migrates=False)
+    try:
+        with database.read() as connection:
+            check_key(connection, secret)
+    except BaseException:
+        database.close()
+        raise
+    return Installation(database, secret)
+
+
+def open_for_service(
+    settings: ServiceSettings, now: datetime, *, accept_clock: bool = False
+) -> Installation:
+    """The installation for the only service on it; a new one is made where there was none.
+
+    A master key is made beside a new database only, and before it: a kill between the two leaves a key that protects
+    nothing yet. Raises `StartupError`, `OSError`, SQLAlchemy's errors.
+    """
+    url = url_of(settings.database_url, settings.data_dir)
+    check_name(settings.data_dir, url)
+    found = installation.look(url)
+    check_belonging(settings.data_dir, url, found)
+    read = read_secret if found.is_used else read_or_make_secret
+    secret = read(settings.master_key)
+    database = Database(url)
+    try:
+        database.claim()
+        with database.write() as connection:
+            check_key(connection, secret)
+            row = installation.row_of(connection)
+            _check_files(connection, settings, secret, now)
+            _check_clock(row, now, accept_clock=accept_clock)
+            # The file comes first: killed here, its number is one ahead, which the next start takes.
+            record_belonging(settings.data_dir, url, row["id"], row["starts"] + 1)
+            installation.count_start(connection, _key_check(secret))
+            if accept_clock:
+                installation.set_time(connection, now)
+    except BaseException:
+        database.close()
+        raise
+    return Installation(database, secret, None if accept_clock else row["newest_time"])
+
+
+def _key_check(secret: bytes) -> bytes:
+    """Says nothing about the master key, but that it is the same one."""
+    return derived_secret(secret, "key check")
+
+
+def check_key(connection: sa.Connection, secret: bytes) -> None:
+    """Raises `AnotherMasterKey`. A database of an earlier version has no check value, but perhaps sealed keys."""
+    query = sa.select(installation.installation.c.key_check)
+    kept = connection.scalar(query)
+    if kept is not None and not hmac.compare_digest(kept, _key_check(secret)):
+        raise AnotherMasterKey
+    keyring_of(secret).check(connection)
+
+
+def _check_clock(row: Row, now: datetime, *, accept_clock: bool) -> None:
+    """Raises `ClockBehind`: keys that have expired would be good again, and new rows would look older than old ones."""
+    newest: datetime | None = row["newest_time"]
+    if newest is None or now > newest - CLOCK_TOLERANCE:
+        return
+    if accept_clock:
+        logger.warning("the clock is taken as it is, %s before the newest known time", newest - now)
+        return
+    raise ClockBehind(
+        f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the service has already run at "
+        f"{newest:%Y-%m-%d %H:%M} UTC: set the clock, or, when it is right and was wrong before, "
+        "start once with --accept-clock"
+    )
+
+
+def _check_files(
+    connection: sa.Connection, settings: ServiceSettings, secret: bytes, now: datetime
+) -> None:
+    """Raises `FilesOfAnotherTime`, unless an operator has said that database and files belong together."""
+    record = read_record(settings.data_dir)
+    if record is None:
+        return
+    file = heads_file(settings.audit_heads, settings.data_dir)
+    heads = Heads(file, derived_secret(secret, "audit heads"))
+    if record.starts is None:
+        heads.append(Head(*audit.head_of(connection)), now)  # from here on the chain is this one
+        return
+    record_file = settings.data_dir / RECORD
+    identity = installation.row_of(connection)["id"]
+    way_on = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
+    named = {one for one in objects_of(connection) if not one.startswith("work/")}
+    if named and not named & files_in(settings.data_dir):
+        raise FilesOfAnotherTime(
+            f"none of the {len(named)} datasets and models that the database names is in "
+            f"{settings.data_dir / 'blobs'}: mount or restore that folder; {way_on}"
+        )
+    try:
+        head = heads.last()
+    except HeadsDamaged as fault:
+        logger.warning("%s: %s; `tuneship audit verify` says more", file, fault)
+        return
+    # A signed head names a row of the audit chain that a database from before it does not have.
+    if head is None:
+        return
+    found = audit.rows_at(connection, [head.seq])
+    if not found or found[0]["mac"] != head.mac:
+        last, _ = audit.head_of(connection)
+        raise FilesOfAnotherTime(
+            f"the database is older than the files: its audit chain ends with row {last} and does "
+            f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
+            f"(docs/operations.md); {way_on}"
+        )
