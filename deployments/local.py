@@ -33,6 +33,13 @@ NAMES = ("service", "prefect-server", "bridge", "worker")
 """In the order in which they start; they end in the other one."""
 
 
+def bridge_opened(local: LocalSettings) -> dict[str, str]:
+    """What lets the service's webhooks reach the bridge on this machine, and no other port of it: every tenant may
+    register webhooks, and the Prefect server asks nobody for a key.
+    """
+    return {"TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS": f"127.0.0.1:{local.bridge_port}"}
+
+
 class Local:
     """The processes of one machine."""
 
@@ -91,12 +98,8 @@ class Local:
             _say("another `tuneship serve` on this data directory is used as it is")
             return
         place.unlink(missing_ok=True)
-        # The bridge is a receiver on this machine; receivers on private addresses are closed otherwise.
-        own = {
-            "TUNESHIP_WEBHOOK_ALLOW_CIDRS": "127.0.0.1/32",
-            "TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS": "127.0.0.1",
-        }
-        self._processes.start("service", command, own | self._environment, place.is_file)
+        environment = bridge_opened(self._local) | self._environment
+        self._processes.start("service", command, environment, place.is_file)
 
     def _start_prefect(self) -> None:
         address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))

@@ -7,7 +7,9 @@ import pytest
 
 from tests.machine import Machine
 from tests.waiting import until
+from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.webhooks import WebhookCreate
 
 pytestmark = pytest.mark.slow
 NAMES = {"service", "prefect-server", "bridge", "worker"}
@@ -74,6 +76,12 @@ def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machi
 
     until(lambda: len(told()) == 1, 600)
     assert told()[0]["resource"]["prefect.resource.id"] == f"tuneship.dataset.{made.id}"
+
+
+def test_a_tenants_webhook_does_not_reach_the_prefect_server(machine: Machine) -> None:
+    with machine.client() as client, pytest.raises(ApiError) as refused:
+        client.webhooks.create(WebhookCreate(url=f"{machine.prefect}/admin/version", events=["*"]))
+    assert refused.value.status == 422
 
 
 def test_the_bridge_passes_nothing_on_that_the_service_did_not_sign(machine: Machine) -> None:

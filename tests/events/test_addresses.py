@@ -140,6 +140,37 @@ def test_plain_http_is_for_named_hosts_only_and_opens_no_address() -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "good", "others"),
+    [
+        (
+            "127.0.0.1:8701",
+            "http://127.0.0.1:8701/hook",
+            "http://127.0.0.1:4200/ http://127.0.0.1/ https://127.0.0.1:8701/ http://127.0.0.2:8701/ http://localhost:8701/",
+        ),
+        ("[::1]:8701", "http://[::1]:8701/", "http://[::1]:4200/ http://127.0.0.1:8701/"),
+        ("hooks.test:80", "http://hooks.test/", "http://hooks.test:8080/ https://hooks.test/"),
+    ],
+)
+def test_a_host_with_a_port_opens_one_receiver_and_nothing_else(
+    named: str, good: str, others: str
+) -> None:
+    known = receivers(opened(named), hooks=[["10.0.0.1"]])
+    known.check(good)
+    for url in listed(others):
+        with pytest.raises(TargetRefused):
+            known.check(url)
+
+
+def test_a_receiver_that_was_opened_by_its_port_opens_no_dangerous_address() -> None:
+    for address in ("169.254.169.254", "224.0.0.1"):
+        with pytest.raises(TargetRefused):
+            receivers(opened("hooks.test:80"), hooks=[[address]]).check("http://hooks.test/")
+    closed = opened("127.0.0.1:8700", closed_ports=frozenset({8700}))
+    with pytest.raises(TargetRefused):
+        Receivers(closed).check("http://127.0.0.1:8700/")
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "ftp://name.test/",

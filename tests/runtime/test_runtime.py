@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import is_alive, until
+from tuneship.runtime.landlock import Places
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.workers import WorkerSpec
 
@@ -60,7 +61,8 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(600)"
     )
-    worker = Processes(isolated=True).start(WorkerSpec(name, (), tmp_path / "log"))
+    spec = WorkerSpec(name, (), tmp_path / "log", places=Places(writable=(tmp_path,)))
+    worker = Processes(isolated=True).start(spec)
     until(lambda: child.is_file() and child.read_text() != "")
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL

@@ -165,6 +165,8 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
         }
         assert second["stop_token_ids"] == [13, 99]
         assert second["cache_salt"] == "dep"
+        await tokens_of(opened.link.generate(ask(10, temperature=1e-38)))
+        assert place.notes("asked")[-1]["temperature"] == 0.0
         await opened.link.aclose()
         opened.worker.kill()
 

@@ -1,15 +1,26 @@
-"""Runs a command as on a host where no process may set a filter of system calls, as some container hosts are.
+"""Runs a command as on a weaker host: the kernel refuses something to the command and its children.
 
-`python -m tests.service.weak_host COMMAND ARGUMENTS...`: the kernel itself refuses it, to the command and its children.
+`python -m tests.service.weak_host COMMAND ARGUMENTS...`: no process may set a filter of system calls, as on some
+container hosts. With `--no-landlock` before the command: the kernel has no Landlock, as older ones have none.
 """
 
 import errno
 import os
 import platform
-import struct
 import sys
 
 from tuneship.runtime import isolation
+from tuneship.runtime.landlock import CREATE_RULESET
+from tuneship.runtime.system_calls import (
+    ALLOW,
+    JUMP_IF_EQUAL,
+    LOAD,
+    NUMBER_AT,
+    RETURN,
+    UNKNOWN,
+    Instruction,
+    packed,
+)
 
 CALLS = {"x86_64": (157, 317), "aarch64": (167, 277)}
 """`prctl` and `seccomp`."""
@@ -21,20 +32,37 @@ def forbid_filters() -> None:
     """`seccomp` fails, and of `prctl` what sets a filter."""
     prctl, seccomp = CALLS[platform.machine()]
     refuse = 0x00050000 | errno.EPERM
-    code = [
-        (isolation.LOAD, 0, 0, isolation.NUMBER_AT),
-        (isolation.JUMP_IF_EQUAL, 4, 0, seccomp),
-        (isolation.JUMP_IF_EQUAL, 0, 2, prctl),
-        (isolation.LOAD, 0, 0, FIRST_ARGUMENT_AT),
-        (isolation.JUMP_IF_EQUAL, 1, 0, isolation.PR_SET_SECCOMP),
-        (isolation.RETURN, 0, 0, isolation.ALLOW),
-        (isolation.RETURN, 0, 0, refuse),
-    ]
-    program = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    _set_filter(
+        (LOAD, 0, 0, NUMBER_AT),
+        (JUMP_IF_EQUAL, 4, 0, seccomp),
+        (JUMP_IF_EQUAL, 0, 2, prctl),
+        (LOAD, 0, 0, FIRST_ARGUMENT_AT),
+        (JUMP_IF_EQUAL, 1, 0, isolation.PR_SET_SECCOMP),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, refuse),
+    )
+
+
+def forbid_landlock() -> None:
+    """No set of rules can be made; nobody is told a version."""
+    _set_filter(
+        (LOAD, 0, 0, NUMBER_AT),
+        (JUMP_IF_EQUAL, 1, 0, CREATE_RULESET),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, UNKNOWN),
+    )
+
+
+def _set_filter(*code: Instruction) -> None:
     isolation._prctl(isolation.PR_SET_NO_NEW_PRIVS, 1)
-    isolation._set_filter(program)
+    isolation._set_filter(packed(list(code)))
 
 
 if __name__ == "__main__":
-    forbid_filters()
-    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the test's own command
+    command = sys.argv[1:]
+    if command[0] == "--no-landlock":
+        forbid_landlock()
+        command = command[1:]
+    else:
+        forbid_filters()
+    os.execv(command[0], command)  # noqa: S606 - the test's own command

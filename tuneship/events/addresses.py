@@ -62,9 +62,17 @@ class Target:
     @property
     def authority(self) -> str:
         """The `Host` header: the name as it was registered, whatever address it resolves to."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         is_default = self.port == (HTTPS_PORT if self.scheme == "https" else HTTP_PORT)
-        return host if is_default else f"{host}:{self.port}"
+        return self._bracketed if is_default else self.host_and_port
+
+    @property
+    def host_and_port(self) -> str:
+        """Both, also where the port is the scheme's own."""
+        return f"{self._bracketed}:{self.port}"
+
+    @property
+    def _bracketed(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,8 @@ class AddressRules:
     allow_cidrs: tuple[Network, ...] = ()
     """Private networks whose receivers may be called."""
     allow_http_hosts: frozenset[str] = frozenset()
-    """Names or literals that may be called without TLS, in lower case; their address must be allowed as well."""
+    """Who may be called without TLS, in lower case: a name or literal, whose address must be allowed as well; or with a
+    port (`127.0.0.1:4201`, `[::1]:4201`), one receiver, which then needs no open network."""
     closed_ports: frozenset[int] = frozenset()
     """The service's own and the database's: never, where an exception is what opens the address."""
 
@@ -86,16 +95,17 @@ class AddressRules:
                 "must be https://host[:port][/path] in printable ASCII, without user information or fragment"
             )
         scheme, host = found["scheme"].lower(), (found["literal"] or found["name"]).lower()
-        if scheme == "http" and host not in self.allow_http_hosts:
-            raise TargetRefused("must begin with https://")
         port = int(found["port"] or (HTTPS_PORT if scheme == "https" else HTTP_PORT))
+        target = Target(scheme, host, port, found["path"] or "/")
+        if scheme == "http" and host not in self.allow_http_hosts and not self._names(target):
+            raise TargetRefused("must begin with https://")
         if not (
             port == HTTPS_PORT
             or FIRST_FREE_PORT <= port <= LAST_PORT
             or (scheme == "http" and port == HTTP_PORT)
         ):
             raise TargetRefused("must use port 443 or one from 1024 to 65535")
-        return Target(scheme, host, port, found["path"] or "/")
+        return target
 
     def check(self, target: Target, addresses: Sequence[str]) -> None:
         """Every address that the host's name resolves to must be good. Raises `TargetRefused`."""
@@ -103,6 +113,10 @@ class AddressRules:
             raise TargetRefused("names a host that cannot be resolved")
         if not all(self._permits(target, one) for one in addresses):
             raise TargetRefused("must lead to a public address")
+
+    def _names(self, target: Target) -> bool:
+        """Whether this very receiver was opened."""
+        return target.scheme == "http" and target.host_and_port in self.allow_http_hosts
 
     def _permits(self, target: Target, text: str) -> bool:
         try:
@@ -112,7 +126,8 @@ class AddressRules:
         if _within(address, NEVER):
             return False
         is_open = _is_public(address) or (
-            _within(address, OPENABLE) and _within(address, self.allow_cidrs)
+            _within(address, OPENABLE)
+            and (_within(address, self.allow_cidrs) or self._names(target))
         )
         is_exception = target.scheme == "http" or not _is_public(address)
         return is_open and not (is_exception and target.port in self.closed_ports)

@@ -19,6 +19,7 @@ from tuneship.store import webhook_records
 from tuneship.store.database import Database
 from tuneship.store.rows import Row
 from tuneship.store.webhook_records import FAILING, GONE, Due
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Deliverer:
         """Events in the air, by webhook."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
+        self._threads = Threads("webhook deliveries", 4)
 
     async def run(self) -> None:
         """Until cancelled; then tries in the air may end."""
@@ -76,7 +78,7 @@ class Deliverer:
     async def _tick(self) -> None:
         busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
         try:
-            found = await asyncio.to_thread(self._find, busy)
+            found = await self._threads.run(self._find, busy)
         except Exception:  # e.g. the database is away: the next tick tries again
             logger.exception("due webhook deliveries could not be read")
             await asyncio.sleep(RECORD_AGAIN_S)
@@ -103,7 +105,7 @@ class Deliverer:
         webhook_id, event_id = due.key
         try:
             outcome = await self._try(due)
-            await asyncio.to_thread(self._record, due, outcome)
+            await self._threads.run(self._record, due, outcome)
         except Exception:  # the row is still due; a receiver must not be called again at once
             logger.exception("a webhook delivery could not be recorded: %s %s", *due.key)
             await asyncio.sleep(RECORD_AGAIN_S)

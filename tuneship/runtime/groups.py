@@ -19,6 +19,11 @@ class Happening:
 
     level: str
     message: str
+    """Without the number of a process: who reads it shares the replica with others."""
+    replica: int | None = None
+    """Its number in the group; None for one that did not start."""
+    is_end: bool = False
+    """Whether it is gone."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,14 @@ class ReplicaGroup(Protocol):
         """Replicas that have the model and answered the last probe."""
         ...
 
+    def serving(self, model: str | None) -> Sequence[int]:
+        """The numbers of the live replicas that have the model and are asked for it."""
+        ...
+
+    def happenings(self) -> Sequence[Happening]:
+        """What happened since the last call."""
+        ...
+
     def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
         """Set how many replicas there shall be, and how many of them each model is asked on (all, unless named).
 
@@ -144,10 +157,6 @@ class ReplicaGroup(Protocol):
 
     async def probe(self, patience_s: float) -> None:
         """Ask every live replica something; end those that hang."""
-        ...
-
-    def happenings(self) -> Sequence[Happening]:
-        """What happened since the last call."""
         ...
 
     async def close(self) -> None:

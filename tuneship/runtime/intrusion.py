@@ -1,147 +1,635 @@
-"""What an intruder in a worker would try: `python -m tuneship.runtime.intrusion` isolates itself and tries it.
+"""What an intruder in a worker would try: `python -m tuneship.runtime.intrusion TARGETS` tries all of it.
 
-Prints one JSON object: for every attempt whether it succeeded. Everything it reaches for is its own: listeners that it
-opened before, and its parent. With `--open` it does not isolate itself, so that a test can see the attempts succeed.
-The service runs it at its start, in a worker (`service/isolation.py`).
+One list (`ON_TARGETS`, `ON_PROCESSES`). The service has a worker try it at every start (`service/isolation.py`); the
+tests try it from workers of every kind, and without isolation, where it must succeed. Each attempt runs in a child
+process of its own. Nothing is harmed where one succeeds: what could be changed is a decoy or is set to what it was, and
+calls that only root may make get arguments that are refused for another reason.
+
+Prints one JSON object: for each way `refused`, `succeeded`, or what went wrong.
 """
 
 import ctypes
+import errno
+import fcntl
 import json
+import mmap
 import os
+import platform
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tuneship.runtime.isolation import CannotIsolate, isolate
+from tuneship.runtime.kernel import system_call
+from tuneship.runtime.system_calls import CONDITIONAL, REFUSED, SIGNALS, X32
 
-PTRACE_SEIZE, PIDFD_OPEN = 0x4206, 434
-"""`pidfd_open`, which has the same number on every architecture; it is no intrusion by itself."""
-CALLS = {
-    "x86_64": {"ptrace": 101, "process_vm_readv": 310, "keyctl": 250, "bpf": 321},
-    "aarch64": {"ptrace": 117, "process_vm_readv": 270, "keyctl": 219, "bpf": 280},
-}
-IO_URING_SETUP, PIDFD_GETFD = 425, 438
+PATIENCE_S = 20
+"""For one attempt."""
+REFUSED_BY = {errno.EPERM, errno.EACCES, errno.ENOSYS}
+NEW_USERS, NEW_NETWORK, CHILD_ENDED = 0x1000_0000, 0x4000_0000, int(signal.SIGCHLD)
+PTRACE_SEIZE = 0x4206
+DECOY = "decoy"
+FAMILIES, KINDS = range(1, 46), (1, 2, 3, 4, 5, 6, 10)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Listeners that were opened before the isolation."""
+    """What the attempts reach for, all of it outside of the intruder."""
 
-    tcp: tuple[str, int]
-    tcp6: tuple[str, int] | None
+    tcp: int
+    """Port on 127.0.0.1; 0 for the next one: this host has none."""
+    tcp6: int
+    udp: int
     unix: str
+    unix_datagram: str
     abstract: str
+    abstract_datagram: str
+    fifo: str
+    """With a reader."""
+    shared_memory: str
+    """A file in memory of another process."""
+    decoys: str
+    """A folder in the data directory that the intruder has no business in, with a file `decoy`."""
+    processes: dict[str, int] = field(default_factory=dict[str, int])
+    """By what they are to the intruder."""
+    secrets: tuple[str, ...] = ()
+    """Files that it must not read."""
+    folders: tuple[str, ...] = ()
+    """Folders that it must not list."""
+    descriptors: tuple[int, ...] = ()
+    """That it inherits on purpose, beside its standard ones."""
+
+    @classmethod
+    def from_json(cls, text: str) -> "Targets":
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
 
 
-def attempts(targets: Targets) -> dict[str, Callable[[], object]]:
-    """Each raises `OSError` when it does not succeed."""
-    numbers = CALLS[os.uname().machine]
-    return {
-        "tcp": lambda: socket.create_connection(targets.tcp, 2).close(),
-        "tcp6": lambda: _connect(socket.AF_INET6, targets.tcp6 or ("::1", 9)),
-        "udp": lambda: _send(targets.tcp),
-        "unix": lambda: _connect(socket.AF_UNIX, targets.unix),
-        "abstract unix": lambda: _connect(socket.AF_UNIX, targets.abstract),
-        "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close(),
-        "packet": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close(),
-        "raw": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close(),
-        "listen": lambda: socket.create_server(("127.0.0.1", 0)).close(),
-        "io_uring": lambda: _call(IO_URING_SETUP, 4, ctypes.create_string_buffer(120)),
-        "ptrace": lambda: _call(numbers["ptrace"], PTRACE_SEIZE, os.getppid(), 0, 0),
-        "memory of another": lambda: _read_memory_of(os.getppid(), numbers["process_vm_readv"]),
-        "descriptor of another": lambda: _take_descriptor(os.getppid()),
-        "keys": lambda: _call(numbers["keyctl"], 0, -3, 0),
-        "bpf": lambda: _call(numbers["bpf"], 0, ctypes.create_string_buffer(72), 72),
-        "child": lambda: _in_child(targets),
-    }
+@contextmanager
+def opened(folder: Path, **more: Any) -> Generator[Targets]:
+    """Listeners, decoys and whatever else the attempts reach for; `more`: the remaining fields of `Targets`."""
+    with ExitStack() as held:
+        place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tuneship-")))
+        decoys = Path(held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="worker-")))
+        (decoys / DECOY).write_text("decoy")
+        memory = Path("/dev/shm")  # noqa: S108 - where shared memory lies
+        shared = held.enter_context(
+            tempfile.NamedTemporaryFile(dir=memory if os.access(memory, os.W_OK) else decoys)
+        )
+        os.mkfifo(place / "fifo")
+        held.callback(os.close, os.open(place / "fifo", os.O_RDONLY | os.O_NONBLOCK))
+        tcp = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        udp = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        tcp6 = 0
+        with suppress(OSError):  # a host without IPv6
+            server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+            tcp6 = held.enter_context(server).getsockname()[1]
+        names = (str(place / "unix"), str(place / "datagram"), *_abstract_names())
+        for name, kind in zip(names, (socket.SOCK_STREAM, socket.SOCK_DGRAM) * 2, strict=True):
+            listener = held.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(name)
+            if kind == socket.SOCK_STREAM:
+                listener.listen()
+        yield Targets(
+            *(tcp.getsockname()[1], tcp6, udp.getsockname()[1], *names),
+            fifo=str(place / "fifo"),
+            shared_memory=shared.name,
+            decoys=str(decoys),
+            **more,
+        )
 
 
-def _connect(family: int, address: str | tuple[str, int]) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as opened:
-        opened.settimeout(2)
-        opened.connect(address)
+def _abstract_names() -> tuple[str, str]:
+    return tuple(f"\0tuneship-{os.getpid()}-{os.urandom(4).hex()}" for _ in range(2))  # pyright: ignore[reportReturnType]
 
 
-def _send(address: tuple[str, int]) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
-        opened.sendto(b"x", address)
+# How an attempt says that it failed: it raises `OSError`.
 
 
-def _call(number: int, *arguments: object) -> int:
-    library = ctypes.CDLL(None, use_errno=True)
-    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-    answer = library.syscall(ctypes.c_long(number), *given)
-    if answer < 0:
-        raise OSError(ctypes.get_errno(), "refused")
-    return int(answer)
+def call(name: str, *arguments: object) -> int:
+    """A system call by its name."""
+    which = ("x86_64", "aarch64").index(platform.machine())
+    found = (REFUSED.get(name) or CONDITIONAL.get(name) or SIGNALS[name])[which]
+    if not isinstance(found, int):
+        raise OSError(errno.ENOSYS, name)
+    return system_call(found, *arguments)
 
 
-def _read_memory_of(process: int, number: int) -> None:
-    """One byte at an address that is only likely: EFAULT says that the kernel would have let us."""
-    piece = ctypes.create_string_buffer(8)
-    vector = (ctypes.c_void_p * 2)(ctypes.addressof(piece), 1)
+def reaches(name: str, *arguments: object) -> None:
+    """Make a call whose arguments make no sense: that the kernel looked at them is enough."""
     try:
-        _call(number, process, vector, 1, vector, 1, 0)
+        call(name, *arguments)
     except OSError as error:
-        if error.errno != 14:
+        if error.errno in REFUSED_BY:
             raise
 
 
-def _take_descriptor(process: int) -> None:
-    handle = _call(PIDFD_OPEN, process, 0)
-    os.close(_call(PIDFD_GETFD, handle, 0, 0))
+def refuse(*, when: bool) -> None:
+    """Fail the attempt."""
+    if when:
+        raise OSError(errno.EPERM, "refused")
 
 
-def _in_child(targets: Targets) -> None:
-    program = f"import socket; socket.create_connection({targets.tcp!r}, 2)"
+# Talking to others.
+
+
+def _connect(family: int, address: "str | tuple[str, int]", kind: int = socket.SOCK_STREAM) -> None:
+    with socket.socket(family, kind) as made:
+        made.settimeout(2)
+        made.connect(address)
+
+
+def _datagram(target: str, *, by: str) -> None:
+    """From one end of a connected pair to a listener that it is not connected to."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        if by == "sendto":
+            one.sendto(b"text", target)
+        elif by == "sendmsg":
+            one.sendmsg([b"text"], [], 0, target)
+        elif by == "connect":
+            one.connect(target)
+            one.send(b"text")
+        else:
+            reaches("sendmmsg", one.fileno(), ctypes.create_string_buffer(64), 1, 0)
+
+
+def _address_on_own_line(_: Targets) -> None:
+    """Refused by its address, whatever the socket."""
+    one, other = socket.socketpair()
+    with one, other:
+        reaches("sendto", one.fileno(), b"text", 4, 0, b"\1\0/", 3)
+
+
+def _pass_descriptor(_: Targets) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        socket.send_fds(one, [b"x"], [0])
+
+
+def _any_socket(_: Targets) -> None:
+    """Every family and kind."""
+    for family in FAMILIES:
+        for kind in KINDS:
+            with suppress(OSError), socket.socket(family, kind, 0):
+                return
+    refuse(when=True)
+
+
+def _in_thread(targets: Targets) -> None:
+    made: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            _connect(socket.AF_INET, ("127.0.0.1", targets.tcp))
+            made.append(True)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join()
+    refuse(when=not made)
+
+
+def _in_program(targets: Targets) -> None:
+    program = f"import socket; socket.create_connection(('127.0.0.1', {targets.tcp}), 2)"
     done = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=False
+        [sys.executable, "-I", "-S", "-c", program], stderr=subprocess.DEVNULL, check=False
     )
-    if done.returncode != 0:
-        raise OSError("refused")
+    refuse(when=done.returncode != 0)
 
 
-def opened(held: ExitStack) -> Targets:
-    """Open what the attempts reach for."""
-    tcp = held.enter_context(socket.create_server(("127.0.0.1", 0)))
-    tcp6 = None
-    if socket.has_ipv6:
+def _by_32_bits(_: Targets) -> None:
+    """`getpid` by the interrupt that 32-bit programs use, whose numbers mean other calls."""
+    refuse(when=platform.machine() != "x86_64")
+    code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # mov eax, 20; int 0x80; ret
+    page = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    child = os.fork()
+    if child == 0:
+        function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+        os._exit(0 if function() == os.getpid() else 1)
+    refuse(when=os.waitpid(child, 0)[1] != 0)
+
+
+def _clone(name: str) -> None:
+    arguments: tuple[object, ...] = (NEW_USERS | CHILD_ENDED, 0, 0, 0, 0)
+    if name == "clone3":
+        fields = struct.pack("=8Q", NEW_USERS, 0, 0, 0, CHILD_ENDED, 0, 0, 0)
+        arguments = (ctypes.create_string_buffer(fields, 64), 64)
+    if call(name, *arguments) == 0:
+        os._exit(0)
+
+
+# Looking into others.
+
+
+def _read_memory(process: int) -> None:
+    first = Path(f"/proc/{process}/maps").read_text().split("-")[0] if process else "0"
+    with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
+        memory.seek(int(first, 16))
+        memory.read(8)
+
+
+def _open_memory(process: int) -> None:
+    with Path(f"/proc/{process}/mem").open("r+b", buffering=0):
+        pass
+
+
+def _link(process: int, name: str) -> None:
+    Path(f"/proc/{process}/{name}").readlink()
+
+
+def _read_all(process: int, name: str) -> None:
+    refuse(when=not Path(f"/proc/{process}/{name}").read_bytes())
+
+
+def _thread_memory(process: int) -> None:
+    with Path(f"/proc/{process}/task/{process}/mem").open("rb", buffering=0):
+        pass
+
+
+def _descriptors(process: int) -> None:
+    """Open again what it has open, as if it were a file."""
+    for one in Path(f"/proc/{process}/fd").iterdir():
+        one.readlink()
+        return
+    refuse(when=True)
+
+
+def _vector(name: str, process: int) -> None:
+    piece = ctypes.create_string_buffer(8)
+    vector = (ctypes.c_void_p * 2)(ctypes.addressof(piece), 8)
+    nowhere = (ctypes.c_void_p * 2)(
+        1, 8
+    )  # an address that no process has: EFAULT, had it been allowed
+    reaches(name, process, vector, 1, nowhere, 1, 0)
+
+
+def _steal_descriptor(process: int) -> None:
+    os.close(call("pidfd_getfd", call("pidfd_open", process, 0), 0, 0))
+
+
+def _signal_by_folder(process: int) -> None:
+    folder = os.open(f"/proc/{process}", os.O_RDONLY | os.O_DIRECTORY)
+    call("pidfd_send_signal", folder, 0, 0, 0)
+
+
+def _queued(name: str, process: int, *more: int) -> None:
+    information = struct.pack("=iii", 0, 0, -1).ljust(128, b"\0")
+    call(name, process, *more, 0, ctypes.create_string_buffer(information, 128))
+
+
+def _owner(process: int) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        fcntl.fcntl(one, fcntl.F_SETOWN, process)
+
+
+def _owner_of_socket(process: int) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        fcntl.ioctl(one, 0x8901, struct.pack("=i", process))
+
+
+def _limits(process: int) -> None:
+    limits = ctypes.create_string_buffer(16)
+    call("prlimit64", process, 7, 0, limits)
+    call("prlimit64", process, 7, limits, 0)
+
+
+def _badness(process: int) -> None:
+    with Path(f"/proc/{process}/oom_score_adj").open("r+b", buffering=0):
+        pass
+
+
+# Files.
+
+
+def _read(path: str) -> None:
+    with Path(path).open("rb") as file:
+        file.read(1)
+
+
+def _open_to_write(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+
+
+def _make_in(folder: str) -> None:
+    """A file without a name, so that nobody sees it where this succeeds."""
+    os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600))
+
+
+def _decoy(targets: Targets) -> str:
+    return f"{targets.decoys}/{DECOY}"
+
+
+def _own(name: str) -> str:
+    return f"{tempfile.gettempdir()}/{name}-{os.getpid()}"
+
+
+def _move_back_and_forth(targets: Targets) -> None:
+    moved = Path(_decoy(targets)).rename(_decoy(targets) + "-moved")
+    moved.rename(_decoy(targets))
+
+
+def _remove(targets: Targets) -> None:
+    Path(_decoy(targets)).unlink()
+    Path(_decoy(targets)).write_text("decoy")
+
+
+def _link_to_own(targets: Targets) -> None:
+    os.link(_decoy(targets), _own("link"))
+    Path(_own("link")).unlink()
+
+
+def _link_in_their_place(targets: Targets) -> None:
+    link = Path(targets.decoys, "link")
+    link.symlink_to("/")
+    link.unlink()
+
+
+def _read_by_link(targets: Targets) -> None:
+    link = Path(_own("symlink"))
+    link.symlink_to(_decoy(targets))
+    try:
+        _read(str(link))
+    finally:
+        link.unlink()
+
+
+def _each(paths: tuple[str, ...], attempt: Callable[[str], object]) -> None:
+    """Succeeds where one does."""
+    for path in paths:
+        with suppress(OSError):
+            attempt(path)
+            return
+    refuse(when=True)
+
+
+def _change_open_file(_: Targets) -> None:
+    with Path(os.__file__).open("rb") as file:
+        os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o7777)
+
+
+def _watch(targets: Targets) -> None:
+    made = ctypes.CDLL(None).inotify_init()
+    call("inotify_add_watch", made, _decoy(targets).encode(), 0x20)
+
+
+def _times(targets: Targets) -> None:
+    status = Path(_decoy(targets)).stat()
+    os.utime(_decoy(targets), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _handle(_: Targets) -> None:
+    """Opening by number, past every folder: EBADF, had it been allowed."""
+    reaches("open_by_handle_at", -1, ctypes.create_string_buffer(16), 0)
+
+
+# Its own rights.
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{name}:")[1].split()[0], 16)
+
+
+def _unexpected_descriptor(targets: Targets) -> None:
+    expected = {0, 1, 2, *targets.descriptors}
+    listed = [int(one.name) for one in Path("/proc/self/fd").iterdir()]
+    # The folder that was listed is closed again.
+    refuse(when=not [one for one in listed if one not in expected and _is_open(one)])
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _run_shell(_: Targets) -> None:
+    subprocess.run(["/bin/sh", "-c", ":"], check=True)
+
+
+def _host_name(_: Targets) -> None:
+    name = socket.gethostname().encode()
+    call("sethostname", name, len(name))
+
+
+def _join_network(_: Targets) -> None:
+    with Path("/proc/self/ns/net").open("rb") as own:
+        call("setns", own.fileno(), 0)
+
+
+ON_TARGETS: dict[str, Callable[[Targets], object]] = {
+    # Sockets.
+    "TCP": lambda t: _connect(socket.AF_INET, ("127.0.0.1", t.tcp)),
+    "TCP over IPv6": lambda t: _connect(socket.AF_INET6, ("::1", t.tcp6 or 9)),
+    "UDP": lambda t: _connect(socket.AF_INET, ("127.0.0.1", t.udp), socket.SOCK_DGRAM),
+    "listening": lambda _: socket.create_server(("127.0.0.1", 0)).close(),
+    "Unix socket": lambda t: _connect(socket.AF_UNIX, t.unix),
+    "abstract Unix socket": lambda t: _connect(socket.AF_UNIX, t.abstract),
+    "Unix datagram socket": lambda t: _connect(socket.AF_UNIX, t.unix_datagram, socket.SOCK_DGRAM),
+    "datagram pair, sendto a path": lambda t: _datagram(t.unix_datagram, by="sendto"),
+    "datagram pair, sendto an abstract name": lambda t: _datagram(t.abstract_datagram, by="sendto"),
+    "datagram pair, sendmsg": lambda t: _datagram(t.unix_datagram, by="sendmsg"),
+    "datagram pair, sendmmsg": lambda t: _datagram(t.unix_datagram, by="sendmmsg"),
+    "datagram pair, connect": lambda t: _datagram(t.unix_datagram, by="connect"),
+    "sequenced packet pair": lambda _: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+    "sendto an address on a stream pair": _address_on_own_line,
+    "passing a descriptor": _pass_descriptor,
+    "netlink": lambda _: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close(),
+    "packet socket": lambda _: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close(),
+    "raw socket": lambda _: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close(),
+    "VM socket": lambda _: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close(),
+    "kernel crypto socket": lambda _: socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET).close(),
+    "any family and kind of socket": _any_socket,
+    "TCP from another thread": _in_thread,
+    "TCP from a further program": _in_program,
+    "named pipe": lambda t: _open_to_write(t.fifo),
+    "32-bit system calls": _by_32_bits,
+    "x32 system calls": lambda _: system_call(X32 | 39),
+    "io_uring": lambda _: call("io_uring_setup", 4, ctypes.create_string_buffer(120)),
+    "io_uring, entering": lambda _: reaches("io_uring_enter", -1, 0, 0, 0, 0, 0),
+    # What the kernel keeps for all.
+    "session keyring": lambda _: call("keyctl", 0, -3, 0),
+    "adding a key": lambda _: call("add_key", b"user", b"tuneship", b"x", 1, -2),
+    "asking for a key": lambda _: reaches("request_key", b"user", b"tuneship", 0, 0),
+    "System V shared memory": lambda _: reaches("shmget", 0x7473, 1, 0),
+    "System V semaphores": lambda _: reaches("semget", 0x7473, 1, 0),
+    "System V messages": lambda _: reaches("msgget", 0x7473, 0),
+    "POSIX message queue": lambda _: reaches("mq_open", b"tuneship", 0, 0, 0),
+    "POSIX shared memory of another": lambda t: _read(t.shared_memory),
+    "new POSIX shared memory": lambda _: _make_in("/dev/shm"),  # noqa: S108 - the target
+    "BPF": lambda _: reaches("bpf", 0, ctypes.create_string_buffer(72), 72),
+    "performance events": lambda _: reaches("perf_event_open", ctypes.create_string_buffer(128), 0, -1, -1, 0),
+    "userfaultfd": lambda _: call("userfaultfd", 0),
+    "fanotify": lambda _: call("fanotify_init", 0, 0),
+    "kernel log": lambda _: call("syslog", 10, 0, 0),
+    "kernel module": lambda _: reaches("finit_module", -1, b"", 0),
+    "kernel module by memory": lambda _: reaches("init_module", 0, 0, b""),
+    "another kernel": lambda _: reaches("kexec_load", 0, 0, 0, 0xFFFF),
+    "reboot": lambda _: reaches("reboot", 0, 0, 0, 0),
+    "accounting": lambda _: reaches("acct", b"/nonexistent"),
+    "swap": lambda _: reaches("swapon", b"/nonexistent", 0),
+    "clock": lambda _: call("settimeofday", 0, 0),
+    "name of the host": _host_name,
+    "ports of the processor": lambda _: call("iopl", 3),
+    "personality": lambda _: call("personality", 0x0040000),
+    # Namespaces and mounts.
+    "new user namespace": lambda _: call("unshare", NEW_USERS),
+    "new network namespace": lambda _: call("unshare", NEW_NETWORK),
+    "new user namespace by clone": lambda _: _clone("clone"),
+    "new user namespace by clone3": lambda _: _clone("clone3"),
+    "joining a namespace": _join_network,
+    "mount": lambda _: reaches("mount", b"none", b"/nonexistent", b"tmpfs", 0, 0),
+    "unmount": lambda _: reaches("umount2", b"/nonexistent", 0),
+    "mount by fsopen": lambda _: call("fsopen", b"tmpfs", 0),
+    "mount by open_tree": lambda _: call("open_tree", -100, b"/", 1),
+    "attributes of a mount": lambda _: reaches("mount_setattr", -1, b"", 0, 0, 0),
+    "pivot_root": lambda _: reaches("pivot_root", b"/nonexistent", b"/nonexistent"),
+    "chroot": lambda _: call("chroot", b"/"),
+    # Files.
+    "reading a secret": lambda t: _each(t.secrets, _read),
+    "writing to a secret": lambda t: _each(t.secrets, _open_to_write),
+    "listing the data directory": lambda t: _each(t.folders, os.listdir),
+    "reading another's file": lambda t: _read(_decoy(t)),
+    "reading another's file by a link": _read_by_link,
+    "writing another's file": lambda t: _open_to_write(_decoy(t)),
+    "cutting another's file off": lambda t: call("truncate", _decoy(t).encode(), 5),
+    "changing another's file's mode": lambda t: Path(_decoy(t)).chmod(0o600),
+    "changing another's file's owner": lambda t: os.chown(_decoy(t), os.getuid(), os.getgid()),
+    "changing another's file's times": _times,
+    "changing another's file's attributes": lambda t: os.setxattr(_decoy(t), b"user.x", b"x"),
+    "changing a file that may be read": _change_open_file,
+    "moving another's file": _move_back_and_forth,
+    "removing another's file": _remove,
+    "linking another's file": _link_to_own,
+    "a link in another's folder": _link_in_their_place,
+    "making a file in another's folder": lambda t: _make_in(t.decoys),
+    "watching another's file": _watch,
+    "opening by handle": _handle,
+    "writing to /tmp": lambda _: _make_in("/tmp"),  # noqa: S108 - the target
+    "writing to /var/tmp": lambda _: _make_in("/var/tmp"),  # noqa: S108 - the target
+    "writing to the home folder": lambda _: _make_in(str(Path.home())),
+    "a job for cron": lambda _: _each(("/etc/cron.d", "/var/spool/cron", "/etc"), _make_in),
+    "writing into this program": lambda _: _open_to_write(__file__),
+    "writing into Python": lambda _: _open_to_write(os.__file__),
+    "password hashes": lambda _: _read("/etc/shadow"),
+    "terminal": lambda _: _open_to_write("/dev/tty"),
+    "new terminal": lambda _: os.openpty(),
+    "typing into a terminal": lambda _: _typed(),
+    "memory of the machine": lambda _: _each(("/dev/mem", "/dev/port", "/dev/kmsg"), _read),
+    "disk": lambda _: _each(("/dev/vda", "/dev/sda", "/dev/nvme0n1"), _read),
+    "the host's core handler": lambda _: _open_to_write("/proc/sys/kernel/core_pattern"),
+    "the host's emergency keys": lambda _: _open_to_write("/proc/sysrq-trigger"),
+    "the host's resource groups": lambda _: _open_to_write("/sys/fs/cgroup/cgroup.procs"),
+    # Its own rights.
+    "inherited descriptors": _unexpected_descriptor,
+    "capabilities": lambda _: refuse(when=_status("CapEff") == 0),
+    "rights of set-user-id programs": lambda _: refuse(when=_status("NoNewPrivs") == 1),
+    "programs of the system": _run_shell,
+}  # fmt: skip
+ON_PROCESSES: dict[str, Callable[[int], object]] = {
+    "memory, reading": _read_memory,
+    "memory, writing": _open_memory,
+    "memory of a thread": _thread_memory,
+    "memory by process_vm_readv": lambda pid: _vector("process_vm_readv", pid),
+    "memory by process_vm_writev": lambda pid: _vector("process_vm_writev", pid),
+    "environment": lambda pid: _read_all(pid, "environ"),
+    "memory map": lambda pid: _read_all(pid, "maps"),
+    "auxiliary vector": lambda pid: _read_all(pid, "auxv"),
+    "input and output": lambda pid: _read_all(pid, "io"),
+    "system call": lambda pid: _read_all(pid, "syscall"),
+    "open files": _descriptors,
+    "root folder": lambda pid: _link(pid, "root"),
+    "working folder": lambda pid: _link(pid, "cwd"),
+    "program file": lambda pid: _link(pid, "exe"),
+    "namespaces": lambda pid: _link(pid, "ns/net"),
+    "tracing": lambda pid: call("ptrace", PTRACE_SEIZE, pid, 0, 0),
+    "handle": lambda pid: os.close(call("pidfd_open", pid, 0)),
+    "descriptor by handle": _steal_descriptor,
+    "comparing": lambda pid: call("kcmp", os.getpid(), pid, 1, 0, 0),
+    "moving pages": lambda pid: reaches("move_pages", pid, 0, 0, 0, 0, 0),
+    "limits": _limits,
+    "processors": lambda pid: os.sched_setaffinity(pid, os.sched_getaffinity(pid)),
+    "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)),
+    "disk priority": lambda pid: call("ioprio_set", 1, pid, 0),
+    "choice when memory is short": _badness,
+    "signal": lambda pid: os.kill(pid, 0),
+    "signal to a thread": lambda pid: call("tkill", pid, 0),
+    "signal to a thread of a process": lambda pid: call("tgkill", pid, pid, 0),
+    "queued signal": lambda pid: _queued("rt_sigqueueinfo", pid),
+    "queued signal to a thread": lambda pid: _queued("rt_tgsigqueueinfo", pid, pid),
+    "signal by handle": _signal_by_folder,
+    "signal by a file's owner": _owner,
+    "signal by a socket's owner": _owner_of_socket,
+}  # fmt: skip
+WAYS = len(ON_TARGETS) + len(ON_PROCESSES)
+
+
+def _typed() -> None:
+    """On what is no terminal: ENOTTY, had it been allowed."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    try:
+        fcntl.ioctl(reading, 0x5412, b"x")
+    except OSError as error:
+        refuse(when=error.errno in REFUSED_BY)
+
+
+def attempts(targets: Targets) -> dict[str, Callable[[], object]]:
+    """All of them by their names; those on processes once for each."""
+    found: dict[str, Callable[[], object]] = {
+        name: lambda way=way: way(targets) for name, way in ON_TARGETS.items()
+    }
+    for label, process in targets.processes.items():
+        for name, on_process in ON_PROCESSES.items():
+            found[f"{label}: {name}"] = lambda way=on_process, pid=process: way(pid)
+    return found
+
+
+def _tried(attempt: Callable[[], object]) -> str:
+    """How it went, in a child process: what it changes about itself ends with it."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE_S)
+        code = 2
         try:
-            tcp6 = held.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
-        except OSError:  # this host has no IPv6: then the attempt fails by itself
-            tcp6 = None
-    folder = held.enter_context(tempfile.TemporaryDirectory())
-    places = str(Path(folder) / "unix"), f"\0tuneship-{os.getpid()}"
-    for place in places:
-        unix = held.enter_context(socket.socket(socket.AF_UNIX))
-        unix.bind(place)
-        unix.listen()
-    return Targets(tcp.getsockname(), tcp6.getsockname()[:2] if tcp6 else None, *places)
+            attempt()
+            code = 0
+        except OSError:
+            code = 1
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the parent
+            sys.stderr.write(f"{error!r}\n")
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {0: "succeeded", 1: "refused"}.get(code, f"ended with {code}")
 
 
 def main(arguments: list[str]) -> int:
-    """Try everything; 1 when this host cannot isolate."""
-    with ExitStack() as held:
-        targets = opened(held)
-        if arguments != ["--open"]:
-            try:
-                isolate()
-            except CannotIsolate as error:
-                sys.stdout.write(json.dumps({"cannot": str(error)}) + "\n")
-                return 1
-        found: dict[str, bool] = {}
-        for name, attempt in attempts(targets).items():
-            try:
-                attempt()
-                found[name] = True
-            except OSError:
-                found[name] = False
-        sys.stdout.write(json.dumps(found) + "\n")
+    """Try everything on the targets that the only argument describes."""
+    (text,) = arguments
+    found = {name: _tried(attempt) for name, attempt in attempts(Targets.from_json(text)).items()}
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

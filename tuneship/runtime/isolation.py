@@ -1,70 +1,53 @@
-"""A worker without network: a filter of system calls that the kernel keeps for the process and all its children.
+"""What a worker gives up before it loads anything: the network, other processes, and every file but its own.
 
-Training and serving need no network: they read files and speak over a socket pair that they were born with. So every
-worker of ours gives the network up before it loads anything else (`launch.py`), whether a job asked for
-`network_isolation` or not. `python -m tuneship.runtime.isolation` tries what an intruder would, from inside, and says
-what succeeded; the service asks that at its start and promises isolation only where nothing does.
+Training and serving need none of it: they read a model and speak over a pair of sockets that they were born with. So
+every worker of ours is isolated (`launch.py`), whether a job asked for `network_isolation` or not. Four layers, none of
+which needs root or a library:
 
-The filter is written down here, a dozen lines of the kernel's own format (seccomp, BPF), because a library for it
-needs a second one from the operating system. A network namespace alone is not enough: Unix sockets, such as a
+- capabilities, so that root is a user like others (and what belongs to root stays closed to a worker of root's);
+- Landlock (`landlock.py`), which closes files, and processes outside, whoever the user is;
+- a filter of system calls (`system_calls.py`), which closes sockets and the kernel's other doors;
+- not being dumpable, which closes the process's own memory to others and keeps it out of core files.
+
+`intrusion.py` attacks all of it from inside. A network namespace alone is not enough: Unix sockets, such as a
 database's, work across it; and many container hosts forbid making one.
 """
 
 import ctypes
 import errno
+import os
 import platform
 import struct
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from pathlib import Path
 
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
+from tuneship.runtime.kernel import system_call
+from tuneship.runtime.landlock import NoLandlock, Places, confine
+from tuneship.runtime.system_calls import ARCHITECTURES, instructions, packed
+
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = (
+    4,
+    22,
+    24,
+    38,
+    47,
+)
+CLEAR_ALL = 4
 MODE_FILTER = 2
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, ARCHITECTURE_AT = 0, 4
-"""Where `struct seccomp_data` holds the number of the call and the architecture."""
-X32 = 0x4000_0000
-"""Calls from here on are the same ones by a second numbering (x86-64 only)."""
+CAPSET = {"x86_64": 126, "aarch64": 91}
+CAPABILITIES_V3 = 0x20080522
+LAST_CAPABILITY = 63
+SIGNALS_SINCE = 6
+"""Version of Landlock that keeps signals in."""
+
+
+_landlock = 0
+"""Version of what closes files to this process; 0: nothing does."""
 
 
 class CannotIsolate(Exception):
-    """There is no such filter here, or this process may not set it."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A processor's numbering of what a worker must not call.
-
-    Opening, connecting and listening on sockets (a pair of connected ones may be made); rings of calls that no filter
-    sees; looking into, or taking descriptors from, other processes; the kernel's key store; namespaces and mounts.
-    """
-
-    architecture: int
-    refused: dict[str, int]
-
-
-MACHINES = {
-    "x86_64": Machine(
-        0xC000003E,
-        {
-            "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288,
-            "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-            "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438,
-            "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "userfaultfd": 323,
-            "perf_event_open": 298, "unshare": 272, "setns": 308, "mount": 165, "chroot": 161,
-        },
-    ),
-    "aarch64": Machine(
-        0xC00000B7,
-        {
-            "socket": 198, "connect": 203, "accept": 202, "bind": 200, "listen": 201, "accept4": 242,
-            "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-            "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438,
-            "add_key": 217, "request_key": 218, "keyctl": 219, "bpf": 280, "userfaultfd": 282,
-            "perf_event_open": 241, "unshare": 97, "setns": 268, "mount": 40, "chroot": 51,
-        },
-    ),
-}  # fmt: skip
+    """The kernel lacks something that isolation needs, or does not let this process use it."""
 
 
 class _Program(ctypes.Structure):
@@ -73,17 +56,41 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def isolate() -> None:
-    """Give the network up, for good, for this process and whatever it starts. Raises `CannotIsolate`.
+def isolate(places: Places, *, is_needed: bool = True) -> None:
+    """Give everything up but these places, for good, for this process and whatever it starts.
 
-    To be called while the process has one thread: the kernel sets the filter for the calling thread.
+    To be called while the process has one thread. Raises `CannotIsolate` unless `is_needed` is false: then as much is
+    given up as the host can take.
     """
-    machine = MACHINES.get(platform.machine())
-    if sys.platform != "linux" or machine is None:
-        raise CannotIsolate(f"there is no filter for {platform.system()} on {platform.machine()}")
+    global _landlock  # noqa: PLW0603 - a property of the process
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ARCHITECTURES:
+        if is_needed:
+            raise CannotIsolate(f"there is no filter for {platform.system()} on {machine}")
+        return
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     hide()
-    _set_filter(_instructions(machine))
+    tolerated = () if is_needed else (CannotIsolate,)
+    with suppress(*tolerated):
+        give_up_capabilities()
+    try:
+        _landlock = confine(places)
+    except NoLandlock as error:
+        if is_needed:
+            raise CannotIsolate(str(error)) from None
+    only_signals_to = os.getpid() if _landlock < SIGNALS_SINCE else None
+    with suppress(*tolerated):
+        _set_filter(packed(instructions(machine, only_signals_to)))
+
+
+def narrow(places: Places) -> bool:
+    """Give up more of the files, in a process that `isolate` has closed any for; others keep what they have.
+
+    False when other threads run, which keep them. Raises `NoLandlock`.
+    """
+    if _landlock:
+        confine(places)
+    return not _landlock or len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def _set_filter(program: bytes) -> None:
@@ -93,24 +100,27 @@ def _set_filter(program: bytes) -> None:
 
 
 def hide() -> None:
-    """Keep other processes of the same user from looking into this one."""
-    _prctl(PR_SET_DUMPABLE, 0)
+    """Keep other processes of the same user from looking into this one, and the kernel from writing it to a core file.
+
+    A limit of 0 for core files is not enough: a program that the kernel hands them to gets them nevertheless.
+    """
+    if sys.platform == "linux":
+        _prctl(PR_SET_DUMPABLE, 0)
 
 
-def _instructions(machine: Machine) -> bytes:
-    """Refuse what comes from another architecture or numbering, and the calls of the list; allow the rest."""
-    numbers = sorted(machine.refused.values())
-    last = len(numbers) + 1  # instructions from the first comparison to the refusal
-    code = [
-        (LOAD, 0, 0, ARCHITECTURE_AT),
-        (JUMP_IF_EQUAL, 0, last + 2, machine.architecture),
-        (LOAD, 0, 0, NUMBER_AT),
-        (JUMP_IF_AT_LEAST, last, 0, X32),
-        *((JUMP_IF_EQUAL, last - 1 - at, 0, number) for at, number in enumerate(numbers)),
-        (RETURN, 0, 0, ALLOW),
-        (RETURN, 0, 0, REFUSE),
-    ]
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+def give_up_capabilities() -> None:
+    """Have none, and get none back by starting another program."""
+    with suppress(CannotIsolate):  # without the right to, no program gives any back either
+        for number in range(LAST_CAPABILITY + 1):
+            _prctl(PR_CAPBSET_DROP, number)
+    with suppress(CannotIsolate):
+        _prctl(PR_CAP_AMBIENT, CLEAR_ALL)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITIES_V3, 0), 8)
+    none = ctypes.create_string_buffer(24)
+    try:
+        system_call(CAPSET[platform.machine()], header, none)
+    except OSError as error:
+        raise CannotIsolate(f"the kernel kept the capabilities: {error.strerror}") from None
 
 
 def _prctl(option: int, *arguments: object) -> None:
@@ -118,4 +128,6 @@ def _prctl(option: int, *arguments: object) -> None:
     rest = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments]
     zeros = [ctypes.c_ulong(0)] * (4 - len(rest))
     if library.prctl(ctypes.c_int(option), *rest, *zeros) != 0:
-        raise CannotIsolate(f"the kernel refused the filter: {errno.errorcode[ctypes.get_errno()]}")
+        raise CannotIsolate(
+            f"the kernel refused prctl {option}: {errno.errorcode[ctypes.get_errno()]}"
+        )

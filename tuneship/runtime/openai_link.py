@@ -19,6 +19,7 @@ import httpx
 from tuneship.runtime.workers import Worker
 from tuneship.sealing import read_plain
 from tuneship.serving.line import (
+    ANSWER_S,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -26,13 +27,12 @@ from tuneship.serving.line import (
     ReplicaRefused,
     ServingError,
 )
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 BASE = "base"
 """The name under which the server serves the base model; an adapter's name is a model id, which has colons."""
-ANSWER_S = 120.0
-"""For anything but a generation: reading a big adapter from a slow disk takes longest."""
 LINE_BYTES = 8 << 20
 """Of one event; the first one may repeat a prompt of a million tokens."""
 TOKENS = 1 << 31
@@ -52,6 +52,7 @@ class OpenAiLink:
         self._folder = folder
         self._under_way: dict[asyncio.Task[None], Generation] = {}
         self._is_closed = False
+        self._threads = Threads("files of a replica", 2)
 
     @property
     def under_way(self) -> int:
@@ -71,7 +72,7 @@ class OpenAiLink:
         """
         if key is not None:
             try:
-                path = await asyncio.to_thread(self._opened, adapter, path, key)
+                path = await self._threads.run(self._opened, adapter, path, key)
             except OSError as error:
                 await self._clear(adapter)
                 raise ReplicaRefused(f"adapter files cannot be opened: {error}") from error
@@ -91,7 +92,7 @@ class OpenAiLink:
 
     async def _clear(self, adapter: str) -> None:
         """Nothing is left in plain of what the server does not serve."""
-        await asyncio.to_thread(shutil.rmtree, self._place(adapter), ignore_errors=True)
+        await self._threads.run(shutil.rmtree, self._place(adapter), ignore_errors=True)
 
     def _opened(self, adapter: str, path: Path, key: str) -> Path:
         place = self._place(adapter)
@@ -130,7 +131,7 @@ class OpenAiLink:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await self._threads.run(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def wait_lost(self) -> ReplicaLost:
         """Returns when the server's process is gone."""
@@ -180,7 +181,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "model": BASE if request.adapter is None else request.adapter,
         "prompt": list(request.tokens),
         "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
+        "temperature": 0.0 if request.is_greedy else request.temperature,
         "top_p": request.top_p,
         "seed": request.seed,
         "stop_token_ids": list(request.stop_tokens),

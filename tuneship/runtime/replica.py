@@ -5,8 +5,11 @@ from contextlib import suppress
 from zlib import crc32
 
 from tuneship.runtime.groups import Adapter, OpenedReplica
-from tuneship.serving.line import GenerateRequest, ReplicaRefused, ServingError
+from tuneship.serving.line import GenerateRequest, ReplicaLost, ReplicaRefused, ServingError
+from tuneship.threads import Threads
 
+CHECK_PATIENCE_S = 120.0
+"""For one token; a replica may have a long prompt to read before."""
 CHECK_TOKENS = (0,)
 """Any model has a token 0: one step over it shows that the model computes something finite."""
 
@@ -78,11 +81,17 @@ class Replica:
                 self.adapters.add(adapter)
 
     async def check(self, model: str | None) -> None:
-        """Make one token with the model. Raises `ServingError` when it cannot."""
+        """Make one token with the model. Raises `ServingError` when it cannot, or does not in time."""
         request = GenerateRequest(tokens=CHECK_TOKENS, max_tokens=1, adapter=model)
-        async with self.link.generate(request) as generation:
-            async for _ in generation:
-                pass
+        try:
+            async with (
+                asyncio.timeout(CHECK_PATIENCE_S),
+                self.link.generate(request) as generation,
+            ):
+                async for _ in generation:
+                    pass
+        except TimeoutError:
+            raise ReplicaLost("the replica did not make a token in time") from None
 
     async def finish(self, patience_s: float, look_every_s: float) -> None:
         """End it when nothing is under way, or when the patience is over."""
@@ -95,4 +104,4 @@ class Replica:
     async def end(self) -> None:
         """At once; waits until the process is gone."""
         await self.link.aclose()
-        await asyncio.to_thread(self.worker.kill)
+        await Threads("end of a replica", 1).run(self.worker.kill)

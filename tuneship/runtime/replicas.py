@@ -20,6 +20,7 @@ from tuneship.runtime.groups import (
     OpenedReplica,
     OpenReplica,
 )
+from tuneship.runtime.landlock import Places
 from tuneship.runtime.replica import Replica
 from tuneship.runtime.workers import Runtime, WorkerSpec
 from tuneship.serving.line import (
@@ -50,8 +51,16 @@ def no_limit(_base: Path) -> int:
     return 0
 
 
-def replica_process(runtime: Runtime, cache_bytes: Callable[[Path], int] = no_limit) -> OpenReplica:
-    """A replica with our own engine, as a process on this machine; `cache_bytes` is asked at its start."""
+def replica_process(
+    runtime: Runtime,
+    cache_bytes: Callable[[Path], int] = no_limit,
+    adapters: Path | None = None,
+) -> OpenReplica:
+    """A replica with our own engine, as a process on this machine; `cache_bytes` is asked at its start.
+
+    `adapters`: the folder that holds the adapters it will load, which must exist: it reads nothing else but its base.
+    """
+    loaded_from = () if adapters is None else (adapters,)
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
         room = ("--cache-bytes", str(cache_bytes(base)))
@@ -62,6 +71,7 @@ def replica_process(runtime: Runtime, cache_bytes: Callable[[Path], int] = no_li
                 arguments=("--base", str(base), "--fd", str(theirs.fileno()), *room),
                 log=log,
                 inherited=(theirs.fileno(),),
+                places=Places(readable=(base, *loaded_from)),
             )
             try:
                 # On the event loop's own thread: the parent-death signal follows the thread that starts the process.
@@ -127,6 +137,10 @@ class BaseReplicas:
         """Replicas that have the model, are asked for it and answered the last probe."""
         return sum(one.has(model) and one.is_answering for one in self._asked_for(model))
 
+    def serving(self, model: str | None) -> list[int]:
+        """The numbers of the live replicas that have the model and are asked for it."""
+        return [one.number for one in self._asked_for(model) if one.has(model)]
+
     def _asked_for(self, model: str | None) -> list[Replica]:
         return self._chosen(model, self.live)
 
@@ -142,9 +156,17 @@ class BaseReplicas:
         self._happenings.clear()
         return told
 
-    def _tell(self, level: str, message: str) -> None:
-        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", message)
-        self._happenings.append(Happening(level, message))
+    def _tell(
+        self, level: str, message: str, replica: Replica | None = None, *, is_end: bool = False
+    ) -> None:
+        """The service's log, which only its operator reads, names the process."""
+        number = logging.getLevelNamesMapping()[level.upper()]
+        if replica is None:
+            logger.log(number, "%s", message)
+            self._happenings.append(Happening(level, message))
+            return
+        logger.log(number, "%s: process %s", message, replica.worker.pid)
+        self._happenings.append(Happening(level, message, replica.number, is_end))
 
     # How many there are.
 
@@ -166,12 +188,12 @@ class BaseReplicas:
             await replica.finish(DRAIN_S, LOOK_EVERY_S)
         finally:
             self._leaving.remove(replica)
-        self._tell("info", f"replica ended: process {replica.worker.pid}")
+        self._tell("info", "replica ended", replica, is_end=True)
 
     def _bury(self) -> None:
         """Tell and forget those that died, and leave no zombie."""
         for replica in [one for one in self._replicas if not one.is_live]:
-            self._tell("error", f"replica lost: process {replica.worker.pid}")
+            self._tell("error", "replica lost", replica, is_end=True)
             self._replicas.remove(replica)
             self._leaving.append(replica)
             self._keep(self._clear_away(replica))
@@ -214,7 +236,7 @@ class BaseReplicas:
             await replica.end()
             raise
         self._replicas.append(replica)
-        self._tell("info", f"replica started: process {replica.worker.pid}")
+        self._tell("info", "replica started", replica)
         self._keep(self._watch(replica))
 
     async def _prepare(self, replica: Replica, adapter: Adapter) -> None:
@@ -250,7 +272,7 @@ class BaseReplicas:
         await asyncio.gather(*(replica.probe(patience_s) for replica in live))
         for replica in live:
             if replica.is_live and replica.unanswered >= HUNG_PROBES:
-                self._tell("error", f"replica does not answer: process {replica.worker.pid}")
+                self._tell("error", "replica does not answer", replica)
                 replica.worker.kill()
 
     # What they do.
@@ -283,7 +305,7 @@ class BaseReplicas:
         if is_checked:
             try:
                 await replica.check(adapter.name)
-            except BaseException:
+            except Exception:  # not at a cancellation: nobody waits for a replica's answer then
                 await replica.unload(adapter.name)
                 raise
 
@@ -362,12 +384,13 @@ class ReplicaPool:
         logs: Path,
         others: Mapping[Path, OpenReplica] | None = None,
         cache_bytes: Callable[[Path], int] = no_limit,
+        adapters: Path | None = None,
     ) -> None:
         """`logs`: a folder for what the processes print. `others`: bases that another engine than ours serves.
 
-        `cache_bytes`: memory for keys and values of one replica of a base model.
+        `cache_bytes`: memory for keys and values of one replica of a base model. `adapters`: see `replica_process`.
         """
-        self._open = replica_process(runtime, cache_bytes)
+        self._open = replica_process(runtime, cache_bytes, adapters)
         self._others = others or {}
         self._logs = logs
         self._groups: dict[Path, BaseReplicas] = {}

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tuneship.runtime.landlock import Places
+
 
 @dataclass(frozen=True)
 class WorkerSpec:
@@ -20,8 +22,10 @@ class WorkerSpec:
     """File descriptors that stay open in the worker."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables beside the few that every worker has, e.g. a secret, which arguments would show to everybody."""
+    places: Places = field(default_factory=Places)
+    """Files and folders that it works with: a worker that is isolated reaches no other ones of its user."""
     needs_network: bool = False
-    """A program of others that speaks over sockets of its own; ours need none, and have none."""
+    """A program of others that speaks over sockets of its own and is not isolated; ours need none, and have none."""
 
 
 class Worker(Protocol):
