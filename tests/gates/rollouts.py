@@ -35,6 +35,10 @@ class Served:
     output: float = 0.0
     quantiles: tuple[float, float, float] = (400.0, 900.0, 1500.0)
     histogram: Sequence[int] | None = None
+    cancelled: int | None = None
+    refused: int | None = None
+    callers: int | None = None
+    """Distinct callers among the errors; None, as above: a server that does not publish it."""
 
 
 Buckets = Sequence[tuple[Served, Served]]  # baseline, candidate
@@ -83,6 +87,7 @@ def answer(
         errors["error_count"] = [row.errors for row in busy.values()]
         usage["empty_count"] = [row.empty for row in rows.values()]
         throughput["complete"] = [i + 1 <= end for i in rows]
+        errors |= _of_callers(busy)
         if any(row.histogram for row in ok.values()):
             latency["histogram"] = {
                 "le": EDGES,
@@ -98,6 +103,20 @@ def answer(
             "throughput": throughput,
         },
     }
+
+
+def _of_callers(busy: Mapping[int, Served]) -> dict[str, Any]:
+    columns = {
+        "cancelled_count": [row.cancelled for row in busy.values()],
+        "refused_count": [row.refused for row in busy.values()],
+        "error_callers": [row.callers for row in busy.values()],
+    }
+    return {name: values for name, values in columns.items() if any(v is not None for v in values)}
+
+
+def in_flight(edges: Sequence[float], counts: Sequence[int]) -> dict[str, Any]:
+    """The snapshot of the requests that are still being answered; one more count takes all of them."""
+    return {"requests": counts[-1], "ages_ms": {"le": [*edges, None], "counts": list(counts)}}
 
 
 Maker = Callable[[int, int], tuple[Served, Served]]
@@ -120,6 +139,8 @@ class Rollout:
     seen: Callable[[int], tuple[Seen, Seen]] = lambda _: (RUNNING, RUNNING)
     probe: Callable[[Served, Served], Probed] | None = None
     act: Callable[[Record], Record] | None = None
+    counts_callers: bool = False
+    """Before the start the service publishes cancelled and refused requests and the callers of errors."""
     looks_behind: int = 0
     """Buckets that a look does not see yet (ingestion lag)."""
     record: Record = field(default_factory=Record)
@@ -128,6 +149,9 @@ class Rollout:
 
     def begin(self) -> "Rollout":
         first = answer({}, end=0, extended=self.extended)
+        if self.counts_callers:
+            names = ("cancelled_count", "refused_count", "error_callers")
+            first["metrics"]["error_rate"] |= {name: [] for name in names}
         begun = Begun("ro_1", "cep_1", {}, self.plan.digest(), choose_gates(self.plan, first))
         self.record = self.record.plus(begun)
         return self._shift(self.plan.steps[0], START)

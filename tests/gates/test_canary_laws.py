@@ -48,9 +48,9 @@ class Chaos:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.booleans(), st.booleans())
+@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([None, 51, 90]))
 def test_weights_only_climb_the_steps_or_drop_to_zero(
-    seed: int, extended: bool, asked: bool
+    seed: int, extended: bool, asked: bool, bake_weight: int | None
 ) -> None:
     chaos = Chaos(seed)
     plan = plan_with(
@@ -58,6 +58,8 @@ def test_weights_only_climb_the_steps_or_drop_to_zero(
         min_looks_per_step=2,
         max_looks_per_step=12,
         bake_looks=3,
+        bake_weight=bake_weight,
+        settle_looks=2,
         approval="required" if asked else "never",
     )
 
@@ -75,11 +77,14 @@ def test_weights_only_climb_the_steps_or_drop_to_zero(
     last = rollout.run(most=80)
     assert last.verdict in (Verdict.BAKED, Verdict.ROLLBACK, Verdict.HOLD)
     climbed = rollout.weights[:-1] if rollout.weights[-1] == 0 else rollout.weights
-    assert climbed == plan.steps[: len(climbed)]
+    weights = [*plan.compared_steps, *([bake_weight] if bake_weight else []), 100]
+    assert climbed == weights[: len(climbed)]
+    if last.verdict is Verdict.BAKED:
+        assert climbed == weights
     for look, following in zip(rollout.record.looks, rollout.record.looks[1:], strict=False):
         assert_lawful(look, following)
     for look in rollout.record.looks:
-        if look.verdict is Verdict.PROMOTE:
+        if look.next_weight is not None and look.next_weight > plan.steps[-2]:
             tested = [
                 gate.state for gate in look.gates if gate.state not in ("disabled", "not_available")
             ]

@@ -59,7 +59,7 @@ def test_the_absolute_half_alone_needs_the_tabled_number_of_requests(
     def first_proven(bad: int) -> int:
         n = bad
         while True:
-            logs = evidence._pass_logs([Counts(n, bad)], Limits(1.5, 0.01, ok))[:9]
+            logs = evidence._pass_logs((Counts(n, bad),), Limits(1.5, 0.01, ok))[:9]
             if sum(map(math.exp, logs)) / 18 >= 10.0:
                 return n
             n += 1
@@ -160,7 +160,7 @@ def test_evidence_beyond_the_largest_float_stays_a_number() -> None:
 @given(st.integers(1, 300), st.data())
 def test_a_single_factor_is_the_likelihood_ratio_of_scipy(n: int, data: st.DataObject) -> None:
     x = data.draw(st.integers(0, n))
-    factor = evidence._absolute_factors([Counts(n, x)], 0.02, 0)[0]
+    factor = evidence._absolute_factor(Counts(n, x), 0.02)
     assert factor is not None
     rates = np.minimum(0.02 * np.array(evidence.GRID), 0.9)
     expected = stats.binom.logpmf(x, n, rates) - stats.binom.logpmf(x, n, 0.02)
@@ -210,6 +210,16 @@ def test_an_empty_bucket_changes_nothing(counts: list[Counts], gate: Limits, pla
     assert evidence.early_z(padded, gate) == evidence.early_z(counts, gate)
 
 
+@given(buckets(), limits, st.lists(st.integers(0, 12), max_size=4, unique=True))
+def test_what_is_remembered_of_earlier_looks_changes_no_number(
+    counts: list[Counts], gate: Limits, starts: list[int]
+) -> None:
+    terms, idle = evidence.step_terms(sorted(starts), 4)
+    looks = [evidence.harm(counts[:seen], gate, terms, idle) for seen in range(1, len(counts) + 1)]
+    evidence._walks.clear()
+    assert evidence.harm(counts, gate, terms, idle) == looks[-1]
+
+
 @given(buckets(), limits)
 def test_the_cap_only_lowers_evidence(counts: list[Counts], gate: Limits) -> None:
     found = harm_from(counts, gate)
@@ -250,7 +260,7 @@ def test_pooling_steps_of_different_weight_does_not_warn() -> None:
 def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_b: int) -> None:
     counts = [Counts(n, min(x, n), 3 * n, min(x_b, 3 * n))]
     needed = evidence.requests_to_proof(counts, ERROR)
-    logs = evidence._pass_logs(counts, ERROR)
+    logs = evidence._pass_logs(tuple(counts), ERROR)
     if needed is None:
         assert max(logs) <= 1e-12
         return

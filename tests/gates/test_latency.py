@@ -1,6 +1,7 @@
 """Latency as shares: thresholds, histograms, three quantiles, and the rounding that carries its remainder."""
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.gates.rollouts import EDGES, START
-from tuneship.gates.latency import freeze_limits, share_above, slow_requests
+from tuneship.gates.latency import (
+    freeze_first_limits,
+    freeze_limits,
+    share_above,
+    slow_requests,
+)
 from tuneship.gates.series import Bucket, Series, Traffic
 
 INFINITE = tuple(math.inf if edge is None else float(edge) for edge in EDGES)
@@ -86,13 +92,56 @@ def test_rounding_carries_its_remainder(requests: list[int], threshold: float) -
     assert all(0 <= count <= n for count, n in zip(counts, requests, strict=True))
 
 
-def test_thresholds_freeze_with_the_bucket_that_reaches_two_hundred() -> None:
+def test_version_1_froze_thresholds_with_the_bucket_that_reaches_two_hundred() -> None:
     early, late = quantiles(99, 400.0, 900.0, 1500.0), quantiles(101, 500.0, 1000.0, 2000.0)
-    assert freeze_limits(series_of([early]), series_of([early]).buckets) is None
+    assert freeze_first_limits(series_of([early]), series_of([early]).buckets) is None
     series = series_of([early, late, quantiles(10_000, 1.0, 1.0, 1.0)])
-    limits = freeze_limits(series, series.buckets)
+    limits = freeze_first_limits(series, series.buckets)
     assert limits is not None
     assert (limits.slow_ms, limits.very_slow_ms, limits.requests) == (1000.0, 3000.0, 200)
+
+
+def test_no_thresholds_freeze_before_two_hundred_answers() -> None:
+    series = series_of([quantiles(199, 400.0, 900.0, 1500.0)])
+    assert freeze_limits(series, series.buckets) is None
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("has_histograms", [False, True])
+def test_a_stall_just_before_the_start_does_not_blind_the_latency_gates(
+    newest_first: bool, has_histograms: bool
+) -> None:
+    random = np.random.default_rng(9)
+
+    def minute(scale: float) -> Traffic:
+        drawn = random.lognormal(6.0, 0.5, 300) * scale
+        if has_histograms:
+            return histogram(drawn)
+        p50, p95, p99 = np.quantile(drawn, (0.5, 0.95, 0.99))
+        return quantiles(300, float(p50), float(p95), float(p99))
+
+    minutes = [minute(1.0) for _ in range(58)]
+    edges = INFINITE if has_histograms else None
+    calm, stalled = series_of(minutes, edges=edges), series_of([*minutes, minute(3.0), minute(3.0)])
+    stalled = replace(stalled, edges_ms=calm.edges_ms)
+    usual = freeze_limits(calm, calm.buckets)
+    buckets = stalled.buckets[::-1] if newest_first else stalled.buckets
+    found = freeze_limits(stalled, buckets)
+    assert usual is not None
+    assert found is not None
+    assert found.slow_ms == pytest.approx(usual.slow_ms, rel=0.03)
+    assert found.very_slow_ms == pytest.approx(usual.very_slow_ms, rel=0.03)
+
+
+def test_an_hour_with_few_buckets_is_extended_to_fifteen() -> None:
+    hourly = [quantiles(100, 400.0, 900.0 + hour, 1500.0) for hour in range(40)]
+    buckets = tuple(
+        Bucket(START + timedelta(hours=hour), one, one) for hour, one in enumerate(hourly)
+    )
+    series = replace(series_of([]), buckets=buckets)
+    limits = freeze_limits(series, buckets)
+    assert limits is not None
+    assert (limits.requests, limits.slow_ms) == (1500, 932.0)
 
 
 def test_merged_histograms_give_thresholds_that_five_percent_exceed() -> None:

@@ -11,5 +11,7 @@ Each shift is `SplitIntended`, PATCH, read back, `SplitConfirmed(at=look.at)`. `
 
 A training job: `training.watch_training` at every poll, `training.judge_training` once it ended, `training.judge_smoke`
 on the deployed model at 0 % traffic.
+Before the first shift, `forecast.forecast` says how long a plan will take at today's traffic. A record is judged and
+replayed by the formula of the release that began it (`formula.py`).
 Where to read on: `evidence.py` is the statistics, `series.py` what a metrics answer may hold.
 """

@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tuneship.gates import tallies
-from tuneship.gates.evidence import FORMULA_VERSION
-from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.plan import CanaryPlan, OutputLength
 from tuneship.gates.record import Look, Phase, Probed, Record, Verdict
-from tuneship.gates.series import ARMS, Arm, Json, Series, Unusable, read_series
+from tuneship.gates.series import ARMS, Arm, Json, Series, Traffic, Unusable, read_series
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, Seen, View, error_share, make_view
 
+AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
 GONE = frozenset({"deleting", "deleted", "missing"})
 """Deployment states from which nothing comes back; `missing` stands for a 404."""
 BREAKER_BASELINE = 0.1
-STAND_IN_REQUESTS, STAND_IN_RATIO, TOKEN_WARNING = 200, 0.5, 1.2
+BREAKER_ALL = 0.9
+"""Beyond this share it does not matter who the callers are."""
+TOKEN_WARNING = 1.2
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,23 @@ def decide(observed: Observed, plan: CanaryPlan, record: Record) -> Look:
 
 
 def judge(
-    series: Series | str, baseline: Seen, candidate: Seen, plan: CanaryPlan, record: Record
+    series: Series | str,
+    baseline: Seen,
+    candidate: Seen,
+    plan: CanaryPlan,
+    record: Record,
+    recorded: Look | None = None,
 ) -> Look:
     """`decide` on a series that was read already, or on the reason why there is none.
 
-    Raises ValueError when the candidate has no traffic: before the first shift and after a rollback.
+    `recorded`: a look that is decided again. Raises ValueError when the candidate has no traffic (before the first
+    shift and after a rollback), and for a record of a release that this one does not know.
     """
     if record.phase is Phase.BEFORE:
         raise ValueError("the candidate has no traffic to be looked at")
-    view = make_view(series, baseline, candidate, plan, record)
-    ruling = next(ruling for rule in RULES[record.phase] if (ruling := rule(view)))
+    view = make_view(series, baseline, candidate, plan, record, recorded)
+    rules = LIVE_BAKE if view.phase is Phase.BAKE and view.has_baseline else RULES[view.phase]
+    ruling = next(ruling for rule in rules if (ruling := rule(view)))
     return _look(view, _with_safe_return(view, ruling))
 
 
@@ -75,6 +84,7 @@ def replay(record: Record, series: Series, plan: CanaryPlan) -> list[Look]:
                 Seen(fact.candidate_status, fact.candidate_replicas),
                 plan,
                 Record(record.facts[:i]),
+                fact,
             )
         )
     return looks
@@ -104,16 +114,24 @@ def baseline_gone(view: View) -> Ruling | None:
 def circuit_breaker(view: View) -> Ruling | None:
     """Half of a bucket fails while the baseline is fine: no statistics needed."""
     pooled = error_share(view.span.compared, "baseline")
-    buckets = view.span.baked if view.phase is Phase.BAKE else view.span.compared
+    buckets = view.span.compared if view.has_baseline else view.span.baked
     broken = any(
-        b.candidate.requests >= BREAKER_REQUESTS
-        and error_share([b], "candidate") >= BREAKER_SHARE
+        _half_fails(b.candidate, by_caller=view.formula.counts_callers)
         and (error_share([b], "baseline") if b.baseline.requests else pooled) < BREAKER_BASELINE
         for b in buckets
     )
     if broken or _probes_say_broken(view):
         return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
     return None
+
+
+def _half_fails(traffic: Traffic, *, by_caller: bool) -> bool:
+    """At least half of 20 or more requests. A caller who repeats a failing request does not make it half of them."""
+    requests, errors = traffic.requests, traffic.errors
+    nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_ALL * requests
+    if by_caller and traffic.error_callers is not None and not nearly_all:
+        requests, errors = requests - errors + traffic.error_callers, traffic.error_callers
+    return requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests
 
 
 def _probes_say_broken(view: View) -> bool:
@@ -130,7 +148,7 @@ def _probes_say_broken(view: View) -> bool:
         failed += probe.candidate_failed
         worked += probe.baseline_requests - probe.baseline_failed
         if asked >= BREAKER_REQUESTS:
-            return failed == asked and (worked > 0 or view.phase is Phase.BAKE)
+            return failed == asked and (worked > 0 or not view.has_baseline)
     return False
 
 
@@ -159,15 +177,22 @@ def metrics_gone(view: View) -> Ruling | None:
 
 
 def looks_used_up(view: View) -> Ruling | None:
-    looks = [look for look in view.record.since_resumed() if look.phase is Phase.COMPARE]
+    looks = [look for look in view.record.since_resumed() if look.phase is view.phase]
     at_step = sum(look.weight == view.weight for look in looks) + 1
     if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
         return None
+    return _inconclusive(view)
+
+
+def _inconclusive(view: View) -> Ruling:
+    """What the plan says of a roll-out that came to no end in its looks, with what held it."""
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
     if holding is None and view.above_thresholds:
         holding = view.above_thresholds[0].reason
-    if holding is None and _stand_in_holds(view):
+    if holding is None and _length_holds(view):
         holding = "quality"
+    if holding is None and view.split_mismatches:
+        holding = "split_mismatch"
     if holding is None:
         holding = "baseline_unhealthy" if view.baseline_unhealthy else "insufficient_data"
     verdict = Verdict.PAUSE if view.plan.on_inconclusive == "pause" else Verdict.ROLLBACK
@@ -189,7 +214,8 @@ def _hold_reasons(view: View) -> tuple[str, ...]:
         *((f"early_warning:{gate.name}", gate.state == "hold") for gate in view.gates),
         *((f"not_evaluated:{gate.name}", gate.state == "not_evaluated") for gate in view.gates),
         *((f"threshold:{one.name}", True) for one in view.above_thresholds),
-        ("quality", _stand_in_holds(view)),
+        ("quality", _length_holds(view)),
+        ("split_mismatch", view.split_mismatches),
         ("metrics_missing", view.missing is not None),
         ("metrics_stale", stale),
         ("no_new_data", view.missing is None and not view.brought_data),
@@ -208,16 +234,23 @@ def _is_running(deployment: Seen) -> bool:
     )
 
 
-def _stand_in_holds(view: View) -> bool:
-    """Without any count of empty answers, answers less than half as long stand in for them."""
+def _length_holds(view: View) -> bool:
+    """Answers of another length than the baseline's, where nobody said that this is meant."""
+    bounds = view.plan.output_length if view.formula.compares_length else _FIRST_BOUNDS
+    if bounds is None or view.tokens is None:
+        return False
+    latency = view.plan.latency_gates
+    is_meant = latency is not None and latency.per_output_token
     no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
+    if not no_source and (is_meant or not view.formula.compares_length):
+        return False
     requests = sum(bucket.candidate.requests for bucket in view.span.compared)
-    return (
-        no_source
-        and requests >= STAND_IN_REQUESTS
-        and view.tokens is not None
-        and view.tokens < STAND_IN_RATIO
-    )
+    is_longer = view.tokens > bounds.longest and view.formula.compares_length
+    return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
+
+
+_FIRST_BOUNDS = OutputLength()
+"""Formula version 1 knew the lower bound only, and used it where nothing counted blank answers."""
 
 
 def dwell(view: View) -> Ruling | None:
@@ -229,7 +262,7 @@ def dwell(view: View) -> Ruling | None:
 
 def advance(view: View) -> Ruling | None:
     """No proof is needed for a bounded exposure: nothing speaks against it."""
-    if view.next_weight is not None and view.next_weight < 100:
+    if view.next_weight in view.plan.compared_steps:
         return Ruling(Verdict.ADVANCE)
     return None
 
@@ -265,13 +298,40 @@ def approved(_: View) -> Ruling:
     return Ruling(Verdict.PROMOTE)
 
 
+def _sound_looks(view: View) -> int:
+    """Looks of this phase with usable metrics, this one included."""
+    before = sum(look.phase is view.phase and not look.is_missing for look in view.record.looks)
+    return before + (not view.is_missing)
+
+
 def baking(view: View) -> Ruling:
     """Looks with usable metrics count; little traffic is reported, and is no failure."""
-    looks = sum(look.phase is Phase.BAKE and not look.is_missing for look in view.record.looks) + (
-        not view.is_missing
-    )
-    if looks < view.plan.bake_looks or view.is_missing:
+    if _sound_looks(view) < view.plan.bake_looks or view.is_missing:
         return Ruling(Verdict.HOLD, reasons=("baking",))
+    return Ruling(Verdict.BAKED)
+
+
+def still_baking(view: View) -> Ruling | None:
+    """Before the bake's looks are over nothing but harm ends it, least of all a maximum of looks."""
+    if _sound_looks(view) < view.plan.bake_looks:
+        return Ruling(Verdict.HOLD, reasons=("baking",))
+    return None
+
+
+def take_the_rest(view: View) -> Ruling:
+    """All traffic while everything is still proven; what stays unproven for another step's looks is inconclusive."""
+    waiting = held(view) or unproven(view)
+    if waiting is None:
+        return Ruling(Verdict.ADVANCE)
+    if _sound_looks(view) >= view.plan.bake_looks + view.plan.max_looks_per_step:
+        return _inconclusive(view)
+    return waiting
+
+
+def settling(view: View) -> Ruling:
+    """The bake is passed: a few looks at 100 % show that the candidate carries it all."""
+    if _sound_looks(view) < view.plan.settle_looks or view.is_missing:
+        return Ruling(Verdict.HOLD, reasons=("settling",))
     return Ruling(Verdict.BAKED)
 
 
@@ -312,7 +372,19 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         metrics_gone,
         baking,
     ),
+    Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
 }
+LIVE_BAKE: tuple[Rule, ...] = (
+    candidate_gone,
+    baseline_gone,
+    circuit_breaker,
+    harm_shown,
+    threshold_passed,
+    metrics_gone,
+    still_baking,
+    take_the_rest,
+)
+"""The bake below 100 %: the baseline still answers, so all is compared as before."""
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
 
@@ -360,6 +432,8 @@ def _look(view: View, ruling: Ruling) -> Look:
         unvalued_baseline=unvalued["baseline"],
         unvalued_candidate=unvalued["candidate"],
         limits=view.limits,
+        hanging_baseline=view.hanging.get("baseline", ()),
+        hanging_candidate=view.hanging.get("candidate", ()),
         baseline_status=view.baseline.status,
         candidate_status=view.candidate.status,
         candidate_replicas=view.candidate.replicas,
@@ -373,7 +447,7 @@ def _look(view: View, ruling: Ruling) -> Look:
         warnings=_warnings(view),
         plan_digest=view.plan.digest(),
         series_digest=series.digest() if series else None,
-        formula_version=FORMULA_VERSION,
+        formula_version=view.formula.version,
     )
 
 
@@ -383,10 +457,10 @@ def _warnings(view: View) -> tuple[str, ...]:
         ("baseline_broken", view.baseline_broken),
         (
             "low_traffic",
-            view.phase is Phase.BAKE and view.step_requests < view.plan.min_requests_per_step,
+            view.phase in AFTER_PROMOTION and view.step_requests < view.plan.min_requests_per_step,
         ),
     ]
-    above = view.above_thresholds if view.phase is Phase.BAKE else ()  # elsewhere it is a reason
+    above = view.above_thresholds if view.phase in AFTER_PROMOTION else ()  # else it is a reason
     return (
         *(name for name, applies in facts if applies),
         *(f"threshold:{one.name}" for one in above),

@@ -13,11 +13,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from functools import lru_cache
+from itertools import repeat
 from operator import add, mul
-
-FORMULA_VERSION = "1"
-"""Grows when the same counts may give another number; stored with every decision."""
+from typing import NamedTuple
 
 GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))
 """Multiples of the margin that the harm test bets on, log-spaced, equal weights."""
@@ -29,15 +28,18 @@ LOG_BURST_CAP = math.log(4.0)
 LOG_UNCAPPED_TIER = math.log(1e6)
 LOG_PROVEN = math.log(10.0)
 LOG_WARN, LOG_RELEASE = math.log(5.0), math.log(2.0)
+LOG_HEARD = math.log(2.0)
 Z_WARN, Z_MIN_BAD = 1.645, 3
 FIRST_STEP_SHARE = 0.58
 LOOKS_PER_TERM, TERMS_KEPT = 5, 12
 
 Logs = Sequence[float]
 
+_FACTORS_KEPT, _WALKS_KEPT, _SERIES_KEPT = 8192, 512, 256
+"""Each look weighs all buckets again. What was worked out for the earlier ones is remembered; no number changes."""
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+
+class Counts(NamedTuple):
     """One bucket: requests and bad ones of the candidate (n_c, x_c) and the baseline (n_b, x_b)."""
 
     n_c: int
@@ -98,53 +100,125 @@ def harm(
 
     `absolute_only` is for the bake, where no baseline takes traffic: `limits.harm` is then the whole margin.
     """
-    first = min((term.start for term in terms), default=len(buckets))
-    absolute = _absolute_factors(buckets, limits.harm, first)
-    relative = None if absolute_only else _relative_factors(buckets, limits.ratio, first)
-    capped: list[list[float]] = []  # per bucket: logs of weight * value of every term
-    uncapped: list[float] = []
-    for term in terms:
-        path, last = _both_halves(absolute, relative, term.start - first)
-        log_weight = math.log(term.weight)
-        not_begun = [0.0] * (term.start - first)
-        capped.append([log_weight + value for value in (*not_begun, *path)])
-        uncapped.append(log_weight + last)
+    walk = _walk(tuple(buckets), limits, tuple(terms), idle, absolute_only)
     rest = [math.log(idle)] if idle > 0.0 else []
-    path = [log_sum_exp([*values, *rest]) for values in zip(*capped, strict=True)]
     log_none = log_sum_exp([*map(math.log, (term.weight for term in terms)), *rest])
-    return Harm(path[-1] if path else log_none, log_sum_exp([*uncapped, *rest]), _warned(path))
+    uncapped = [math.log(t.term.weight) + min(h.log_e for h in t.halves) for t in walk.terms]
+    log_e = log_none if walk.log_e is None else walk.log_e
+    return Harm(log_e, log_sum_exp([*uncapped, *rest]), walk.warned)
 
 
-def _warned(path: Logs) -> bool:
-    """The warning switches on at 5 and off only below 2, so that it does not flicker."""
-    warned = False
-    for value in path:
-        warned = value >= LOG_RELEASE if warned else value >= LOG_WARN
-    return warned
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One half of one term after some buckets: 12 sums, the value they give, and its burst-capped twin."""
+
+    sums: Logs = (0.0,) * len(GRID)
+    log_e: float = 0.0
+    capped: float = 0.0
+
+    def after(self, factor: Logs | None) -> "_Half":
+        """The half one bucket later; None: that bucket says nothing."""
+        if factor is None:
+            return self
+        sums = list(map(add, self.sums, factor))
+        value = log_sum_exp(sums) - _LOG_GRID_SIZE
+        return _Half(sums, value, self.capped + min(value - self.log_e, LOG_BURST_CAP))
 
 
-def _absolute_factors(buckets: Sequence[Counts], d: float, first: int) -> list[Logs | None]:
-    """Per bucket the 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None: the bucket says nothing."""
+@dataclass(frozen=True, slots=True)
+class _TermWalk:
+    term: Term
+    halves: tuple[_Half, ...]
+    """The absolute one, and the relative one where a baseline takes traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The harm mixture after `seen` buckets."""
+
+    seen: int
+    terms: tuple[_TermWalk, ...]
+    log_e: float | None = None
+    """None before the first bucket of the first term."""
+    warned: bool = False
+
+
+_WalkKey = tuple[tuple[Counts, ...], Limits, tuple[Term, ...], float, bool]
+_walks: dict[_WalkKey, _Walk] = {}
+
+
+def _walk(
+    buckets: tuple[Counts, ...],
+    limits: Limits,
+    terms: tuple[Term, ...],
+    idle: float,
+    absolute_only: bool,
+) -> _Walk:
+    """The mixture over all the buckets; one step further than that of the look before, where that is remembered."""
+    key = (buckets, limits, terms, idle, absolute_only)
+    known = _walks.get(key) or _walks.get((buckets[:-1], *key[1:]))
+    halves = (_Half(),) if absolute_only else (_Half(), _Half())
+    walk = known or _Walk(0, tuple(_TermWalk(term, halves) for term in terms))
+    rest = [math.log(idle)] if idle > 0.0 else []
+    for bucket in buckets[walk.seen :]:
+        walk = _step(walk, bucket, limits, rest)
+    if len(_walks) >= _WALKS_KEPT:
+        _walks.clear()
+    _walks[key] = walk
+    return walk
+
+
+def _step(walk: _Walk, bucket: Counts, limits: Limits, rest: Logs) -> _Walk:
+    first = min((one.term.start for one in walk.terms), default=walk.seen + 1)
+    if walk.seen < first:
+        return _Walk(walk.seen + 1, walk.terms)
+    factors = (_absolute_factor(bucket, limits.harm), _relative_factor(bucket, limits.ratio))
+    terms = tuple(
+        _TermWalk(
+            one.term,
+            tuple(half.after(factor) for half, factor in zip(one.halves, factors, strict=False)),
+        )
+        if walk.seen >= one.term.start
+        else one
+        for one in walk.terms
+    )
+    values = [math.log(t.term.weight) + min(half.capped for half in t.halves) for t in terms]
+    log_e = log_sum_exp([*values, *rest])
+    # The warning switches on at 5 and off only below 2, so that it does not flicker.
+    warned = log_e >= (LOG_RELEASE if walk.warned else LOG_WARN)
+    return _Walk(walk.seen + 1, terms, log_e, warned)
+
+
+@lru_cache(_FACTORS_KEPT)
+def _absolute_factor(b: Counts, d: float) -> Logs | None:
+    """The 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None: the bucket says nothing."""
+    if not b.n_c:
+        return None
+    bad, good = _absolute_logs(d)
+    return [b.x_c * up + (b.n_c - b.x_c) * down for up, down in zip(bad, good, strict=True)]
+
+
+@lru_cache
+def _absolute_logs(d: float) -> tuple[Logs, Logs]:
     rates = [max(min(d * rho, 0.9), d) for rho in GRID]
-    bad = [math.log(p / d) for p in rates]
-    good = [math.log((1.0 - p) / (1.0 - d)) for p in rates]
-    return [
-        [b.x_c * up + (b.n_c - b.x_c) * down for up, down in zip(bad, good, strict=True)]
-        if b.n_c
-        else None
-        for b in islice(buckets, first, None)
-    ]
+    return [math.log(p / d) for p in rates], [math.log((1.0 - p) / (1.0 - d)) for p in rates]
 
 
-def _relative_factors(buckets: Sequence[Counts], ratio: float, first: int) -> list[Logs | None]:
-    """Per bucket `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`, written with one logarithm per grid point.
+@lru_cache(_FACTORS_KEPT)
+def _relative_factor(b: Counts, ratio: float) -> Logs | None:
+    """The 12 log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None: the bucket says nothing.
 
-    With L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)): log(th_k/th0) = log rho_k + L_k and the other is L_k.
+    Written with one logarithm per grid point: with L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)),
+    log(th_k/th0) = log rho_k + L_k and the other is L_k.
     """
-    return [
-        _relative(b, ratio, GRID, LOG_GRID) if b.n_c and b.n_b and (b.x_c or b.x_b) else None
-        for b in islice(buckets, first, None)
-    ]
+    if not (b.n_c and b.n_b and (b.x_c or b.x_b)):
+        return None
+    return _relative(b, ratio, GRID, LOG_GRID)
+
+
+@lru_cache(_FACTORS_KEPT)
+def _relative_pass(b: Counts, ratio: float) -> Logs:
+    return _relative(b, ratio, PASS_GRID, LOG_PASS_GRID)
 
 
 def _relative(b: Counts, ratio: float, grid: Logs, log_grid: Logs) -> list[float]:
@@ -154,37 +228,13 @@ def _relative(b: Counts, ratio: float, grid: Logs, log_grid: Logs) -> list[float
     return [b.x_c * up + bad * down for up, down in zip(log_grid, shrink, strict=True)]
 
 
-def _both_halves(
-    absolute: Sequence[Logs | None], relative: Sequence[Logs | None] | None, start: int
-) -> tuple[list[float], float]:
-    path, last = _half(absolute, start)
-    if relative is None:
-        return path, last
-    other_path, other_last = _half(relative, start)
-    return list(map(min, path, other_path)), min(last, other_last)
-
-
-def _half(factors: Sequence[Logs | None], start: int) -> tuple[list[float], float]:
-    """The burst-capped path of one half from bucket `start`, and its last uncapped value."""
-    sums: Logs = [0.0] * len(GRID)
-    log_e = capped = 0.0
-    path: list[float] = []
-    for factor in islice(factors, start, None):
-        if factor is not None:
-            sums = list(map(add, sums, factor))
-            value = log_sum_exp(sums) - _LOG_GRID_SIZE
-            capped += min(value - log_e, LOG_BURST_CAP)
-            log_e = value
-        path.append(capped)
-    return path, log_e
-
-
 def log_e_ok(buckets: Sequence[Counts], limits: Limits) -> float:
     """Evidence that the candidate is inside the pass margin *now*; proven from log 10 on."""
-    return log_sum_exp(_pass_logs(buckets, limits)) - _LOG_PASS_SIZE
+    return log_sum_exp(_pass_logs(tuple(buckets), limits)) - _LOG_PASS_SIZE
 
 
-def _pass_logs(buckets: Sequence[Counts], limits: Limits) -> list[float]:
+@lru_cache(_SERIES_KEPT)
+def _pass_logs(buckets: tuple[Counts, ...], limits: Limits) -> list[float]:
     """Logs of the 18 exponentials: 9 absolute, 9 relative."""
     n, x = sum(b.n_c for b in buckets), sum(b.x_c for b in buckets)
     d = limits.ok
@@ -193,9 +243,7 @@ def _pass_logs(buckets: Sequence[Counts], limits: Limits) -> list[float]:
         for k, log_k in zip(PASS_GRID, LOG_PASS_GRID, strict=True)
     ]
     rows = [
-        _relative(b, limits.ratio, PASS_GRID, LOG_PASS_GRID)
-        for b in buckets
-        if b.n_c and b.n_b and (b.x_c or b.x_b)
+        _relative_pass(b, limits.ratio) for b in buckets if b.n_c and b.n_b and (b.x_c or b.x_b)
     ]
     relative = list(map(math.fsum, zip(*rows, strict=True))) if rows else [0.0] * len(PASS_GRID)
     return absolute + relative
@@ -207,7 +255,7 @@ def requests_to_proof(buckets: Sequence[Counts], limits: Limits) -> int | None:
     Every exponent is linear in the requests, so "as so far" multiplies all of them by one factor.
     """
     n = sum(b.n_c for b in buckets)
-    logs = _pass_logs(buckets, limits) if n else _pass_logs([Counts(1, 0)], limits)
+    logs = _pass_logs(tuple(buckets) if n else (Counts(1, 0),), limits)
     if max(logs) <= 1e-12:
         return None
     enough = math.ceil((LOG_PROVEN + _LOG_PASS_SIZE) / max(logs) * max(n, 1))
@@ -221,6 +269,11 @@ def _scaled(logs: Logs, factor: float) -> float:
 
 def early_z(buckets: Sequence[Counts], limits: Limits) -> float | None:
     """Stratified z against the harm margin, the smaller of relative and absolute; None while one has no variance."""
+    return _early_z(tuple(buckets), limits)
+
+
+@lru_cache(_SERIES_KEPT)
+def _early_z(buckets: tuple[Counts, ...], limits: Limits) -> float | None:
     score = variance = 0.0
     for b in buckets:
         if not (b.n_c and b.n_b):

@@ -6,19 +6,60 @@ Pure arithmetic over one series; knows no steps and no verdict. Next: `tallies.p
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from datetime import timedelta
 
 from tuneship.gates.record import LatencyLimits
 from tuneship.gates.series import Arm, Bucket, Series, Traffic
 
 ENOUGH_REQUESTS = 200
 """Baseline answers from which the thresholds may be frozen."""
+FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
+STALLED = 2.0
+"""A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no limits."""
+_STRETCH_REQUESTS = 50
+"""Fewer answers say little about a p95, so neighbouring buckets are merged up to here."""
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
 _LEAST_MS = 1e-6
 _LEAST_SLOPE = 1e-9
 
 
 def freeze_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | None:
-    """T1 = p95 and T2 = 1.5 x p99 of the baseline in the first of these buckets that reach 200 answers; else None."""
+    """T1 = p95 and T2 = 1.5 x p99 of the baseline in the last hour of these buckets, given in any order.
+
+    None where they hold fewer than 200 answers. An hour with little traffic is extended to 15 buckets with some.
+    """
+    served = sorted(
+        (b for b in buckets if b.baseline.served and has_latency(b.baseline)),
+        key=lambda bucket: bucket.end,
+    )
+    hour = [bucket for bucket in served if bucket.end > served[-1].end - FROZEN_FROM]
+    chosen = [bucket.baseline for bucket in served[-max(len(hour), LEAST_BUCKETS) :]]
+    requests = sum(one.served for one in chosen)
+    if requests < ENOUGH_REQUESTS:
+        return None
+    p95, p99 = _usual_quantiles(chosen, series.edges_ms["baseline"])
+    return LatencyLimits(slow_ms=p95, very_slow_ms=1.5 * p99, requests=requests)
+
+
+def _usual_quantiles(
+    traffic: Sequence[Traffic], edges: Sequence[float] | None
+) -> tuple[float, float]:
+    """p95 and p99 without the stretches that stalled: of the merged histograms, else medians weighted by requests."""
+    if edges is None or any(one.histogram is None for one in traffic):
+        return _quantiles(traffic, edges)
+    stretches: list[list[Traffic]] = [[]]
+    for one in traffic:
+        if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
+            stretches.append([])
+        stretches[-1].append(one)
+    measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
+    usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
+    kept = [one for p95, part in measured if p95 <= STALLED * usual for one in part]
+    return _quantiles(kept, edges)
+
+
+def freeze_first_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | None:
+    """As formula version 1 froze them: from the first of these buckets that reach 200 answers together."""
     chosen: list[Traffic] = []
     served = 0
     for bucket in buckets:

@@ -90,6 +90,26 @@ class EmptyGate(GateLimits):
     ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
 
 
+class AbandonedGate(GateLimits):
+    """Callers who hang up before their answer ends; they have many reasons for that, so the ratio is wide."""
+
+    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
+
+
+class RefusedGate(GateLimits):
+    """Requests that the deployment refuses although they are well formed, such as a prompt too long for it."""
+
+    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
+    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
+    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
+
+
+class AnswerGate(GateLimits):
+    """A gate on what answers say. Only the traffic driver reads them, so it needs `traffic`."""
+
+
 class LatencyGates(_Form):
     """Latency as the share of slow answers; null switches a gate off."""
 
@@ -111,17 +131,39 @@ class QualityGates(_Form):
     empty: EmptyGate | None = Field(
         default=EmptyGate(), description="Blank completions; null: off."
     )
-    length: GateLimits | None = Field(
+    length: AnswerGate | None = Field(
         default=None, description="Cut off at the token limit; null: off."
     )
-    repetition: GateLimits | None = Field(
+    repetition: AnswerGate | None = Field(
         default=None, description="A 4-gram more than 5 times; null: off."
     )
-    invalid_json: GateLimits | None = Field(
+    invalid_json: AnswerGate | None = Field(
         default=None, description="Not JSON though asked for; null: off."
     )
-    phi_echo: GateLimits | None = Field(
-        default=None, description="Repeats what looks like patient data; null: off."
+
+
+class CallerGates(_Form):
+    """Requests that end without an answer and without an error. Not available where the service does not count them."""
+
+    abandoned: AbandonedGate | None = Field(
+        default=AbandonedGate(), description="The caller hung up; null: off."
+    )
+    refused: RefusedGate | None = Field(
+        default=RefusedGate(), description="Refused by the deployment itself; null: off."
+    )
+
+
+class OutputLength(_Form):
+    """Output tokens per answer, candidate over baseline: outside these bounds the roll-out is held."""
+
+    shortest: float = Field(
+        default=0.5, ge=0, lt=1, description="Hold below this share of the baseline's length."
+    )
+    longest: float = Field(
+        default=2.0, gt=1, le=100, description="Hold above this multiple of the baseline's length."
+    )
+    min_requests: int = Field(
+        default=200, ge=1, description="Candidate requests before lengths are compared."
     )
 
 
@@ -224,6 +266,25 @@ class CanaryRules(_Form):
     quality_gates: QualityGates | None = Field(
         default=QualityGates(), description="Bad answers; null: off."
     )
+    caller_gates: CallerGates | None = Field(
+        default=CallerGates(), description="Abandoned and refused requests; null: off."
+    )
+    output_length: OutputLength | None = Field(
+        default=OutputLength(),
+        description="Hold when answers have another length; null: off, for a candidate that is meant to"
+        " write more or less. `latency_gates.per_output_token` says the same.",
+    )
+    split_check: bool | None = Field(
+        default=None,
+        description="Hold when the candidate's counted requests fall short of its weight. Not for callers with routing"
+        " keys; null: only where `traffic` is set, whose requests have none.",
+    )
+    warmup_looks: int = Field(
+        default=3,
+        ge=0,
+        le=5,
+        description="Looks with new data after each increase whose latency alone neither holds nor rolls back.",
+    )
     thresholds: Thresholds | None = Field(
         default=None,
         description="Plain limits on the candidate, for those who want them; promotion still needs the gates' proof.",
@@ -239,6 +300,18 @@ class CanaryRules(_Form):
     )
     bake_looks: int = Field(
         default=30, ge=1, description="Looks at 100 % before the baseline may be retired."
+    )
+    bake_weight: int | None = Field(
+        default=None,
+        ge=2,
+        le=99,
+        description="Candidate's traffic in percent during the bake, so that a live baseline is still compared;"
+        " null: 100.",
+    )
+    settle_looks: int = Field(
+        default=3,
+        ge=1,
+        description="Looks at 100 % after a bake at `bake_weight`, before the baseline may be retired.",
     )
     retire_baseline: bool = Field(
         default=True, description="Delete the old deployment after the bake."
@@ -262,12 +335,27 @@ class CanaryRules(_Form):
             raise ValueError("max_looks_per_step must not be below min_looks_per_step")
         if self.missing_looks < self.stale_looks:
             raise ValueError("missing_looks must not be below stale_looks")
+        if self.bake_weight is not None and self.bake_weight <= self.steps[-2]:
+            raise ValueError("bake_weight must be above the last step before 100")
+        uncounted = [
+            name for name, gate in self.quality_gates or () if isinstance(gate, AnswerGate)
+        ]
+        if uncounted and self.traffic is None:
+            names = ", ".join(f"quality_gates.{name}" for name in uncounted)
+            raise ValueError(
+                f"nothing counts for {names}: set `traffic`, whose driver reads the answers, or leave it out"
+            )
         return self
 
     @property
     def compared_steps(self) -> list[int]:
         """Candidate weights at which the two deployments are compared."""
         return self.steps[:-1]
+
+    @property
+    def has_split_check(self) -> bool:
+        """Whether requests are drawn one by one, so that their counts must follow the weights."""
+        return self.traffic is not None if self.split_check is None else self.split_check
 
     @property
     def bucket_seconds(self) -> int:

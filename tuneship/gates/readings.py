@@ -4,13 +4,13 @@ Next: `canary.py` turns the readings into one verdict.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from tuneship.gates import evidence
 from tuneship.gates.evidence import Counts, Harm, Limits
-from tuneship.gates.plan import CanaryRules, GateLimits
+from tuneship.gates.kinds import GATES
+from tuneship.gates.plan import CanaryRules
 from tuneship.gates.record import Gate, GateReading, GateState, Phase
 from tuneship.gates.series import Json
 from tuneship.gates.tallies import Tally
@@ -28,101 +28,86 @@ class Stage:
 def choose_gates(plan: CanaryRules, baseline_metrics: Json | None) -> tuple[Gate, ...]:
     """The gates of a roll-out, fixed before it begins: alpha is shared among the active ones for all of it.
 
-    `baseline_metrics`: an answer taken before the start. The source of `empty` is the service's own count where that
-    answer has one, else the plan's traffic driver, else there is none. The other quality gates need the driver.
+    `baseline_metrics`: an answer from before the start. A gate takes the service's own counts where that answer has
+    them, else those of the plan's traffic driver; without either it is `not_available`.
     """
-    latency, quality = plan.latency_gates, plan.quality_gates
-    has_count = _publishes_empty(baseline_metrics)
-    driver = plan.traffic is not None
-    gates = [
-        _gate("error", "error_rate", plan.error_gate),
-        _gate("slow", "latency", latency and latency.slow),
-        _gate("very_slow", "latency", latency and latency.very_slow),
-        _gate("empty", "quality", quality and quality.empty, probes=not has_count, driver=driver),
-    ]
-    for name in ("length", "repetition", "invalid_json", "phi_echo"):
-        limits: GateLimits | None = quality and getattr(quality, name)
-        gates.append(_gate(name, "quality", limits, probes=True, driver=driver))
-    return tuple(gates)
-
-
-def _gate(
-    name: str, reason: str, limits: GateLimits | None, *, probes: bool = False, driver: bool = True
-) -> Gate:
-    source = "probes" if probes else "series"
-    if limits is None:
-        return Gate(name, reason, source, "disabled")
-    if probes and not driver:
-        return Gate(name, reason, source, "not_available")
-    return Gate(name, reason, source, "active" if limits.limits() else "not_evaluated")
-
-
-def _publishes_empty(answer: Json | None) -> bool:
-    inner: Any = answer
-    for key in ("metrics", "token_usage", "empty_count"):
-        inner = cast("Json", inner).get(key) if isinstance(inner, Mapping) else None
-    return isinstance(inner, list)
+    return tuple(kind.choose(plan, baseline_metrics) for kind in GATES.values())
 
 
 def limits_of(plan: CanaryRules, name: str) -> Limits | None:
-    """The plan's three limits of a gate."""
-    if name == "error":
-        gate = plan.error_gate
-    elif name in ("slow", "very_slow"):
-        gate = plan.latency_gates and getattr(plan.latency_gates, name)
-    else:
-        gate = plan.quality_gates and getattr(plan.quality_gates, name)
+    """The plan's three limits of a gate; None where one is missing, or for a gate that only an older version had."""
+    kind = GATES.get(name)
+    gate = kind.limits(plan) if kind else None
     return gate.limits() if gate else None
 
 
 def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateReading:
     """State and numbers of an active gate."""
-    if stage.phase is Phase.BAKE:
-        return _read_bake(gate, limits, tally, stage)
-    counts = tally.compared
+    if tally.live is not None:
+        return _read_alone(gate, limits, tally, tally.live, stage)
+    counts = tally.counts
     if stage.phase is Phase.COMPARE:
         terms, idle = evidence.step_terms(tally.starts, stage.steps)
     else:
         terms, idle = evidence.wait_terms(tally.starts)
-    harm = evidence.harm(counts, limits, terms, idle)
+    harm, heard = _weigh(tally, lambda part: evidence.harm(part, limits, terms, idle))
     log_e_ok = evidence.log_e_ok(counts, limits)
-    state = _harm_state(harm, stage)
-    if state == "open" and (harm.warned or evidence.early_warning(counts, limits)):
+    state = _harm_state(harm, heard, stage)
+    if state == "open" and (heard.warned or evidence.early_warning(tally.warning, limits)):
         state = "hold"
     if state == "open" and log_e_ok >= evidence.LOG_PROVEN:
         state = "proven"
     return replace(
-        _counted(gate, state, counts, harm, stage),
+        _counted(gate, state, counts, (harm, heard), stage),
         ratio_limit=limits.ratio,
         harm_limit=limits.harm,
         ok_limit=limits.ok,
         log_e_ok=log_e_ok,
         log_e_ok_limit=evidence.LOG_PROVEN,
-        z=evidence.early_z(counts, limits),
+        z=evidence.early_z(tally.warning, limits),
         z_limit=evidence.Z_WARN,
         requests_to_proof=evidence.requests_to_proof(counts, limits) if state == "open" else None,
     )
 
 
-def _read_bake(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateReading:
+def _weigh(tally: Tally, weigh: Callable[[Sequence[Counts]], Harm]) -> tuple[Harm, Harm]:
+    """Harm in all counts, and in those after the warm-ups; one caller's repeats never decide in a single bucket."""
+    harm = weigh(tally.counts)
+    if tally.distinct is not tally.counts:
+        harm = replace(harm, log_u=weigh(tally.distinct).log_u)
+    return harm, harm if tally.heard is tally.counts else weigh(tally.heard)
+
+
+def _read_alone(
+    gate: Gate, limits: Limits, tally: Tally, live: Sequence[Counts], stage: Stage
+) -> GateReading:
     """At 100 % only the absolute half is left, against the baseline's share as it was when it last had traffic."""
-    frozen = _share(sum(c.x_b for c in tally.compared), sum(c.n_b for c in tally.compared)) or 0.0
+    frozen = _share(sum(c.x_b for c in live), sum(c.n_b for c in live)) or 0.0
     margin = min(max(limits.ratio * frozen, limits.harm), 0.9)
     terms, idle = evidence.wait_terms(tally.starts)
     against = Limits(limits.ratio, margin, limits.ok)
-    harm = evidence.harm(tally.baked, against, terms, idle, absolute_only=True)
-    reading = _counted(gate, _harm_state(harm, stage), tally.baked, harm, stage)
+    harm, heard = _weigh(
+        tally, lambda part: evidence.harm(part, against, terms, idle, absolute_only=True)
+    )
+    state = _harm_state(harm, heard, stage)
+    reading = _counted(gate, state, tally.counts, (harm, heard), stage)
     return replace(reading, ratio_limit=limits.ratio, harm_limit=margin)
 
 
-def _harm_state(harm: Harm, stage: Stage) -> GateState:
+def _harm_state(harm: Harm, heard: Harm, stage: Stage) -> GateState:
+    """Harm is shown by all counts, so the limit on false rollbacks holds; and it goes on after the warm-up."""
     beyond = harm.log_e >= stage.log_threshold or harm.log_u >= evidence.LOG_UNCAPPED_TIER
-    return "harm" if beyond else "open"
+    return "harm" if beyond and (heard is harm or heard.log_e >= evidence.LOG_HEARD) else "open"
 
 
 def _counted(
-    gate: Gate, state: GateState, counts: Sequence[Counts], harm: Harm, stage: Stage
+    gate: Gate,
+    state: GateState,
+    counts: Sequence[Counts],
+    weighed: tuple[Harm, Harm],
+    stage: Stage,
 ) -> GateReading:
+    harm, heard = weighed
     n_c, x_c = sum(c.n_c for c in counts), sum(c.x_c for c in counts)
     n_b, x_b = sum(c.n_b for c in counts), sum(c.x_b for c in counts)
     return GateReading(
@@ -139,6 +124,8 @@ def _counted(
         log_e_harm_limit=stage.log_threshold,
         log_u_harm=harm.log_u,
         log_u_harm_limit=evidence.LOG_UNCAPPED_TIER,
+        log_e_heard=None if heard is harm else heard.log_e,
+        log_e_heard_limit=None if heard is harm else evidence.LOG_HEARD,
     )
 
 
@@ -146,7 +133,12 @@ def _share(bad: int, requests: int) -> float | None:
     return bad / requests if requests else None
 
 
-def log_threshold(plan: CanaryRules, gates: Sequence[Gate]) -> float:
-    """log(1 / alpha_g), alpha shared equally by the active gates."""
-    active = sum(gate.state == "active" for gate in gates)
-    return math.log(max(active, 1) / plan.alpha)
+def log_threshold(plan: CanaryRules, gates: Sequence[Gate], name: str) -> float:
+    """log(1 / alpha_g) of the gate `name`: alpha is shared by the active gates, in proportion to their shares."""
+    active = sum(_alpha_share(gate.name) for gate in gates if gate.state == "active")
+    return math.log(max(active, 1.0) / _alpha_share(name) / plan.alpha)
+
+
+def _alpha_share(name: str) -> float:
+    kind = GATES.get(name)
+    return kind.alpha_share if kind else 1.0

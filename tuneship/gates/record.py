@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -36,6 +37,8 @@ class Phase(StrEnum):
     COMPARE = "compare"
     WAIT = "wait"
     BAKE = "bake"
+    SETTLE = "settle"
+    """All traffic, after a bake that left some to the baseline: only what is plain is guarded."""
 
 
 Source = Literal["series", "probes"]
@@ -86,6 +89,9 @@ class GateReading:
     z: float | None = None
     z_limit: float | None = None
     requests_to_proof: int | None = None
+    log_e_heard: float | None = None
+    """Where warm-up looks are left out: the evidence without them, which must speak against the candidate as well."""
+    log_e_heard_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class Begun:
     gates: tuple[Gate, ...]
     limits: LatencyLimits | None = None
     server: tuple[str, ...] = ()
+    formula_version: str = ""
+    """The formula that judges this roll-out to its end; empty: that of its first look."""
     kind: Literal["begun"] = "begun"
 
 
@@ -181,6 +189,13 @@ class Look:
     baseline_status: str | None
     candidate_status: str | None
     candidate_replicas: int | None
+
+    hanging_baseline: tuple[int, ...] = ()
+    hanging_candidate: tuple[int, ...] = ()
+    """Requests that had been open for too long at this look, by the bucket in which they came, the newest first.
+
+    They are inputs, for the series forgets them.
+    """
 
     reason: str = "none"
     reasons: tuple[str, ...] = ()
@@ -265,7 +280,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Record:
-    """Facts in order. Everything else is derived."""
+    """Facts in order. Everything else is derived, once: the facts never change."""
 
     facts: tuple[Fact, ...] = ()
 
@@ -281,7 +296,7 @@ class Record:
                 return fact
         raise ValueError("the record does not say how the roll-out began")
 
-    @property
+    @cached_property
     def looks(self) -> list[Look]:
         """All looks so far."""
         return [fact for fact in self.facts if isinstance(fact, Look)]
@@ -312,21 +327,31 @@ class Record:
                 return None
         return None
 
-    @property
+    @cached_property
     def weight(self) -> int:
         """The candidate's confirmed traffic in percent."""
         splits = [fact for fact in self.facts if isinstance(fact, SplitConfirmed)]
         return splits[-1].candidate_weight if splits else 0
 
-    @property
+    @cached_property
     def phase(self) -> Phase:
         """By the confirmed split, and whether approval was asked."""
-        if self.weight == 0:
+        weight = self.weight
+        if weight == 0:
             return Phase.BEFORE
-        if self.weight == 100:
+        promoted = self._promoted_to
+        if weight == 100:
+            return Phase.SETTLE if promoted not in (None, 100) else Phase.BAKE
+        if weight == promoted:
             return Phase.BAKE
         asked = any(isinstance(fact, ApprovalAsked) for fact in self.facts)
         return Phase.WAIT if asked else Phase.COMPARE
+
+    @property
+    def _promoted_to(self) -> int | None:
+        """Where the promotion led: 100, or the weight of a bake with a live baseline."""
+        promoted = (look for look in self.looks if look.verdict is Verdict.PROMOTE)
+        return next((look.next_weight for look in promoted), None)
 
     def marked(self) -> Iterator[tuple[Fact, Mark]]:
         """Every fact with the moment at which it became known; `at` only for splits and the request for approval."""
@@ -338,6 +363,10 @@ class Record:
 
     def step_marks(self) -> dict[int, Mark]:
         """When each weight above 0 was confirmed first, rising."""
+        return self._step_marks
+
+    @cached_property
+    def _step_marks(self) -> dict[int, Mark]:
         marks: dict[int, Mark] = {}
         for fact, mark in self.marked():
             if isinstance(fact, SplitConfirmed) and fact.candidate_weight > 0:

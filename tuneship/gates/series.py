@@ -7,9 +7,9 @@ Next: `tallies.py` counts for the gates, `frames.py` shows a series as a pandas 
 
 import hashlib
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final, Literal, cast
@@ -22,11 +22,22 @@ Json = Mapping[str, Any]
 
 _FIELDS: Final = {
     "throughput": ("requests_per_second",),
-    "error_rate": ("percentage", "request_count", "error_count"),
+    "error_rate": (
+        "percentage",
+        "request_count",
+        "error_count",
+        "cancelled_count",
+        "refused_count",
+        "error_callers",
+    ),
     "latency": ("p50", "p95", "p99"),
     "token_usage": ("output", "empty_count"),
 }
-_WHOLE: Final = frozenset({"request_count", "error_count", "empty_count", "histogram"})
+_OF_CALLERS: Final = ("cancelled_count", "refused_count", "error_callers")
+"""Counts that older servers keep to themselves; a bucket without a row in a published array had none."""
+_WHOLE: Final = frozenset(
+    {"request_count", "error_count", "empty_count", "histogram", "in_flight", *_OF_CALLERS}
+)
 _MOST: Final = 1e15  # far above any count, and every whole number below it is exact
 
 
@@ -48,6 +59,17 @@ class Traffic:
     """Successful requests at or below each edge of `Series.edges_ms`."""
     unvalued: bool = False
     """The throughput entry was null."""
+    cancelled: int | None = field(default=None, repr=False)
+    """Callers who hung up before their answer ended; none of `requests`."""
+    refused: int | None = field(default=None, repr=False)
+    """Requests that the deployment itself refused (too long a prompt, ...); none of `requests`."""
+    error_callers: int | None = field(default=None, repr=False)
+    """Distinct callers among the errors."""
+
+    @property
+    def of_callers(self) -> tuple[int | None, int | None, int | None]:
+        """The counts that `repr` leaves out, because the digests of earlier records do not know them."""
+        return self.cancelled, self.refused, self.error_callers
 
     @property
     def served(self) -> int:
@@ -67,6 +89,23 @@ class Bucket:
         return self.baseline if arm == "baseline" else self.candidate
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Requests of one deployment that are still being answered at `Series.at`: how many have which age at most."""
+
+    edges_ms: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    def older_than(self, age_ms: float) -> list[tuple[float, float, int]]:
+        """Requests that are certainly older than this: their least and greatest age, and how many."""
+        first = bisect_left(self.edges_ms, age_ms)
+        return [
+            (self.edges_ms[i], self.edges_ms[i + 1], self.counts[i + 1] - self.counts[i])
+            for i in range(first, len(self.counts) - 1)
+            if self.counts[i + 1] > self.counts[i]
+        ]
+
+
 @dataclass(frozen=True)
 class Series:
     """What one look knows, by the service's clock: finished buckets, ascending, and how fresh each arm is."""
@@ -79,6 +118,8 @@ class Series:
     edges_ms: Mapping[Arm, tuple[float, ...] | None]
     counts_empty: bool
     """No arm that had requests keeps its `empty_count` to itself."""
+    in_flight: Mapping[Arm, InFlight | None] = field(default_factory=dict[Arm, InFlight | None])
+    """What each arm is still answering; None: not published."""
 
     @property
     def horizon(self) -> datetime | None:
@@ -95,9 +136,12 @@ class Series:
 
     def digest(self) -> str:
         """SHA-256 of the finished buckets: equal digests, equal numbers."""
-        return hashlib.sha256(
-            repr((self.buckets, sorted(self.edges_ms.items()))).encode()
-        ).hexdigest()
+        edges = repr(sorted(self.edges_ms.items()))
+        text = f"({self.buckets!r}, {edges})"
+        of_callers = [bucket[arm].of_callers for bucket in self.buckets for arm in ARMS]
+        if any(counts != (None, None, None) for counts in of_callers):
+            text += repr(of_callers)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def first_after(buckets: Sequence[Bucket], moment: datetime | None) -> int:
@@ -137,6 +181,7 @@ def read_series(baseline: Json | None, candidate: Json | None, interval: str) ->
             for bucket in buckets
             for traffic in (bucket.baseline, bucket.candidate)
         ),
+        in_flight={arm: arms[arm].in_flight for arm in ARMS},
     )
 
 
@@ -149,6 +194,7 @@ class _Answer:
     end_time: datetime
     finished_until: datetime
     newest: datetime | None
+    in_flight: InFlight | None
 
     def counted(self, start: datetime) -> Traffic:
         traffic = self.traffic.get(start, _NOTHING)
@@ -167,7 +213,8 @@ def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
     rows = {name: _rows(name, _mapping(bodies.get(name), name)) for name in _FIELDS}
     end_time = _moment(answer.get("end_time"))
     _check_interval(answer.get("interval"), seconds)
-    by_count = _mapping(bodies.get("error_rate"), "error_rate").get("request_count") is not None
+    error_rate = _mapping(bodies.get("error_rate"), "error_rate")
+    published = frozenset(name for name in error_rate if error_rate[name] is not None)
     starts = {start for metric in rows.values() for start in metric}
     unfinished = [
         start for metric in rows.values() for start, row in metric.items() if not row["complete"]
@@ -176,7 +223,7 @@ def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
     return _Answer(
         traffic={
             start: _traffic(
-                {name: metric.get(start, {}) for name, metric in rows.items()}, seconds, by_count
+                {name: metric.get(start, {}) for name, metric in rows.items()}, seconds, published
             )
             for start in starts
         },
@@ -184,14 +231,15 @@ def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
         end_time=end_time,
         finished_until=min([end_time, *unfinished]),
         newest=max((start for start, rate in rates.items() if rate is not None), default=None),
+        in_flight=_in_flight(answer.get("in_flight")),
     )
 
 
-def _traffic(row: Mapping[str, Json], seconds: int, by_count: bool) -> Traffic | str:
+def _traffic(row: Mapping[str, Json], seconds: int, published: frozenset[str]) -> Traffic | str:
     """Counts of one bucket from its rows in the four metrics, or why they cannot be had."""
     errors, latency, usage = row["error_rate"], row["latency"], row["token_usage"]
     rate = row["throughput"].get("requests_per_second")
-    if by_count:
+    if "request_count" in published:
         requests, failed = int(errors.get("request_count") or 0), errors.get("error_count")
     else:
         requests, share = _rounded((rate or 0.0) * seconds), errors.get("percentage")
@@ -202,6 +250,10 @@ def _traffic(row: Mapping[str, Json], seconds: int, by_count: bool) -> Traffic |
         return "requests without their share of errors"
     if failed > requests:
         return "more errors than requests"
+    cancelled, refused, callers = (
+        int(count) if name in published and (count := errors.get(name, 0)) is not None else None
+        for name in _OF_CALLERS
+    )
     p50, p95, p99 = (latency.get(name) for name in _FIELDS["latency"])
     return Traffic(
         requests=requests,
@@ -211,7 +263,21 @@ def _traffic(row: Mapping[str, Json], seconds: int, by_count: bool) -> Traffic |
         quantiles_ms=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
         histogram=latency.get("histogram"),
         unvalued=bool(row["throughput"]) and rate is None,
+        cancelled=cancelled,
+        refused=refused,
+        error_callers=None if callers is None else min(max(callers, 1), int(failed)),
     )
+
+
+def _in_flight(snapshot: object) -> InFlight | None:
+    """The requests that are still being answered, by age. None where the server does not publish them."""
+    ages = _mapping(snapshot, "in_flight").get("ages_ms")
+    if ages is None:
+        return None
+    edges = _edges({"histogram": ages})
+    if edges is None:
+        return None
+    return InFlight(edges, _cumulative(_mapping(ages, "in_flight").get("counts"), len(edges)))
 
 
 def _rows(name: str, body: Json) -> dict[datetime, Json]:

@@ -3,16 +3,16 @@
 Recomputed from the start at every look. Knows no verdict. Next: `evidence.py` weighs the counts, `canary.py` decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tuneship.gates.evidence import LOOKS_PER_TERM, Counts
-from tuneship.gates.latency import has_latency, slow_requests
+from tuneship.gates.kinds import GATES, Measured
 from tuneship.gates.record import (
     ApprovalAsked,
     Fact,
     Gate,
-    LatencyLimits,
     Mark,
     Phase,
     Probed,
@@ -26,12 +26,24 @@ LATENCY_GATES = ("slow", "very_slow")
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of one gate since the roll-out began, in time order. `starts`: first index of each term of this phase."""
+    """Counts of one gate in time order, as far as the present phase tests them."""
 
-    compared: tuple[Counts, ...]
-    baked: tuple[Counts, ...]
+    counts: tuple[Counts, ...]
+    """Since the roll-out began; where the candidate has all traffic, since then."""
+    heard: tuple[Counts, ...]
+    """The same without the latency of warm-up looks."""
+    distinct: tuple[Counts, ...]
+    """The counts with the candidate's failures of one caller in one bucket as one failure."""
     starts: tuple[int, ...]
-    """Into `compared`, during the bake into `baked`."""
+    """Index of the first bucket of each term of this phase."""
+
+    live: tuple[Counts, ...] | None = None
+    """Where the candidate has all traffic: what both deployments served before."""
+
+    @property
+    def warning(self) -> tuple[Counts, ...]:
+        """The counts for the early warning, which has no defence of its own against bursts and cold starts."""
+        return self.distinct if self.heard is self.counts else self.heard
 
 
 @dataclass(frozen=True)
@@ -71,50 +83,61 @@ def _tokens(traffic: Sequence[Traffic]) -> float | None:
 
 
 def tally(
-    gate: Gate, series: Series, record: Record, limits: LatencyLimits | None, scale: float
+    gate: Gate,
+    record: Record,
+    measured: Measured,
+    *,
+    warm: frozenset[datetime] = frozenset(),
+    by_caller: bool = False,
 ) -> Tally:
-    """Counts of one gate. `scale` widens the candidate's latency thresholds. Raises `Unusable`: no source."""
+    """Counts of one gate. Raises `Unusable` where they are gone.
+
+    `measured.buckets` are all of the roll-out's. `warm`: ends of those in which latency is not weighed. `by_caller`:
+    a caller's repeated failures are told apart.
+    """
     if gate.source == "probes":
         return _probe_tally(gate, record)
-    whole = span(series, record)
-    counts = _series_counts(gate.name, series, whole.all, limits, scale)
-    cut = len(whole.compared)
-    origin = whole.baked if record.phase is Phase.BAKE else whole.compared
-    starts = tuple(first_after(origin, mark.at) for mark in term_marks(record))
-    return Tally(tuple(counts[:cut]), tuple(counts[cut:]), starts)
+    kind = GATES[gate.name]
+    if kind.count is None:
+        raise Unusable(f"the service publishes no counts for the gate {gate.name}")
+    whole = span(measured.series, record)
+    all_counts = tuple(kind.count(measured))
+    cut = len(whole.compared) if record.weight == 100 else 0
+    buckets = whole.all[cut:]
+    counts = all_counts[cut:]
+    heard = distinct = counts
+    if warm and gate.name in LATENCY_GATES:
+        heard = tuple(
+            Counts(0, 0) if bucket.end in warm else one
+            for bucket, one in zip(buckets, counts, strict=True)
+        )
+    if by_caller and gate.name == "error":
+        distinct = tuple(map(_by_caller, buckets, counts))
+    starts = tuple(first_after(buckets, mark.at) for mark in term_marks(record))
+    live = all_counts[:cut] if record.weight == 100 else None
+    return Tally(counts, heard, distinct, starts, live)
 
 
-def _series_counts(
-    name: str, series: Series, buckets: Sequence[Bucket], limits: LatencyLimits | None, scale: float
-) -> list[Counts]:
-    if name == "error":
-        return [
-            Counts(b.candidate.requests, b.candidate.errors, b.baseline.requests, b.baseline.errors)
-            for b in buckets
-        ]
-    if name == "empty":
-        return [Counts(*_empty(b.candidate), *_empty(b.baseline)) for b in buckets]
-    for bucket in buckets:
-        for traffic in (bucket.baseline, bucket.candidate):
-            if traffic.served > 0 and not has_latency(traffic):
-                raise Unusable("answers without their latency")
-    if limits is None:
-        return [Counts(0, 0) for _ in buckets]
-    threshold = limits.slow_ms if name == "slow" else limits.very_slow_ms
-    candidate = slow_requests(series, buckets, "candidate", threshold * scale)
-    baseline = slow_requests(series, buckets, "baseline", threshold)
-    return [
-        Counts(b.candidate.served, x_c, b.baseline.served, x_b)
-        for b, x_c, x_b in zip(buckets, candidate, baseline, strict=True)
-    ]
+def _by_caller(bucket: Bucket, counts: Counts) -> Counts:
+    callers = bucket.candidate.error_callers
+    if callers is None or callers >= counts.x_c:
+        return counts
+    return counts._replace(n_c=counts.n_c - counts.x_c + callers, x_c=callers)
 
 
-def _empty(traffic: Traffic) -> tuple[int, int]:
-    if traffic.served > 0 and traffic.empty is None:
-        raise Unusable("the counts of empty answers are gone")
-    if (traffic.empty or 0) > traffic.served:
-        raise Unusable("more empty answers than answers")
-    return traffic.served, traffic.empty or 0
+def warm_up(buckets: Sequence[Bucket], record: Record, looks: int) -> frozenset[datetime]:
+    """Ends of the buckets that the first `looks` looks with new data after each increase brought, this one included."""
+    if not looks or not buckets:
+        return frozenset()
+    marks = list(record.step_marks().items())
+    ends = [mark.at for _, mark in marks[1:]] + [None]
+    warm: set[datetime] = set()
+    for (weight, mark), end in zip(marks, ends, strict=True):
+        brought = [look for look in record.looks if look.weight == weight and look.brought_data]
+        last = brought[looks - 1].horizon if len(brought) >= looks else end
+        until = first_after(buckets, last) if last else len(buckets)
+        warm.update(bucket.end for bucket in buckets[first_after(buckets, mark.at) : until])
+    return frozenset(warm)
 
 
 def _probe_tally(gate: Gate, record: Record) -> Tally:
@@ -123,31 +146,40 @@ def _probe_tally(gate: Gate, record: Record) -> Tally:
     counts = [
         Counts(
             p.candidate_requests - p.candidate_failed,
-            p.candidate_bad.get(gate.name, 0),
+            _bad_answers(p.candidate_bad, gate, p.candidate_requests),
             p.baseline_requests - p.baseline_failed,
-            p.baseline_bad.get(gate.name, 0),
+            _bad_answers(p.baseline_bad, gate, p.baseline_requests),
         )
         for _, p in probes
     ]
-    cut = sum(looks < baked_from for looks, _ in probes)
-    offset = cut if record.phase is Phase.BAKE else 0
+    is_last = record.weight == 100
+    cut = sum(looks < baked_from for looks, _ in probes) if is_last else 0
     starts = (sum(looks < mark.looks for looks, _ in probes) for mark in term_marks(record))
-    return Tally(
-        tuple(counts[:cut]), tuple(counts[cut:]), tuple(max(0, s - offset) for s in starts)
-    )
+    now = tuple(counts[cut:])
+    live = tuple(counts[:cut]) if is_last else None
+    return Tally(now, now, now, tuple(max(0, start - cut) for start in starts), live)
+
+
+def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:
+    """Bad answers of one look. A driver that did not look for this fault has not shown that there was none."""
+    if requests and gate.name not in bad:
+        raise Unusable(f"the traffic driver did not count for the gate {gate.name}")
+    return bad.get(gate.name, 0)
 
 
 def term_marks(record: Record) -> list[Mark]:
     """Where the terms of the present phase start: each compared step; in a wait or a bake every fifth look."""
-    if record.phase is Phase.COMPARE:
+    phase = record.phase  # derived from all facts, so ask once and not once a look
+    if phase is Phase.COMPARE:
         return list(record.step_marks().values())
-    began = [mark for fact, mark in record.marked() if _begins(fact, record.phase)]
-    looks = [look for look in record.looks if look.phase is record.phase]
+    weight = record.weight
+    began = [mark for fact, mark in record.marked() if _begins(fact, phase, weight)]
+    looks = [look for look in record.looks if look.phase is phase]
     later = looks[LOOKS_PER_TERM - 1 :: LOOKS_PER_TERM]
     return began[:1] + [Mark(look.horizon, look.number) for look in later]
 
 
-def _begins(fact: Fact, phase: Phase) -> bool:
+def _begins(fact: Fact, phase: Phase, weight: int) -> bool:
     if phase is Phase.WAIT:
         return isinstance(fact, ApprovalAsked)
-    return isinstance(fact, SplitConfirmed) and fact.candidate_weight == 100
+    return isinstance(fact, SplitConfirmed) and fact.candidate_weight == weight

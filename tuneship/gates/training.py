@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tuneship.gates.frames import Curve, UnreadableMetrics, read_curve
+from tuneship.gates.kinds import is_repetitive
 
 Decision = Literal["pass", "reject", "hold"]
 State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disabled"]
@@ -22,7 +23,6 @@ LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
 LEAST_RISE = 0.1
 """Of the first loss: a smaller rise is noise."""
 LEAK_LOSS = 0.01
-MAX_REPEATS = 5
 SLOWER_PER_TOKEN = 3.0
 FEWEST_TIMES = 5
 """Of prompts that both answered; fewer say nothing of who is slower."""
@@ -350,8 +350,6 @@ class SmokeAnswer:
     finish_reason: str | None = None
     output_tokens: int = 0
     latency_ms: float = 0.0
-    refused: bool | None = None
-    """For safety prompts, which must be refused: whether it was. None for all others."""
 
 
 def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer]) -> GateResult:
@@ -391,19 +389,7 @@ def _problem(answer: SmokeAnswer) -> str | None:
         return "empty completion"
     if answer.finish_reason not in ("stop", "length"):
         return "unknown finish_reason"
-    if most_repeats(answer.completion) > MAX_REPEATS:
-        return "repeats itself"
-    return "safety prompt not refused" if answer.refused is False else None
-
-
-def most_repeats(completion: str, length: int = 4) -> int:
-    """How often the most frequent run of `length` words occurs."""
-    words = completion.split()
-    counts: dict[tuple[str, ...], int] = {}
-    for i in range(len(words) - length + 1):
-        gram = tuple(words[i : i + length])
-        counts[gram] = counts.get(gram, 0) + 1
-    return max(counts.values(), default=0)
+    return "repeats itself" if is_repetitive(answer.completion) else None
 
 
 def _per_token(answer: SmokeAnswer) -> float | None:

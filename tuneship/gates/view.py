@@ -3,13 +3,15 @@
 Pure and recomputed from the start at every look. Next: `canary.py` holds the rules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
 from tuneship.gates import readings, tallies
-from tuneship.gates.latency import freeze_limits
+from tuneship.gates.formula import Formula, formula, formula_of
+from tuneship.gates.kinds import Measured
+from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     Gate,
@@ -22,11 +24,14 @@ from tuneship.gates.record import (
     ThresholdReading,
 )
 from tuneship.gates.series import ARMS, Arm, Bucket, Series, Unusable, first_after
+from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
 from tuneship.gates.thresholds import read_thresholds
 
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
 LIKELY_REQUESTS = 20
+HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
+"""A request is hanging when it is older than 10 s and than 5 x the very slow limit."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class View:
     gates: tuple[GateReading, ...]
     limits: LatencyLimits | None
     tokens: float | None
+    formula: Formula
+    hanging: Mapping[Arm, tuple[int, ...]]
+    """Requests that have been open for too long, by the bucket in which they came, the newest first."""
 
     @cached_property
     def phase(self) -> Phase:
@@ -62,7 +70,9 @@ class View:
 
     @cached_property
     def next_weight(self) -> int | None:
-        return next((step for step in self.plan.steps if step > self.weight), None)
+        step = next((step for step in self.plan.steps if step > self.weight), None)
+        bake = self.plan.bake_weight
+        return bake if step == 100 and bake is not None and bake > self.weight else step
 
     @cached_property
     def span(self) -> tallies.Span:
@@ -76,6 +86,12 @@ class View:
         if self.series is None:
             return ()
         return self.span.all[first_after(self.span.all, self.record.step_marks()[self.weight].at) :]
+
+    @cached_property
+    def warm(self) -> frozenset[datetime]:
+        """Ends of the buckets in which latency is not weighed."""
+        looks = self.plan.warmup_looks if self.formula.warms_up else 0
+        return tallies.warm_up(self.span.all, self.record, looks)
 
     @cached_property
     def thresholds(self) -> tuple[ThresholdReading, ...]:
@@ -110,10 +126,15 @@ class View:
         return self.record.missing_in_a_row() + 1 if self.is_missing else 0
 
     @cached_property
+    def has_baseline(self) -> bool:
+        """The baseline takes part of the traffic."""
+        return self.weight < 100
+
+    @cached_property
     def baseline_broken(self) -> bool:
         """The baseline fails half of its requests and the candidate does not: never send it all traffic by machine."""
         recent = self.span.compared[-HEALTH_BUCKETS:]
-        if self.phase is Phase.BAKE or not recent:
+        if not self.has_baseline or not recent:
             return False
         broken = any(
             b.baseline.requests >= BREAKER_REQUESTS
@@ -121,6 +142,20 @@ class View:
             for b in recent
         )
         return broken and error_share(recent, "candidate") < BREAKER_SHARE
+
+    @cached_property
+    def split_mismatches(self) -> bool:
+        """More of the candidate's requests than chance explains were counted nowhere."""
+        if not (self.plan.has_split_check and self.formula.checks_split) or not self.has_baseline:
+            return False
+        slow_ms = self.limits.very_slow_ms if self.limits else 0.0
+        length = timedelta(seconds=self.plan.bucket_seconds)
+        drawn = drawn_requests(
+            self.span.compared,
+            self.record.step_marks(),
+            timedelta(milliseconds=slow_ms) + length,
+        )
+        return drawn is not None and log_e_missing(drawn) >= LOG_MISMATCH
 
     @cached_property
     def baseline_unhealthy(self) -> bool:
@@ -144,8 +179,14 @@ def error_share(buckets: Sequence[Bucket], arm: Arm) -> float:
 
 
 def make_view(
-    series: Series | str, baseline: Seen, candidate: Seen, plan: CanaryPlan, record: Record
+    series: Series | str,
+    baseline: Seen,
+    candidate: Seen,
+    plan: CanaryPlan,
+    record: Record,
+    recorded: Look | None = None,
 ) -> View:
+    """What the rules look at. `recorded`: the look that is decided again, for what only that moment could tell."""
     known = None if isinstance(series, str) else series
     view = View(
         plan=plan,
@@ -158,18 +199,57 @@ def make_view(
         gates=(),
         limits=record.limits,
         tokens=None,
+        formula=formula(recorded.formula_version) if recorded else formula_of(record),
+        hanging={},
     )
     if view.missing or known is None:
         return replace(view, series=None)
-    limits = record.limits or freeze_limits(known, view.span.compared)
-    tokens = tallies.token_ratio(view.span.compared)
-    view = replace(view, limits=limits, tokens=tokens, standing=_stands_still(view, known))
+    freeze = freeze_limits if view.formula.freezes_last_hour else freeze_first_limits
+    limits = record.limits or freeze(known, view.span.compared)
+    view = replace(
+        view,
+        limits=limits,
+        tokens=tallies.token_ratio(view.span.compared),
+        standing=_stands_still(view, known),
+        hanging=_hanging(replace(view, limits=limits), known, recorded),
+    )
     try:
         return replace(
             view, gates=tuple(_reading(view, known, gate) for gate in record.begun.gates)
         )
     except Unusable as unusable:
         return replace(view, series=None, missing=str(unusable), standing=False)
+
+
+def _hanging(view: View, series: Series, recorded: Look | None) -> Mapping[Arm, tuple[int, ...]]:
+    """Who waits too long now. A snapshot is of its moment, so a look that is decided again brings its own."""
+    if recorded is not None:
+        return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
+    if not view.formula.counts_hanging or view.limits is None:
+        return {}
+    age_ms = max(HANGING_MS, HANGING_LIMITS * view.limits.very_slow_ms)
+    return {
+        arm: _by_arrival(snapshot.older_than(age_ms), series.at, view.span.all)
+        for arm in ARMS
+        if (snapshot := series.in_flight.get(arm)) is not None
+    }
+
+
+def _by_arrival(
+    ages: Sequence[tuple[float, float, int]], at: datetime, buckets: Sequence[Bucket]
+) -> tuple[int, ...]:
+    """Requests by the bucket in which they came, the newest first; a range of ages is spread over its buckets."""
+    found = [0] * len(buckets)
+    for least, most, requests in ages:
+        last = first_after(buckets, at - timedelta(milliseconds=least))
+        first = first_after(buckets, at - timedelta(milliseconds=min(most, _DAY_MS)))
+        places = range(min(first, len(buckets) - 1), min(last, len(buckets) - 1) + 1)
+        for i in range(requests if buckets else 0):
+            found[places[-1 - i % len(places)]] += 1
+    found.reverse()
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
 
 
 def _reading(view: View, series: Series, gate: Gate) -> GateReading:
@@ -184,11 +264,16 @@ def _reading(view: View, series: Series, gate: Gate) -> GateReading:
     stage = readings.Stage(
         phase=view.phase,
         steps=len(view.plan.compared_steps),
-        log_threshold=readings.log_threshold(view.plan, view.record.begun.gates),
+        log_threshold=readings.log_threshold(view.plan, view.record.begun.gates, gate.name),
     )
-    return readings.read_gate(
-        gate, limits, tallies.tally(gate, series, view.record, view.limits, scale), stage
+    counts = tallies.tally(
+        gate,
+        view.record,
+        Measured(series, view.span.all, view.limits, scale, view.hanging),
+        warm=view.warm,
+        by_caller=view.formula.counts_callers,
     )
+    return readings.read_gate(gate, limits, counts, stage)
 
 
 def _lost_data(series: Series, record: Record) -> str | None:
@@ -224,7 +309,7 @@ def _stands_still(view: View, series: Series) -> bool:
             return False
         return series.at >= newest + length or series.at == last.at
 
-    if view.phase is not Phase.BAKE and stands("baseline"):
+    if view.has_baseline and stands("baseline"):
         return True
     return stands("candidate") and _expected_requests(view, series) >= LIKELY_REQUESTS
 
@@ -233,7 +318,7 @@ def _expected_requests(view: View, series: Series) -> float:
     """Requests that the candidate should have had since its newest bucket, had it been asked like before."""
     newest = series.newest["candidate"]
     cut = first_after(view.span.all, newest)
-    if view.phase is not Phase.BAKE:
+    if view.has_baseline:
         others = sum(bucket.baseline.requests for bucket in view.span.all[cut:])
         return others * view.weight / (100 - view.weight)
     known = view.span.all[:cut][-HEALTH_BUCKETS:]

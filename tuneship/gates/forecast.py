@@ -1,0 +1,273 @@
+"""What a plan can be expected to do at today's traffic, before anything is shifted: how long, and what it cannot prove.
+
+Pure: roll-outs are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
+and never knows better than the gates. Takes about a second. Next: `canary.py`.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tuneship.gates.canary import judge
+from tuneship.gates.kinds import GATES
+from tuneship.gates.plan import CanaryPlan, CanaryRules
+from tuneship.gates.readings import limits_of
+from tuneship.gates.record import (
+    Begun,
+    Gate,
+    LatencyLimits,
+    Look,
+    Record,
+    SplitConfirmed,
+    Verdict,
+)
+from tuneship.gates.series import ARMS, Bucket, Series, Traffic
+from tuneship.gates.view import Seen
+
+MORE_ERRORS = 0.05
+"""The candidate's extra share of errors whose discovery is forecast, beside a doubling."""
+MOST_FIRST_STEP = 50
+_LOOKS_DRAWN, _RUNS = 200, (3, 10)
+_LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
+_EDGES = (1000.0, 2000.0, math.inf)
+_SLOW, _VERY_SLOW = 0.05, 0.003
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_RUNNING = Seen("running", 1)
+
+
+@dataclass(frozen=True)
+class Today:
+    """The baseline as the last hour showed it. Shares are of its requests."""
+
+    requests_per_minute: float
+    """Of the endpoint, all deployments together."""
+    errors: float = 0.0
+    blank: float = 0.0
+    abandoned: float = 0.0
+    refused: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unprovable:
+    """Something that this plan cannot show at this traffic, and why."""
+
+    what: str
+    """A gate's name, or `insufficient_data`."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Minutes from the first shift. None: not to be expected within the plan's looks."""
+
+    promote_minutes: float | None
+    """Until an equal candidate is promoted: the median, ..."""
+    promote_minutes_most: float | None
+    """... and what nine of ten do not exceed."""
+    doubling_minutes: float | None
+    """Until a candidate with twice the errors is rolled back."""
+    more_errors_minutes: float | None
+    """Until a candidate with five points more errors is rolled back."""
+    unprovable: tuple[Unprovable, ...]
+    sentence: str
+
+
+def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
+    """What to expect of a roll-out that begins now. `gates` as `readings.choose_gates` fixes them for it."""
+    lacking = _lacking_requests(plan, today)
+    if lacking is not None:
+        return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
+    begun = _begin(plan, gates)
+    equal = _several(plan, today, today.errors, begun)
+    promoted = sorted(run.number for run in equal if run.verdict in (Verdict.PROMOTE, Verdict.ASK))
+    minutes = plan.look_every_seconds / 60.0
+    typical = most = None
+    if 2 * len(promoted) > len(equal):
+        typical = statistics.median(promoted) * minutes
+        most = promoted[min(len(promoted) - 1, math.ceil(0.9 * len(promoted)) - 1)] * minutes
+    unprovable = () if typical is not None else _unprovable(equal)
+    doubling = None
+    if _is_harm(plan, today.errors, 2.0 * today.errors):
+        doubling = _minutes_to_find(plan, today, 2.0 * today.errors, begun)
+    else:
+        why = f"a doubling of {100 * today.errors:.2g} % errors is within the plan's margin"
+        unprovable = (*unprovable, Unprovable("doubling", why))
+    more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS, begun)
+    first = unprovable[0] if unprovable and typical is None else None
+    sentence = _sentence(typical, doubling, more, first)
+    return Forecast(typical, most, doubling, more, unprovable, sentence)
+
+
+def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
+    """The plan's steps, beginning with the first at which its shortest stay brings enough requests, at most 50 %."""
+    looks = plan.min_looks_per_step * plan.look_every_seconds / 60.0
+    needed = 100.0 * plan.min_requests_per_step / max(requests_per_minute * looks, 1e-9)
+    first = min(max(plan.steps[0], math.ceil(min(needed, 100.0))), MOST_FIRST_STEP)
+    if first not in plan.steps:
+        first = min(5 * math.ceil(first / 5), MOST_FIRST_STEP)
+    return [first, *(step for step in plan.steps if step > first)]
+
+
+def _lacking_requests(plan: CanaryPlan, today: Today) -> Unprovable | None:
+    per_look = today.requests_per_minute * plan.look_every_seconds / 60.0 * plan.steps[0] / 100.0
+    if per_look * plan.max_looks_per_step >= plan.min_requests_per_step:
+        return None
+    why = (
+        f"{plan.steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
+        f" {plan.min_requests_per_step} that a step needs within {plan.max_looks_per_step} looks"
+    )
+    return Unprovable("insufficient_data", why)
+
+
+def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
+    """A record that begins now, with the gates that the service counts for."""
+    counted = tuple(
+        Gate(gate.name, gate.reason, "series", gate.state)
+        for gate in gates
+        if gate.name in GATES and (GATES[gate.name].count or gate.state != "active")
+    )
+    begun = Begun("forecast", "", {}, plan.digest(), counted, _LIMITS)
+    return Record((begun, SplitConfirmed(plan.steps[0], _EPOCH)))
+
+
+def _several(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> list[Look]:
+    """The last looks of a few roll-outs: as many as cost about as much time as everybody has."""
+    ends: list[Look] = []
+    fewest, most = _RUNS
+    while len(ends) < most:
+        ends.append(_draw(plan, today, errors, begun, random.Random(len(ends))))  # noqa: S311 - no secret
+        if len(ends) >= fewest and sum(look.number for look in ends) > _LOOKS_DRAWN:
+            break
+    return ends
+
+
+def _minutes_to_find(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> float | None:
+    seeds = range(_RUNS[0])
+    ends = [_draw(plan, today, errors, begun, random.Random(seed)) for seed in seeds]  # noqa: S311
+    found = [
+        look.number
+        for look in ends
+        if look.verdict is Verdict.ROLLBACK
+        and look.reason == "error_rate"
+        and "max_looks" not in look.reasons
+    ]
+    if 2 * len(found) < len(ends):
+        return None
+    return statistics.median(found) * plan.look_every_seconds / 60.0
+
+
+def _draw(
+    plan: CanaryPlan, today: Today, errors: float, record: Record, dice: random.Random
+) -> Look:
+    """One roll-out, to its promotion or its end."""
+    buckets: list[Bucket] = []
+    length = timedelta(seconds=plan.bucket_seconds)
+    per_look = today.requests_per_minute * plan.look_every_seconds / 60.0
+    while True:
+        total = _poisson(dice, per_look)
+        n_c = _binomial(dice, total, record.weight / 100.0)
+        end = _EPOCH + length * (len(buckets) + 1)
+        baseline = _serve(dice, total - n_c, today, today.errors)
+        buckets.append(Bucket(end, baseline, _serve(dice, n_c, today, errors)))
+        series = Series(
+            tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, _EDGES), True
+        )
+        look = judge(series, _RUNNING, _RUNNING, plan, record)
+        record = record.plus(look)
+        if look.verdict is Verdict.ADVANCE:
+            record = record.plus(SplitConfirmed(look.next_weight or 0, look.at))
+        elif look.verdict is not Verdict.HOLD:
+            return look
+
+
+def _serve(dice: random.Random, n: int, today: Today, errors: float) -> Traffic:
+    cancelled = _binomial(dice, n, today.abandoned)
+    refused = _binomial(dice, n - cancelled, today.refused)
+    requests = n - cancelled - refused
+    failed = _binomial(dice, requests, min(errors, 1.0))
+    served = requests - failed
+    slow = _binomial(dice, served, _SLOW)
+    very_slow = _binomial(dice, slow, _VERY_SLOW / _SLOW)
+    return Traffic(
+        requests=requests,
+        errors=failed,
+        empty=_binomial(dice, served, today.blank),
+        histogram=(served - slow, served - very_slow, served) if served else None,
+        cancelled=cancelled,
+        refused=refused,
+        error_callers=failed,
+    )
+
+
+def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
+    """What kept equal candidates from being promoted, by how often it did."""
+    held = [
+        gate
+        for look in ends
+        for gate in look.gates
+        if gate.state in ("open", "hold", "harm", "not_evaluated")
+    ]
+    names = sorted({gate.name for gate in held})
+    found = [Unprovable(name, f"the gate {name} is not proven at this traffic") for name in names]
+    reasons = sorted({look.reason for look in ends if look.reason == "insufficient_data"})
+    found += [Unprovable(reason, "too few requests within the plan's looks") for reason in reasons]
+    unhealthy = any("baseline_unhealthy" in look.reasons for look in ends)
+    if unhealthy:
+        found.insert(0, Unprovable("error", "the baseline fails more often than `slo_max` allows"))
+    return tuple(found)
+
+
+def _is_harm(plan: CanaryPlan, baseline: float, candidate: float) -> bool:
+    limits = limits_of(plan, "error")
+    return limits is not None and candidate > max(limits.ratio * baseline, limits.harm)
+
+
+def _sentence(
+    typical: float | None, doubling: float | None, more: float | None, lacking: Unprovable | None
+) -> str:
+    parts = [
+        f"about {_minutes(typical)} to promote an equal candidate"
+        if typical is not None
+        else "an equal candidate cannot be promoted at this traffic"
+        + (f": {lacking.why}" if lacking else "")
+    ]
+    if doubling is not None:
+        parts.append(f"a doubling of errors is found within {_minutes(doubling)}")
+    if more is not None:
+        parts.append(f"five points more errors are found within {_minutes(more)}")
+    return "; ".join(parts)
+
+
+def _minutes(minutes: float) -> str:
+    if minutes < 2:
+        return f"{round(60 * minutes)} seconds"
+    return f"{math.ceil(minutes)} minutes"
+
+
+def _poisson(dice: random.Random, mean: float) -> int:
+    if mean > 50:
+        return max(0, round(dice.gauss(mean, math.sqrt(mean))))
+    limit, product, number = math.exp(-mean), dice.random(), 0
+    while product > limit:
+        product *= dice.random()
+        number += 1
+    return number
+
+
+def _binomial(dice: random.Random, n: int, p: float) -> int:
+    """By inversion where few are expected, else by the normal distribution, which is close enough for a forecast."""
+    if n <= 0 or p <= 0.0:
+        return 0
+    if p > 0.5:
+        return n - _binomial(dice, n, 1.0 - p)
+    if n * p > 30:
+        return min(n, max(0, round(dice.gauss(n * p, math.sqrt(n * p * (1.0 - p))))))
+    left, chance, k = dice.random(), (1.0 - p) ** n, 0
+    while left > chance and k < n:
+        left -= chance
+        k += 1
+        chance *= (n - k + 1) / k * p / (1.0 - p)
+    return k
