@@ -11,7 +11,7 @@ from flows.clean_up import FAILURES, undo
 from flows.release_record import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import Watch
 from flows.rollout.records import RecordFolder
-from tasks.api import service_name
+from tasks.api import is_this_service
 from tuneship.gates.plan import CanaryPlan
 
 
@@ -26,7 +26,12 @@ def close_abandoned(watch: Watch, records: Path) -> tuple[list[str], list[str]]:
             elif _is_silent(record, watch) and record.hold():
                 notes += _close(record, watch)
                 closed.append(record.run_key)
-        except (*FAILURES, ValueError) as error:  # a plan of another version is a ValueError
+        except FAILURES as error:
+            notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
+        except (
+            Exception
+        ) as error:  # one record, whatever is wrong with it, must not stop the others
+            watch.log.exception("the release %s is left as it is", record.run_key)
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
     return closed, notes
 
@@ -34,15 +39,15 @@ def close_abandoned(watch: Watch, records: Path) -> tuple[list[str], list[str]]:
 def _close(record: ReleaseRecord, watch: Watch) -> list[str]:
     try:
         notes = undo(record)
-        record.add("ended", watch.now, outcome="aborted", reason="abandoned")
+        record.add_if_possible("ended", watch.now, outcome="aborted", reason="abandoned")
     finally:
         record.release()
-    return notes
+    return notes + record.unwritten
 
 
 def _is_silent(record: ReleaseRecord, watch: Watch) -> bool:
     begun = record.last("begun")
-    if begun is None or begun.get("service") != service_name() or record.has_ended:
+    if begun is None or record.has_ended or not is_this_service(begun.get("service")):
         return False
     written = datetime.fromtimestamp(record.path.stat().st_mtime, UTC)
     return watch.now - written > watch.silence and not _is_rolling_out(record, watch.folder)

@@ -109,9 +109,9 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
         ) as error:  # it stays open: the next run goes on with it, or the guard closes it
             _LOG.warning("nothing could be taken away (%s)", type(error).__name__)
             return
-        for note in notes:
+        record.add_if_possible("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
+        for note in notes + record.unwritten:
             _LOG.warning(note)
-        record.add("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
 
 
 def undo(record: ReleaseRecord) -> list[str]:
@@ -136,13 +136,13 @@ def _add_unanswered(record: ReleaseRecord) -> None:
     tags, now = run_tag(record.run_key), datetime.now(UTC)
     for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
         if job.id not in record.all_made("job"):
-            record.add("job", now, id=job.id, content=[], settings="")
+            record.add_if_possible("job", now, id=job.id, content=[], settings="")
     known = {*record.all_made("candidate"), *record.all_made("baseline")}
     for one in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
         if one.id in known or one.status in GONE:
             continue
         is_baseline = one.deployment_name.endswith(record.deployment_suffix("baseline"))
-        record.add("baseline" if is_baseline else "candidate", now, id=one.id)
+        record.add_if_possible("baseline" if is_baseline else "candidate", now, id=one.id)
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:

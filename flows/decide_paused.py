@@ -18,13 +18,11 @@ from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, promote, roll_back
 from flows.rollout.looks import seen
 from flows.rollout.opening import settle
-from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.records import RecordFile, RecordFolder, records_in_use
 from flows.rollout.split import NotConfirmed, Split, SplitLost
-from tasks.api import service_name
 from tasks.endpoints import get_canary_endpoint
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
-from tuneship.settings import PipelineSettings
 
 
 class Decision(BaseModel):
@@ -51,7 +49,7 @@ class Decision(BaseModel):
 def decide_paused(decision: Decision) -> RolloutResult:
     """End the roll-out as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
     log = get_run_logger()
-    folder = RecordFolder(PipelineSettings().records, service_name())
+    folder = records_in_use()
     plan = CanaryPlan.model_validate(_paused(folder, decision.rollout_id).record.begun.plan)
     with folder.lock(plan) as is_free:
         if not is_free:
@@ -61,9 +59,9 @@ def decide_paused(decision: Decision) -> RolloutResult:
         version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
         split = Split(plan, file, version, log)
         ended = _end(split, decision)
-        file.append(ended)
+        file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
-    result = result_of(file.record, split.notes)
+    result = result_of(file.record, split.notes + file.unwritten)
     log.info("%s (%s)", result.outcome, result.reason)
     if result.outcome == "rollback_incomplete":
         raise RollbackIncomplete(result, f"the split of {result.endpoint_id} is not confirmed")
@@ -75,6 +73,9 @@ def _paused(folder: RecordFolder, rollout_id: str) -> RecordFile:
         file = folder.file(rollout_id)
     except ValueError:
         raise BadInput(f"rollout_id: the record of {rollout_id} is damaged") from None
+    except OSError as error:
+        why = f"the record of {rollout_id} cannot be read ({error.strerror})"
+        raise BadInput(f"rollout_id: {why}") from None
     if not file.is_paused:
         raise BadInput(f"rollout_id: {rollout_id} is not paused at this service")
     return file
@@ -87,9 +88,12 @@ def _end(split: Split, decision: Decision) -> Ended:
         raise BadInput(f"decision: the candidate {candidate} is not running")
     try:
         settle(split)
-        word = "promote" if is_promoted else "roll back"
-        split.file.append(ApprovalAnswered(word, decision.approver, decision.reason))
-        return _promote_now(split) if is_promoted else roll_back(split, "human_rejected")
+        if is_promoted:
+            split.file.append(ApprovalAnswered("promote", decision.approver, decision.reason))
+            return _promote_now(split)
+        answer = ApprovalAnswered("roll back", decision.approver, decision.reason)
+        split.file.append_if_possible(answer)
+        return roll_back(split, "human_rejected")
     except SplitLost as error:
         return lost(split, error.reason)
 

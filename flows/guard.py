@@ -16,8 +16,7 @@ from flows.abandoned_releases import close_abandoned
 from flows.guard_rules import GuardResult, GuardRules
 from flows.outcome import RollbackIncomplete
 from flows.rollout.abandoned import Watch, finish_abandoned
-from flows.rollout.records import RecordFolder
-from tasks.api import service_name
+from flows.rollout.records import records_in_use
 from tuneship.settings import PipelineSettings
 
 DEFAULTS = GuardRules()
@@ -28,7 +27,7 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
     """End every abandoned roll-out and release. Raises `RollbackIncomplete` where traffic could not be returned."""
     log, now = get_run_logger(), datetime.now(UTC)
     settings = PipelineSettings()
-    folder = RecordFolder(settings.records, service_name())
+    folder = records_in_use()
     silence = timedelta(seconds=rules.silence_seconds)
     rollouts, notes = finish_abandoned(Watch(folder, now, silence, log))
     silence = timedelta(hours=rules.release_silence_hours)

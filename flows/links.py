@@ -7,6 +7,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact
 
 from tasks.api import api
+from tuneship.client import base_url
 
 PATHS = {
     "job": "fine-tuning/jobs",
@@ -19,7 +20,7 @@ PATHS = {
 
 def show_link(kind: str, resource_id: str) -> None:
     """Put it on the page of this run; a link that cannot be written never stops a release."""
-    url = f"{api().settings.url.rstrip('/')}/v1/{PATHS[kind]}/{resource_id}"
+    url = f"{base_url(api().settings.url)}/v1/{PATHS[kind]}/{resource_id}"
     try:
         create_link_artifact(url, link_text=resource_id, key=kind, description=kind)
     except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the release matters more

@@ -13,7 +13,7 @@ from flows.champion import SplitIsShared, find_champion, find_endpoint
 from flows.parameters import Endpoint, TrainingData
 from flows.release_record import ReleaseRecord, ReleaseRecords
 from flows.rows import content_sha256
-from tasks.api import service_name
+from tasks.api import is_this_service
 from tasks.datasets import CONTENT_TAG, get_dataset
 from tasks.jobs import get_job
 from tuneship.client import ApiError
@@ -82,7 +82,7 @@ def last_success(endpoint: Endpoint, records: Path) -> Success | None:
 def _is_for(record: ReleaseRecord, names: Set[str | None]) -> bool:
     """Whether it released to the endpoint of these names: its id, its name, or both."""
     begun = record.last("begun")
-    if begun is None or begun.get("service") != service_name():
+    if begun is None or not is_this_service(begun.get("service")):
         return False
     return not names.isdisjoint({begun["endpoint_id"], begun["endpoint_name"]})
 

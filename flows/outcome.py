@@ -3,14 +3,16 @@
 Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
 from tuneship.gates.record import (
     Begun,
     Ended,
+    Gate,
     Look,
     Record,
     SplitConfirmed,
@@ -18,6 +20,11 @@ from tuneship.gates.record import (
     to_mapping,
 )
 
+WHY_OFF = {
+    "disabled": "the plan switches it off",
+    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan tells of them",
+    "not_evaluated": "the plan gives it no limits",
+}
 Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]
 
 
@@ -36,9 +43,14 @@ class RolloutResult(BaseModel):
     reason: str
     endpoint_id: str | None = None
     history: list[Change] = Field(default_factory=list[Change])
+    gates: list[dict[str, str]] = Field(
+        default_factory=list[dict[str, str]],
+        description="Every gate as it was when the roll-out began: name, state, and why one that is off is off.",
+    )
     decisions: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
-        description="Every look: verdict, counts, shares and e-values, each limit beside its value.",
+        description="Every look: verdict, counts, shares and e-values of the active gates, each limit beside its"
+        " value. What has no value at a look is left out.",
     )
     approval: dict[str, str] | None = Field(
         default=None, description="What a person decided: decision, approver, comment."
@@ -76,7 +88,8 @@ def result_of(record: Record, notes: list[str]) -> RolloutResult:
             "reason": ended.reason,
             "endpoint_id": begun.endpoint_id,
             "history": _history(record),
-            "decisions": [_decision(look) for look in record.looks],
+            "gates": [_gate(gate) for gate in begun.gates],
+            "decisions": [_decision(look, begun.gates) for look in record.looks],
             "approval": _approval(record),
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
@@ -122,7 +135,24 @@ def _history(record: Record) -> list[dict[str, Any]]:
     return history
 
 
-def _decision(look: Look) -> dict[str, Any]:
+def _gate(gate: Gate) -> dict[str, str]:
+    told = {"name": gate.name, "state": gate.state}
+    return told | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
+
+
+def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:
+    """A look without what never changes: a gate that is off is told of once, in `gates` of the result."""
     told = dict(to_mapping(look))
-    gates = {gate["name"]: gate for gate in told.pop("gates")}
-    return {"look": told.pop("number"), "step": told.pop("weight")} | told | {"gates": gates}
+    off = {gate.name for gate in gates if gate.state != "active"}
+    readings = {one["name"]: one for one in told.pop("gates") if one["name"] not in off}
+    first = {"look": told.pop("number"), "step": told.pop("weight")}
+    return _without_nulls(first | told | {"gates": readings})
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        known = cast("dict[str, Any]", value).items()
+        return {name: _without_nulls(one) for name, one in known if one is not None}
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in cast("list[Any]", value)]
+    return value

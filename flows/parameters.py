@@ -5,19 +5,23 @@ Every field has the meaning that it has in the API; what is not said keeps its d
 """
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StrictFloat,
     StrictInt,
     ValidationInfo,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
@@ -50,6 +54,22 @@ class _Form(BaseModel):
     )
 
 
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for about in schema["properties"].values():
+        about.pop("default", None)
+
+
+def _in_order(*names: str) -> Callable[[dict[str, Any]], None]:
+    """The form of Prefect's UI sorts fields by `position`; those that are not named come last, as they stand."""
+
+    def sort(schema: dict[str, Any]) -> None:
+        fields = schema["properties"]
+        for position, name in enumerate([*names, *(one for one in fields if one not in names)]):
+            fields[name]["position"] = position
+
+    return sort
+
+
 def _fraction_or_steps(value: float) -> float:
     if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
         return value
@@ -58,6 +78,10 @@ def _fraction_or_steps(value: float) -> float:
 
 class TrainingData(_Form):
     """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_in_order("files", "validation_file", "dataset_ids")
+    )
 
     files: list[LocalFile] = Field(
         default_factory=list[str],
@@ -140,8 +164,15 @@ class DeploymentSettings(_Form):
     )
 
 
+def _name_first(schema: dict[str, Any]) -> None:
+    _in_order("name", "id")(schema)
+    schema["properties"]["name"].pop("default", None)  # else the form shows no place to type it
+
+
 class Endpoint(_Form):
     """The canary endpoint whose traffic moves to the new model."""
+
+    model_config = ConfigDict(json_schema_extra=_name_first)
 
     id: str | None = Field(default=None, description="An endpoint that exists (`cep_...`).")
     name: Name | None = Field(default=None, description="By name; made at the first release.")
@@ -165,11 +196,6 @@ class Evaluation(_Form):
     max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
 
 
-def _without_defaults(schema: dict[str, Any]) -> None:
-    for about in schema["properties"].values():
-        about.pop("default", None)
-
-
 class HyperparameterSet(Hyperparameters):
     """What one job does in its own way; what is left out is taken from `hyperparameters`."""
 
@@ -180,7 +206,44 @@ class HyperparameterSet(Hyperparameters):
 class ReleaseParameters(_Form):
     """One release: data, training, gates, deployment, canary."""
 
-    data: TrainingData | None = Field(default=None, description="What to train on.")
+    # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one
+    # is sent as null, which means its defaults.
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        "hyperparameters": "How to train: hyperparameters",
+        "compute_config": "Where to train: compute_config",
+        "training_gates": "When a training is good enough: training_gates",
+        "deployment": "How the model is served: deployment",
+        "canary": "How the traffic moves, and when it returns: canary",
+        "evaluation": "Accuracy before and after: evaluation",
+        "security_settings": "Safeguards: security_settings",
+    }
+    """Field -> its title in the form: what the group decides, and its name in a file."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_in_order("model_name", "data", "endpoint", "base_model", "model")
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema from which Prefect's UI makes the form. Files and saved deployments are read as ever."""
+        schema = handler(core_schema)
+        fields = handler.resolve_ref_schema(schema)["properties"]
+        fields["data"].pop("default", None)  # with a default of null it would not show what to say
+        for name, title in cls.GROUPS.items():
+            group = {"$ref": fields[name].pop("$ref")}
+            handler.resolve_ref_schema(group)["title"] = "change"  # the label of the button
+            closed = {"type": "null", "title": "keep the defaults"}
+            meant = cls.model_fields[name].description
+            fields[name] |= {"title": title, "description": meant, "anyOf": [closed, group]}
+            fields[name]["default"] = None
+        return schema
+
+    data: TrainingData | None = Field(
+        default=None,
+        description="What to train on: files or datasets. None where `model` is given.",
+    )
     base_model: ModelId = Field(default="tuneship-tiny", description="The model that is tuned.")
     model_name: ModelName = Field(description="Name of the tuned model.")
     model: ModelId | None = Field(
@@ -228,6 +291,16 @@ class ReleaseParameters(_Form):
     force: bool = Field(
         default=False, description="Release again what was rolled back in the last 24 hours."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _closed_groups_keep_their_defaults(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        told = cast("dict[str, Any]", value)
+        return {
+            name: one for name, one in told.items() if one is not None or name not in cls.GROUPS
+        }
 
     @model_validator(mode="after")
     def _has_something_to_release(self) -> Self:

@@ -8,6 +8,7 @@ types; what this module takes and gives is typed.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,19 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from flows.outcome import Change
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.frames import series_frame
 from tuneship.gates.series import Series
+from tuneship.gates.training import TrainingRules
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
+LIMIT_LINES = ("--", ":", "-.")
+LOGARITHMIC_FROM = 4.0
+"""Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few."""
 BINS = 40
 SMOOTHED_OVER = 10
 UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
@@ -39,8 +44,25 @@ STYLE: Any = {
 }
 
 
-def plot_losses(metrics: JobMetrics, champion_best: float | None, file: Path) -> None:
-    """Training loss (raw and smoothed), validation loss at its evaluations, the champion's best."""
+@dataclass(frozen=True)
+class Limit:
+    """The validation loss that a training gate decides by."""
+
+    gate: str
+    value: float
+
+
+def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
+    """What is known of the limits before the gates have decided."""
+    if champion_best is not None:
+        return [Limit("T4 champion", champion_best + rules.champion_margin)]
+    if rules.max_validation_loss is not None:
+        return [Limit("T9 first model", rules.max_validation_loss)]
+    return []
+
+
+def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> None:
+    """Training loss (raw and smoothed), validation loss at its evaluations, and the limits that the gates decide by."""
     steps = pd.Index(metrics.steps)
     training = pd.Series(metrics.training_loss, index=steps, dtype=float)
     validation = pd.Series(metrics.validation_loss, index=steps, dtype=float)
@@ -56,14 +78,27 @@ def plot_losses(metrics: JobMetrics, champion_best: float | None, file: Path) ->
         )
         best = f", best {seen.min():.3f}" if len(seen) else ""
         axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")
-        if champion_best is not None:
-            label = f"champion's best validation {champion_best:.3f}"
-            axes.axhline(champion_best, color=LIMIT, linestyle="--", linewidth=1.2, label=label)
+        for limit, line in zip(limits, LIMIT_LINES, strict=False):
+            label = f"limit of gate {limit.gate} {limit.value:.3f}"
+            axes.axhline(limit.value, color=LIMIT, linestyle=line, linewidth=1.2, label=label)
         _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
-        axes.set_ylim(bottom=0)
+        _scale(axes, [*training.dropna(), *seen, *(limit.value for limit in limits)])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="best")  # early in a training the curves lie at the top
         figure.savefig(file)
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Logarithmic where the values differ much: the first steps would press all that is decided by to the ground."""
+    drawn = [value for value in values if math.isfinite(value)]
+    if not drawn or min(drawn) <= 0 or max(drawn) < LOGARITHMIC_FROM * min(drawn):
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(min(drawn) / 1.1, max(drawn) * 1.1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("nats per token, logarithmic")
 
 
 def plot_rollout(
@@ -82,13 +117,14 @@ def plot_rollout(
         for arm in COLOURS if len(frame) else ():
             _draw_arm(errors, latency, frame, clock, arm)
         _label(errors, "Failed requests", "", "% of requests")
-        _label(latency, "Latency", clock.unit, "ms (mean of the buckets' percentiles)")
+        _label(latency, "Latency", clock.unit, "ms (means of percentiles)")
         top = max(5.0, errors.get_ylim()[1])
         errors.set_ylim(-0.03 * top, top)  # a line at zero stays visible
-        latency.set_ylim(bottom=0)
+        latency.set_ylim(bottom=0, top=1.15 * latency.get_ylim()[1])  # room for a note
         for axes in (errors, latency):
             if axes.has_data():
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderpad=0)
+                _mark_steps(axes, history, candidate_id, clock)
         figure.savefig(file)
     return True
 
@@ -120,6 +156,19 @@ def _draw_split(axes: Axes, history: Sequence[Change], candidate_id: str, clock:
         axes.axvline(time, color="white", linewidth=0.8)
     _label(axes, "Traffic: candidate below (orange), baseline above (blue)\n", "", "% of traffic")
     axes.set_ylim(0, 100)
+
+
+def _mark_steps(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
+    """A line where the split changes; grey where the candidate has all the load, and no baseline to compare it with."""
+    known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
+    ends = [*(time for time, _ in known[1:]), clock.at(clock.end)]
+    for (start, share), end in zip(known, ends, strict=True):
+        axes.axvline(start, color="grey", linewidth=0.8, alpha=0.5)
+        if share == 100 and end > start:
+            axes.axvspan(start, end, color="grey", alpha=0.12, linewidth=0)
+            middle, place = (start + end) / 2, axes.get_xaxis_transform()
+            note = "all load on the candidate"
+            axes.text(middle, 0.97, note, transform=place, ha="center", va="top", fontsize=9)
 
 
 def _draw_arm(errors: Axes, latency: Axes, frame: pd.DataFrame, clock: _Clock, arm: str) -> None:

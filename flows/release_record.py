@@ -4,15 +4,16 @@
 the same parameters a new key once this one has ended. Ids, digests and outcomes, never text of a dataset.
 """
 
-import fcntl
+import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import UnionType
-from typing import Any, TextIO
+from typing import Any
+
+from flows.journal import FileLock, Journal, NotWritten, damage_of
 
 REFUSED_FOR = timedelta(hours=24)
 """How long a release that was rolled back is not tried again (unless forced)."""
@@ -28,6 +29,7 @@ _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "ended": {"outcome": str},
 }
 """What a line of a kind cannot do without. A kind that is not named here may hold anything."""
+_WHAT_TO_DO = ": see to its job and deployment, then move it away"
 
 
 class DamagedRecord(Exception):
@@ -38,61 +40,52 @@ class ReleaseRecord:
     """One run of the chain."""
 
     def __init__(self, path: Path) -> None:
-        """Read what there is; a torn last line was never acted on, every other unreadable one is remembered."""
+        """Read what there is. What cannot be read is named in `damage`: nobody knows what it said."""
         self.path = path
-        self._held: TextIO | None = None
-        content = path.read_bytes() if path.is_file() else b""
-        self._length = content.rfind(b"\n") + 1
         self.facts: list[dict[str, Any]] = []
-        self.damaged_lines: list[int] = []
-        """Numbers, from 1. What they said nobody knows: such a record is not gone on with, and not cleaned up."""
-        for number, line in enumerate(content[: self._length].split(b"\n")[:-1], 1):
-            fact = _read(line)
-            if fact is None:
-                self.damaged_lines.append(number)
-            else:
-                self.facts.append(fact)
-
-    @property
-    def damage(self) -> str:
-        """Where it cannot be read, for people, never what stands there; empty where all of it can."""
-        if not self.damaged_lines:
-            return ""
-        numbers = ", ".join(str(number) for number in self.damaged_lines)
-        return (
-            f"the record {self.path} cannot be read in line {numbers}:"
-            " see to its job and deployment, then move it away"
-        )
+        self.damage = ""
+        """Where it cannot be read, for people: such a record is neither gone on with nor cleaned up."""
+        self._lock = FileLock(path.with_suffix(".lock"))
+        self._journal: Journal | None = None
+        try:
+            self._journal = Journal(path)
+        except OSError as error:
+            self.damage = f"the record {path} cannot be read ({error.strerror})" + _WHAT_TO_DO
+            return
+        self.facts, damaged = self._journal.read(_read)
+        if damaged:
+            self.damage = damage_of(path, damaged) + _WHAT_TO_DO
 
     def hold(self) -> bool:
         """Keep this run for this process until it ends; False where another live process has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._held = self.path.with_suffix(".lock").open("w")
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._held.close()
-            return False
-        return True
+        return self._lock.take()
 
     def release(self) -> None:
         """Let go; the death of the process does the same."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        self._lock.release()
 
     def add(self, kind: str, at: datetime, **fields: Any) -> None:
-        """Append one line and return when the disk has it."""
+        """Append one line and return when the disk has it. Raises `NotWritten`."""
         fact = {"kind": kind, "at": at.isoformat(), **fields}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(fact).encode() + b"\n"
-        with self.path.open("ab") as file:
-            file.truncate(self._length)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        self._length += len(line)
+        self._writable().append(json.dumps(fact))
         self.facts.append(fact)
+
+    def add_if_possible(self, kind: str, at: datetime, **fields: Any) -> None:
+        """Add what is true whether the disk takes it or not; `unwritten` says whether it did."""
+        fact = {"kind": kind, "at": at.isoformat(), **fields}
+        self._writable().append_if_possible(json.dumps(fact))
+        self.facts.append(fact)
+
+    @property
+    def unwritten(self) -> list[str]:
+        """For the notes of a result: that the disk lacks what this process knows, and why; else nothing."""
+        said = self._journal.unwritten if self._journal else ""
+        return [said] if said else []
+
+    def _writable(self) -> Journal:
+        if self._journal is None:
+            raise NotWritten(errno.EIO, self.damage, str(self.path))
+        return self._journal
 
     def last(self, kind: str) -> dict[str, Any] | None:
         """The newest line of a kind."""
@@ -160,7 +153,7 @@ class ReleaseRecords:
     def latest(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord | None:
         """The newest record of these parameters, ended or not."""
         pattern = f"{_file_of(run_key)}.jsonl" if run_key else f"{parameters_digest[:16]}-*.jsonl"
-        files = sorted(self.folder.glob(pattern), key=lambda file: file.stat().st_mtime)
+        files = sorted(self.folder.glob(pattern), key=_changed_at)
         return ReleaseRecord(files[-1]) if files else None
 
     def of_flow_run(self, flow_run_id: str) -> ReleaseRecord | None:
@@ -189,6 +182,13 @@ def _read(line: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return fact if is_dated and is_whole else None
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # moved away in the meantime
+        return 0.0
 
 
 def _file_of(run_key: str) -> str:

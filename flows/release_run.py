@@ -32,7 +32,7 @@ from flows.release_record import (
 )
 from flows.release_result import Accuracy, Contender, ReleaseResult
 from flows.report import write_report
-from flows.rollout.records import RecordFolder
+from flows.rollout.records import records_in_use
 from tasks.api import service_name
 from tasks.deployments import create_deployment, wait_for_deployment
 from tuneship.contract.jobs import Job
@@ -187,7 +187,7 @@ class ReleaseRun:
         if begun is None:
             return None
         plan = CanaryPlan.model_validate(begun["plan"])
-        files = RecordFolder(PipelineSettings().records, service_name()).of(plan)
+        files = records_in_use().of(plan)
         if not files:
             return None
         told = None if files[-1].is_open else result_of(files[-1].record, [])
@@ -254,7 +254,9 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
         result.notes += kept
         candidate = result.candidate_deployment_id
         result.candidate_deleted = candidate is not None and is_gone(candidate)
-    run.record.add("ended", datetime.now(UTC), outcome=result.outcome, reason=result.reason)
+    ended = {"outcome": result.outcome, "reason": result.reason}
+    run.record.add_if_possible("ended", datetime.now(UTC), **ended)
+    result.notes += run.record.unwritten
     folder = PipelineSettings().reports.expanduser() / run.record.path.stem
     try:
         result.report = str(write_report(result, run.release, folder))
@@ -267,15 +269,13 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
 
 def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     """What a stopped run had done, from the records alone; None when it had not begun."""
-    settings = PipelineSettings()
-    record = ReleaseRecords(settings.records).latest(release.digest(), release.run_key)
+    record = ReleaseRecords(PipelineSettings().records).latest(release.digest(), release.run_key)
     if record is None:
         return None
     rollout = RolloutResult(outcome="aborted", reason="cancelled")
     begun = record.last("rollout")
     if begun is not None:
-        folder = RecordFolder(settings.records, service_name())
-        for file in folder.of(CanaryPlan.model_validate(begun["plan"])):
+        for file in records_in_use().of(CanaryPlan.model_validate(begun["plan"])):
             if not file.is_open:
                 rollout = result_of(file.record, [])
     candidate = record.made("candidate")

@@ -14,8 +14,9 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from flows.links import show_link
 from flows.markdown import plain
 from flows.parameters import ReleaseParameters
-from flows.plots import plot_losses, plot_rollout
+from flows.plots import Limit, limits_of, plot_losses, plot_rollout
 from flows.release_result import Contender, ReleaseResult
+from flows.step_load import StepLoad, explained, loads_by_step, rows
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
@@ -23,6 +24,7 @@ from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.series import Series, Unusable, read_series
 
 DECISIONS_SHOWN = 25
+LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
 OUTCOMES = {
     "promoted": "The new model serves all traffic.",
     "rolled_back": "The traffic went back to the model that served before.",
@@ -37,16 +39,18 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     """Write `report.md` and its pictures, show them in Prefect, and return the report's path."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
+    loads: list[StepLoad] = []
     losses = _losses_of(result.job_id)
     if losses is not None and losses.steps:
-        plot_losses(losses, result.champion_validation_loss, folder / "loss.png")
+        plot_losses(losses, _limits(result, release), folder / "loss.png")
         pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
         series = _series(result, release)
+        loads = loads_by_step(result.history, series, result.candidate_deployment_id)
         if plot_rollout(result.history, series, result.candidate_deployment_id, file):
             pictures.append(file.name)
-    text = report(result, release, pictures)
+    text = report(result, release, pictures, loads)
     file = folder / "report.md"
     file.write_text(text)
     _show(result, release, text, file)
@@ -63,8 +67,13 @@ def with_pictures(text: str, folder: Path) -> str:
     return re.sub(r"!\[([^\]]*)\]\((\w+\.png)\)", inside, text)
 
 
-def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence[str]) -> str:
-    """The report as Markdown; `pictures` are files beside it."""
+def report(
+    result: ReleaseResult,
+    release: ReleaseParameters,
+    pictures: Sequence[str],
+    loads: Sequence[StepLoad] = (),
+) -> str:
+    """The report as Markdown; `pictures` are files beside it, `loads` explain the one of the roll-out."""
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
@@ -99,7 +108,7 @@ def report(result: ReleaseResult, release: ReleaseParameters, pictures: Sequence
     if result.history:
         lines += ["## Traffic", "", *_table(["time", "split", "why"], _history(result)), ""]
     if "rollout.png" in pictures:
-        lines += ["![Traffic, errors and latency](rollout.png)", ""]
+        lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
     if result.decisions:
         lines += ["## Gates at the last look", "", *_gates(result.decisions[-1])]
         lines += ["## Decisions", "", *_decisions(result.decisions)]
@@ -130,6 +139,31 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "run key": result.run_key,
     }
     return [{"what": what, "value": value} for what, value in rows.items() if value]
+
+
+def _limits(result: ReleaseResult, release: ReleaseParameters) -> list[Limit]:
+    """What the gates that look at the validation loss decided by; what is known of it where they did not decide."""
+    limits = [
+        Limit(gate["name"], gate["limit"])
+        for gate in result.training_gates
+        if gate["name"] in LOSS_GATES and gate["limit"] is not None
+    ]
+    return limits or limits_of(release.training_gates, result.champion_validation_loss)
+
+
+def _loads(loads: Sequence[StepLoad]) -> list[str]:
+    cells = rows(loads)
+    if not cells:
+        return []
+    titles = [
+        "candidate's share",
+        "candidate: requests/s",
+        "candidate: p95",
+        "baseline: requests/s",
+        "baseline: p95",
+    ]
+    text = explained(loads)
+    return [*([text, ""] if text else []), *_table(titles, cells)]
 
 
 def _contenders(contenders: Sequence[Contender]) -> list[str]:
@@ -217,11 +251,10 @@ def _gates(decision: dict[str, Any]) -> list[str]:
             gate["state"],
             _share(gate["candidate_bad"], gate["candidate_requests"]),
             _share(gate["baseline_bad"], gate["baseline_requests"]),
-            f"{_number(gate['log_e_harm'])} ({_number(gate['log_e_harm_limit'])})",
-            f"{_number(gate['log_e_ok'])} ({_number(gate['log_e_ok_limit'])})",
+            f"{_number(gate.get('log_e_harm'))} ({_number(gate.get('log_e_harm_limit'))})",
+            f"{_number(gate.get('log_e_ok'))} ({_number(gate.get('log_e_ok_limit'))})",
         ]
         for name, gate in decision["gates"].items()
-        if gate["state"] != "disabled"
     ]
     return _table(titles, rows)
 

@@ -211,11 +211,23 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
                 if not isinstance(stop, STOPS):
                     raise
                 with uninterrupted():
-                    told = script.when_stopped(chosen) if script.when_stopped else None
-                    result = told.model_dump(mode="json") if told else None
-                return _stopped(stop, result)
+                    return _stopped(stop, _told_when_stopped(script, chosen, screen))
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
+
+
+def _told_when_stopped(
+    script: "Script[Parameters]", chosen: Parameters, screen: Screen
+) -> dict[str, Any] | None:
+    """What the run had done, where that can be known; the signal decides the exit code either way."""
+    if script.when_stopped is None:
+        return None
+    try:
+        told = script.when_stopped(chosen)
+    except Exception as error:  # noqa: BLE001 - records that cannot be read are no other ending
+        screen.say(f"what the run had done is not known ({type(error).__name__})", "bold red")
+        return None
+    return told.model_dump(mode="json") if told else None
 
 
 def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:

@@ -14,6 +14,7 @@ from pathlib import Path
 from prefect import flow, get_run_logger
 
 from flows.approval import can_be_answered
+from flows.journal import NotWritten
 from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.refusals import BadInput
 from flows.rollout.asking import ask_for_approval, hear, withdraw_question
@@ -21,14 +22,13 @@ from flows.rollout.endings import end, finish_interrupted, lost, roll_back
 from flows.rollout.looks import every, look_once
 from flows.rollout.opening import open_rollout, settle
 from flows.rollout.page import show, tell
-from flows.rollout.records import RecordFolder
+from flows.rollout.records import records_in_use
 from flows.rollout.split import NotConfirmed, Split, SplitLost
 from flows.rollout.traffic import TrafficDriver, read_prompts
 from flows.rollout.way_back import return_traffic, way_back
-from tasks.api import api, service_name
+from tasks.api import api
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.record import Ended, Verdict
-from tuneship.settings import PipelineSettings
 
 
 @flow(
@@ -44,7 +44,7 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
     Raises `RollbackIncomplete` where the traffic could not be returned, which makes the run Failed.
     """
     log, prompts = get_run_logger(), ready(plan)
-    folder = RecordFolder(PipelineSettings().records, service_name())
+    folder = records_in_use()
     with folder.lock(plan) as is_free:
         if not is_free:
             return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
@@ -53,9 +53,9 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
             return split
         with way_back(split):
             ended = drive(split, prompts)
-            split.file.append(ended)
+            split.file.append_if_possible(ended)
         withdraw_question(split.file, ended.outcome)
-    result = result_of(split.file.record, split.notes)
+    result = result_of(split.file.record, list(dict.fromkeys(split.notes + split.file.unwritten)))
     show(split.file.record, log, result)
     log.info("%s (%s)", result.outcome, result.reason)
     if result.outcome == "rollback_incomplete":
@@ -86,6 +86,14 @@ def drive(split: Split, prompts: list[str]) -> Ended:
         except NotConfirmed as error:
             split.log.warning("%s", error)
             return roll_back(split, "shift_unconfirmed")
+        except NotWritten as error:
+            split.log.critical(
+                "%s: %s; nothing moves without a record", error.filename, error.strerror
+            )
+            split.notes.append(
+                f"the record {error.filename} could not be written ({error.strerror})"
+            )
+            return roll_back(split, "record_not_writable", outcome="aborted")
     except SplitLost as error:
         return lost(split, error.reason)
 

@@ -5,23 +5,23 @@ Numbers only. Next: `flows/plots.py` draws, `tasks/jobs.py` polls.
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
-from flows.plots import plot_losses
+from flows.plots import Limit, plot_losses
 from tuneship.contract.jobs import JobMetrics
 
 
 class TrainingPage:
     """What is known of the jobs that train."""
 
-    def __init__(self, champion_best: float | None) -> None:
-        """Nothing has been seen."""
-        self._champion_best = champion_best
+    def __init__(self, limits: Sequence[Limit]) -> None:
+        """Nothing has been seen. `limits` are drawn into each picture."""
+        self._limits = limits
         self._known: dict[str, JobMetrics] = {}
         self._evaluations: dict[str, int] = {}
 
@@ -55,7 +55,7 @@ class TrainingPage:
     def _picture(self, metrics: JobMetrics) -> str:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "loss.png"
-            plot_losses(metrics, self._champion_best, file)
+            plot_losses(metrics, self._limits, file)
             return b64encode(file.read_bytes()).decode()
 
 

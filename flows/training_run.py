@@ -12,6 +12,7 @@ from prefect import get_run_logger
 
 from flows.champion import Champion, validation_content
 from flows.parameters import ReleaseParameters
+from flows.plots import limits_of
 from flows.release_result import Contender
 from flows.release_run import ReleaseRun, described
 from flows.training_data import Prepared
@@ -55,7 +56,7 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     patience = Patience(
         3600.0 * hours + SLACK_SECONDS,
         EarlyStop({job.id: _warmup(job) for job in made}),
-        TrainingPage(run.champion_best).show,
+        TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
     )
     ids = [job.id for job in made]
     ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)

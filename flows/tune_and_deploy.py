@@ -59,6 +59,8 @@ def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
         return refused
     run.measured(measure_accuracy(baseline_id, candidate_id, release))
     plan = release.plan(champion.endpoint_id if champion else None, baseline_id, candidate_id)
+    if champion is None or champion.measured is None:  # a base model: tuning is meant to change it
+        plan = plan.model_copy(update={"output_length": None})
     return run.rolled_out(shift_traffic(run.rollout_begins(plan)))
 
 

@@ -5,7 +5,6 @@ do not: after SIGKILL the slot of a dead run was still taken three minutes later
 double work; that traffic has one driver is kept by the service and by the roll-out's record.
 """
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Generator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 
 from prefect import get_run_logger
 
+from flows.journal import FileLock
 from flows.parameters import Endpoint
 from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint
@@ -32,19 +32,19 @@ def turn(endpoint: Endpoint) -> Generator[None]:
         yield
         return
     folder = PipelineSettings().records.expanduser() / "turns"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as file:
-        is_told = False
-        while not _taken(file.fileno()):
-            if not is_told:
-                get_run_logger().info("waiting: another release of this endpoint is under way")
-                is_told = True
-            time.sleep(POLL_SECONDS)
-        _held.add(name)
-        try:
-            yield
-        finally:
-            _held.discard(name)
+    lock = FileLock(folder / f"{name}.lock")
+    is_told = False
+    while not lock.take():
+        if not is_told:
+            get_run_logger().info("waiting: another release of this endpoint is under way")
+            is_told = True
+        time.sleep(POLL_SECONDS)
+    _held.add(name)
+    try:
+        yield
+    finally:
+        _held.discard(name)
+        lock.release()
 
 
 def _name_of(endpoint_id: str) -> str:
@@ -55,11 +55,3 @@ def _name_of(endpoint_id: str) -> str:
         if error.status not in NO_SUCH_ROUTE:
             raise
         return endpoint_id
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -34,12 +34,15 @@ answers fit in. Kept by the client: Prefect's `timeout_seconds` stops a synchron
 alarm that cuts whatever runs, and its error does not say that the service may have obeyed."""
 UPLOAD_DEADLINE_S = 6 * 3600.0
 """Of a file on its way: 20 GB at 1 MB/s."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
 class _Connection:
     client: Client
     service: str
+    address: str
 
 
 _connected: list[_Connection] = []
@@ -48,7 +51,8 @@ _connected: list[_Connection] = []
 def connect(settings: ClientSettings, client: Client | None = None) -> None:
     """Use this service from now on in this process; `client`: one that the caller has built for it."""
     disconnect()
-    _connected.append(_Connection(client or Client(settings), _name_of(settings.url)))
+    address = one_address(settings.url)
+    _connected.append(_Connection(client or Client(settings), _name_of(address), address))
 
 
 def disconnect() -> None:
@@ -74,24 +78,53 @@ def service_name() -> str:
     return _connection().service
 
 
+def service_address() -> str:
+    """The address of this service, in its one spelling. Raises like `api`."""
+    return _connection().address
+
+
+def is_this_service(recorded: object) -> bool:
+    """Whether a record's name of a service means this one; earlier releases wrote the address as it was typed."""
+    named = str(recorded)
+    return service_name() == (one_address(named) if is_address(named) else named)
+
+
+def is_address(service: str) -> bool:
+    """Whether a service's name is its address, or else its data directory."""
+    return service.lower().startswith(("http://", "https://"))
+
+
+def one_address(url: str) -> str:
+    """One spelling for every way to write an address: `localhost`, `/v1`, a default port, a slash, upper case."""
+    try:
+        parts = urlsplit(base_url(url))
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:  # no address at all, as the first call will say
+        return url
+    if not host:
+        return url
+    host = LOOPBACK[0] if host in LOOPBACK else host
+    at = f"[{host}]" if ":" in host else host
+    if port not in (None, DEFAULT_PORTS.get(parts.scheme)):
+        at = f"{at}:{port}"
+    return f"{parts.scheme}://{at}{parts.path.rstrip('/')}"
+
+
 def _connection() -> _Connection:
     if not _connected:
         connect(settings_from_surroundings())
     return _connected[0]
 
 
-def _name_of(url: str) -> str:
+def _name_of(address: str) -> str:
     data_dir = PipelineSettings().data_dir.expanduser().resolve()
+    if urlsplit(address).hostname not in LOOPBACK:
+        return address  # known by itself, also to hosts without this data directory
     try:
         place = json.loads((data_dir / "service.json").read_text())
     except (OSError, ValueError):  # none has run there
-        return url
-    return str(data_dir) if _is_local(url) and place.get("url") == base_url(url) else url
-
-
-def _is_local(url: str) -> bool:
-    """Elsewhere the same address is known by itself, also to hosts without this data directory."""
-    return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+        return address
+    return str(data_dir) if one_address(str(place.get("url"))) == address else address
 
 
 def settings_from_surroundings() -> ClientSettings:

@@ -174,14 +174,22 @@ def _progress(jobs: Sequence[Job]) -> float:
 
 
 def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
-    """One artifact on the run's page, updated in place."""
+    """One artifact on the run's page, updated in place; one that cannot be written never stops a training."""
     what = f"training: {', '.join(job_ids)}"
-    # Prefect's signature also covers its asynchronous form; in a synchronous task the id comes back at once.
-    artifact = cast("UUID", create_progress_artifact(progress=0.0, description=what))
+    made: list[UUID] = []
 
     def show(percent: float) -> None:
-        update_progress_artifact(artifact, progress=percent)
+        try:
+            if made:
+                update_progress_artifact(made[0], progress=percent)
+            else:
+                # Prefect's signature also covers its asynchronous form; in a synchronous task the id comes at once.
+                artifact = create_progress_artifact(progress=percent, description=what)
+                made.append(cast("UUID", artifact))
+        except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the training matters more
+            _LOG.warning("the progress was not written (%s)", type(error).__name__)
 
+    show(0.0)
     return show
 
 

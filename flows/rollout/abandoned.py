@@ -8,13 +8,14 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, roll_back
 from flows.rollout.opening import settle
-from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.records import Damaged, RecordFile, RecordFolder, read_record
 from flows.rollout.split import FAILURES, PLAIN, Log, Split, SplitLost, describe
 from flows.rollout.way_back import STOP_TRIES, end_stopped
 from tasks.endpoints import get_canary_endpoint
@@ -48,15 +49,27 @@ def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
     """Give every abandoned roll-out its end. Returns them, and what a person must know about those that have none."""
     found: list[Found] = []
     notes: list[str] = []
-    for path in watch.folder.paths():
+    try:
+        paths = watch.folder.paths()
+    except OSError as error:
+        return [], [f"the records {watch.folder.path} cannot be read ({error.strerror})"]
+    for path in paths:
         try:
-            with _left(path.stem, watch) as left:
+            file = read_record(path)
+            if isinstance(file, Damaged):
+                notes.append(file.why)
+                continue
+            with _left(file, watch) as left:
                 if left is not None:
                     found.append(_finish(left, watch))
-        except (ValueError, ValidationError) as error:
-            notes.append(f"the record {path.name} cannot be read ({type(error).__name__})")
+                    notes += left.file.unwritten
         except FAILURES as error:
             notes.append(f"{path.stem} is left as it is ({describe(error)})")
+        except (
+            Exception
+        ) as error:  # one record, whatever is wrong with it, must not stop the others
+            watch.log.exception("%s is left as it is", path.stem)
+            notes.append(f"{path.stem} is left as it is ({type(error).__name__})")
     return found, notes
 
 
@@ -69,15 +82,14 @@ class Left:
 
 
 @contextmanager
-def _left(rollout_id: str, watch: Watch) -> Generator[Left | None]:
+def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
     """The roll-out while nobody else can drive it; None when it is alive, paused in time, or over."""
-    file = watch.folder.file(rollout_id)
     if not file.record.facts or not file.may_have_moved:
         yield None
         return
     plan = CanaryPlan.model_validate(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
-        again = watch.folder.file(rollout_id)  # its driver may have ended it while it was read
+        again = RecordFile(file.path)  # its driver may have ended it while it was read
         is_left = is_free and again.may_have_moved and _is_silent(again, plan, watch)
         yield Left(plan, again) if is_left else None
 
@@ -98,7 +110,7 @@ def _finish(left: Left, watch: Watch) -> Found:
         ended = _superseded(left, watch.folder) or _end(left, watch.log)
     except SplitLost as error:
         ended = lost(Split(left.plan, left.file, None, watch.log), error.reason)
-    left.file.append(ended)
+    left.file.append_if_possible(ended)
     withdraw_question(left.file, ended.outcome)
     watch.log.warning("%s on %s: %s", begun.rollout_id, begun.endpoint_id, ended.outcome)
     return Found(
@@ -112,16 +124,17 @@ def _finish(left: Left, watch: Watch) -> Found:
 def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
     """The endpoint has had another roll-out since: its split is that one's, also where it cannot be read back."""
     since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
-    later = [path for path in folder.paths() if path.stat().st_mtime > since]
-    if any(_has_moved(path.stem, endpoint_id, folder) for path in later):
+    if any(_has_moved(path, endpoint_id, since) for path in folder.paths()):
         return Ended("aborted", "foreign_change")
     return None
 
 
-def _has_moved(rollout_id: str, endpoint_id: str, folder: RecordFolder) -> bool:
-    with suppress(ValueError):  # a damaged record says nothing
-        record = folder.file(rollout_id).record
-        return record.weight > 0 and record.begun.endpoint_id == endpoint_id
+def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
+    """Whether that roll-out gave its candidate traffic of the endpoint later than that."""
+    with suppress(OSError, ValueError):  # a record that cannot be read says nothing
+        if path.stat().st_mtime > since:
+            record = RecordFile(path).record
+            return record.weight > 0 and record.begun.endpoint_id == endpoint_id
     return False
 
 

@@ -77,7 +77,7 @@ def lost(split: Split, reason: str) -> Ended:
     """Somebody else set the split, or the service returned it by itself. Nothing is touched."""
     record = split.file.record
     if reason == "lease_expired":
-        split.file.append(SplitIntended(0, "lease_expired"))
+        split.file.append_if_possible(SplitIntended(0, "lease_expired"))
         split.confirm(0)
         return Ended("rolled_back", reason)
     if not record.step_marks():

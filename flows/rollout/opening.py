@@ -117,7 +117,7 @@ def settle(split: Split) -> None:
 def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
     damaged, file = folder.damaged(), folder.new(plan)
     for one in damaged:
-        log.warning("the record %s is damaged and is set aside", one.path)
+        log.warning("%s; it is set aside", one.why)
     refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
     if refusal is not None:
         return refusal
@@ -151,9 +151,7 @@ def _refusal_of_damaged(
     """Nobody knows what a roll-out with a damaged record did to this endpoint."""
     for one in damaged:
         if one.blocks(plan, endpoint_id):
-            note = (
-                f"the record {one.path} is damaged: see to the endpoint's split, then move it away"
-            )
+            note = f"{one.why}: see to the endpoint's split, then move it away"
             return rejected("record_damaged", note, one.begun.endpoint_id if one.begun else None)
     return None
 

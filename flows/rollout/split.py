@@ -1,7 +1,8 @@
 """The split of one roll-out: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
 
-The intention is recorded before a PATCH, the split after it was read back. `If-Match` lets one writer win; who finds a
-split that is not this roll-out's stops without touching it. Knows no gate. Next: `shift_traffic.py`, `way_back.py`.
+The intention is recorded before a PATCH, the split after it was read back; only the way back goes on without a record.
+`If-Match` lets one writer win; who finds a split that is not this roll-out's stops without touching it. Knows no gate.
+Next: `shift_traffic.py`, `way_back.py`.
 """
 
 import time
@@ -124,11 +125,14 @@ class Split:
     def give_back(self, why: str, tries: int = RETURN_TRIES) -> None:
         """All traffic to the baseline, without a lease; where it is so already, only say it.
 
-        Raises `SplitLost` where somebody else set the split, `NotConfirmed` when the tries are used up.
+        A record that cannot be written never keeps the request from being sent. Raises `SplitLost` where somebody else
+        set the split, `NotConfirmed` when the tries are used up.
         """
-        self.file.append(SplitIntended(0, why))
+        self.file.append_if_possible(SplitIntended(0, why))
         self._change(0, None, tries)
         self.confirm(0)
+        for problem in self.file.unwritten:
+            self.log.critical("the traffic is returned all the same: %s", problem)
 
     def keep(self) -> None:
         """Renew the lease and see who changed the split. An answer that does not come is the next look's matter."""
@@ -178,9 +182,9 @@ class Split:
         return seen
 
     def confirm(self, weight: int) -> None:
-        """Record that the split was read back."""
+        """Record that the split was read back: true, whether the disk takes it or not."""
         at = service_time(self.file.record) or self.began_at
-        self.file.append(SplitConfirmed(weight, at, self.version))
+        self.file.append_if_possible(SplitConfirmed(weight, at, self.version))
         self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
 
     def _check_ours(self, seen: CanaryEndpoint) -> None:

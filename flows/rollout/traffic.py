@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 from flows.refusals import BadInput
 from tuneship.client import ApiError, AsyncClient, BadResponse, ServiceUnreachable
 from tuneship.contract.generation import Generate, Generation
+from tuneship.gates.kinds import BAD_ANSWERS
 from tuneship.gates.plan import Traffic
 from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
@@ -24,33 +25,6 @@ from tuneship.settings import ClientSettings
 GENERATE_TIMEOUT_S = 60.0
 LONGEST_SLOWDOWN_S = 10.0
 STOP_WITHIN_S = 1.0
-REPEATED_TOO_OFTEN = 5
-"""A 4-gram that occurs more often than this is a loop."""
-
-
-def is_repetitive(text: str) -> bool:
-    """The same four words again and again."""
-    words = text.split()
-    grams = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return bool(grams) and max(grams.values()) > REPEATED_TOO_OFTEN
-
-
-def is_json(text: str) -> bool:
-    """Whether the text is one JSON value."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-BAD: Mapping[str, Callable[[Generation], bool]] = {
-    "empty": lambda answer: not answer.completion.strip(),
-    "length": lambda answer: answer.finish_reason == "length",
-    "repetition": lambda answer: is_repetitive(answer.completion),
-    "invalid_json": lambda answer: not is_json(answer.completion),
-}
-"""What is wrong with an answer in the sense of a quality gate."""
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -88,7 +62,7 @@ class Counts:
 
     def answered(self, answer: Generation) -> None:
         """Count an answer and what is wrong with it."""
-        bad = [gate for gate, is_bad in BAD.items() if is_bad(answer)]
+        bad = [gate for gate, is_bad in BAD_ANSWERS.items() if is_bad(answer)]
         with self._lock:
             self._seen.update((answer.deployment_id, kind) for kind in ("requests", *bad))
 
@@ -106,8 +80,8 @@ class Counts:
             baseline_requests=seen[baseline, "requests"],
             candidate_failed=seen[candidate, "failed"],
             baseline_failed=seen[baseline, "failed"],
-            candidate_bad={gate: seen[candidate, gate] for gate in BAD},
-            baseline_bad={gate: seen[baseline, gate] for gate in BAD},
+            candidate_bad={gate: seen[candidate, gate] for gate in BAD_ANSWERS},
+            baseline_bad={gate: seen[baseline, gate] for gate in BAD_ANSWERS},
         )
 
 

@@ -17,14 +17,12 @@ from pydantic import ValidationError
 from flows.interruption import uninterrupted
 from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import is_baked, lost, promote, roll_back
-from flows.rollout.records import RecordFile, RecordFolder
+from flows.rollout.records import RecordFile, RecordFolder, records_in_use
 from flows.rollout.split import FAILURES, PLAIN, Log, NotConfirmed, Split, SplitLost, describe
-from tasks.api import service_name
 from tasks.endpoints import get_canary_endpoint
 from tuneship.client import ServiceUnreachable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
-from tuneship.settings import PipelineSettings
 
 STOP_TRIES = 6
 """A process that was told to end has little time; the hooks, the next run and the lease come after it."""
@@ -72,7 +70,7 @@ def abort(split: Split, reason: str) -> Ended | None:
         return None
     split.calls = PLAIN
     ended = end_stopped(split, reason)
-    split.file.append(ended)
+    split.file.append_if_possible(ended)
     withdraw_question(split.file, ended.outcome)
     return ended
 
@@ -99,16 +97,26 @@ def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     reason = "error" if state.is_failed() else "cancelled"
     try:
         plan = CanaryPlan.model_validate(flow_run.parameters["plan"])
-        folder = RecordFolder(PipelineSettings().records, service_name())
+        folder = records_in_use()
     except (ValidationError, ServiceUnreachable) as error:
         log.warning("the run never began (%s)", type(error).__name__)
         return
+    try:
+        _return_all(plan, folder, log, reason)
+    except OSError as error:
+        place = plan.endpoint_id or plan.endpoint_name
+        log.critical("%s: the records cannot be read (%s)", folder.path, error.strerror)
+        log.critical("see to the split of the endpoint %s", place)
+
+
+def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -> None:
+    """Return the traffic of every open roll-out of this plan, unless it is alive in another process."""
     with folder.lock(plan) as is_free:
         if not is_free:
-            return  # the roll-out is alive in another process
+            return
         for one in folder.damaged():
             if one.blocks(plan):
-                log.critical("the record %s is damaged: see to its endpoint's split", one.path)
+                log.critical("%s: see to its endpoint's split", one.why)
         for file in folder.of(plan):
             if file.may_have_moved and not file.is_paused:
                 _return(plan, file, log, reason)

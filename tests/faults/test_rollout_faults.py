@@ -190,7 +190,7 @@ def test_24_a_gap_in_the_middle_only_holds(stage: Stage) -> None:
 
     assert result.outcome == "promoted"
     assert stage.seen == [0, 25, 50, 100]
-    assert [one["verdict"] for one in result.decisions if one["missing"]] == ["hold"] * 2
+    assert [one["verdict"] for one in result.decisions if one.get("missing")] == ["hold"] * 2
 
 
 SKEWS = [timedelta(days=-1), timedelta(minutes=-10), timedelta(minutes=10), timedelta(days=1)]

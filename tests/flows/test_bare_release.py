@@ -1,5 +1,6 @@
 """A whole release on a server of the bare description: no list of endpoints, no leases, no versions, no counts."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.fakes.whole_service import WholeService
 from tests.flows.conftest import in_use
 from tests.flows.test_retrain import ended, release, write
 from tuneship.contract.deployments import DeploymentCreate
+from tuneship.settings import PipelineSettings
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -35,6 +37,13 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
 
     assert ended(result) == "promoted (none)"
     assert bare.weights[str(result.candidate_deployment_id)] == 100
+    facts = [
+        json.loads(line)
+        for file in PipelineSettings().records.rglob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    plan = next(fact["plan"] for fact in facts if "plan_digest" in fact)
+    assert plan["output_length"] is None  # a tuned model is meant to answer unlike its base
 
 
 def test_a_release_that_does_not_is_told_to_before_anything_is_made(

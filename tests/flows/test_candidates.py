@@ -4,14 +4,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from flows.parameters import ReleaseParameters
+from flows.plots import Limit
 from flows.report import report
 from flows.training_page import TrainingPage
 from flows.training_run import best_of
 from flows.tune_and_deploy import tune_and_deploy
+from tasks import jobs
 from tests.fakes.whole_service import WholeService
 from tests.flows.test_retrain import release, write
 from tuneship.contract.jobs import Job, JobMetrics
@@ -160,9 +163,27 @@ def test_which_job_is_the_best(
 
 
 def test_the_page_shows_every_job_with_its_picture() -> None:
-    page = TrainingPage(champion_best=0.9)
+    page = TrainingPage([Limit("T4 champion", 0.9)])
     page._known = {"ft_1": measured(2.0, 2.0, 1.5), "ft_2": measured(None)}
     text = page.page()
     assert "| ft_1 | 3 | - | - | 1.5 | 1.5 |" in text
     assert "| ft_2 | 1 | - | - | - | - |" in text
     assert text.count("data:image/png") == 2
+
+
+def test_a_prefect_server_that_is_away_stops_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [OSError("away"), uuid4(), OSError("away"), uuid4()]
+    asked: list[float] = []
+
+    def prefect(*_: Any, progress: float, **__: Any) -> Any:
+        asked.append(progress)
+        if isinstance(answer := answers.pop(0), OSError):
+            raise answer
+        return answer
+
+    for name in ("create_progress_artifact", "update_progress_artifact"):
+        monkeypatch.setattr(f"tasks.jobs.{name}", prefect)
+    show = jobs._progress_artifact(["ft_1"])
+    for percent in (10.0, 20.0, 30.0):
+        show(percent)
+    assert asked == [0.0, 10.0, 20.0, 30.0], "each look tries again"

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.companions import embedded_service
 from flows.rollout.records import RecordFile
-from tasks.api import connect, disconnect, service_name
+from tasks.api import connect, disconnect, is_this_service, service_name
 from tests.flows.conftest import PATIENCE_S, SCRIPT, plan, wait_for
 from tests.service.processes import running_deployment
 from tuneship.client import Client
@@ -73,6 +73,34 @@ def test_every_other_service_has_its_address(data_dir: Path, url: str) -> None:
     assert told(url) == url
     runs_at(data_dir, "http://127.0.0.1:41001")
     assert told(url) == url
+
+
+@pytest.mark.parametrize(
+    ("spelled", "one"),
+    [
+        ("http://LocalHost:8700/v1/", "http://127.0.0.1:8700"),
+        ("http://[::1]:8700", "http://127.0.0.1:8700"),
+        ("HTTPS://Models.Example.ORG:443/", "https://models.example.org"),
+        ("http://models:80/v1", "http://models"),
+        ("https://models.:8443", "https://models:8443"),
+        ("https://example.org/Team/v1", "https://example.org/Team"),
+        ("http://[FD00::1]:80", "http://[fd00::1]"),
+    ],
+)
+def test_every_spelling_of_an_address_is_one_service(
+    data_dir: Path, spelled: str, one: str
+) -> None:
+    assert told(spelled) == told(one) == one
+    with connected(one):
+        assert is_this_service(spelled), "a record of an earlier release"
+        assert not is_this_service("http://elsewhere")
+
+
+def test_the_service_of_the_data_directory_is_known_by_every_name_of_this_host(
+    data_dir: Path,
+) -> None:
+    runs_at(data_dir, "http://127.0.0.1:41001")
+    assert told("http://localhost:41001/v1") == str(data_dir)
 
 
 def test_an_address_that_other_hosts_know_stays_the_name(data_dir: Path) -> None:

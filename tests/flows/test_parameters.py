@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import ValidationError
 
 from flows.parameters import DIRECTORY, ReleaseParameters, TrainingData
 from flows.refusals import BadInput
+from flows.retrain import retrain
 from flows.retrain_parameters import RetrainFile
 from flows.script import load_parameters
 from flows.training_data import resolve
+from flows.tune_and_deploy import tune_and_deploy
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import Hyperparameters, JobSecuritySettings
 
@@ -182,6 +187,79 @@ def test_the_form_explains_every_safeguard_of_the_service() -> None:
     assert all(about["description"] for about in fields.values())
     assert set(fields) > set(JobSecuritySettings.model_fields)
     assert {name: about["default"] for name, about in fields.items()} == dict.fromkeys(fields)
+
+
+def form() -> dict[str, Any]:
+    """What Prefect's UI makes the form of `tune-and-deploy` from."""
+    return parameter_schema(tune_and_deploy).model_dump()["definitions"]
+
+
+def test_the_form_begins_with_what_a_person_must_say() -> None:
+    models = form()
+    fields = models["ReleaseParameters"]["properties"]
+    first = sorted(fields, key=lambda name: fields[name]["position"])[:3]
+    assert first == ["model_name", "data", "endpoint"]
+    assert "default" not in fields["data"], "with a default of null it opens as `None`"
+    assert "default" not in models["Endpoint"]["properties"]["name"]
+    data = models["TrainingData"]["properties"]
+    assert min(data, key=lambda name: data[name]["position"]) == "files"
+    places = [about["position"] for about in fields.values()]
+    assert sorted(places) == list(range(len(fields))), "every field has a place of its own"
+
+
+def test_every_group_of_the_form_is_closed_and_named_for_what_it_decides() -> None:
+    fields = form()["ReleaseParameters"]["properties"]
+    groups = [name for name, about in fields.items() if "$ref" in str(about.get("anyOf"))]
+    assert set(groups) == {*ReleaseParameters.GROUPS, "data"}
+    for name in ReleaseParameters.GROUPS:
+        about = fields[name]
+        assert about["default"] is None
+        assert about["anyOf"][0]["type"] == "null"
+        assert name in about["title"]
+        assert about["description"]
+
+
+def test_a_group_that_stays_closed_keeps_its_defaults_and_the_digest() -> None:
+    """A release that was begun by a form of all defaults, or by a file, is gone on with by the new form."""
+    closed = release(**dict.fromkeys(ReleaseParameters.GROUPS))
+    opened = release(
+        **{name: getattr(release(), name).model_dump() for name in ReleaseParameters.GROUPS}
+    )
+    assert closed == release()
+    assert closed.digest() == release().digest() == opened.digest()
+    assert closed.job("ds_1", None, closed.settings[0]) == release().job(
+        "ds_1", None, release().settings[0]
+    )
+
+
+# Digests as they were before the form had groups: a release that was killed then is gone on with now.
+KNOWN_DIGESTS = {
+    "small": "1e44acba44978b9367a07f6e2d4006f734981cf315d17b851911136cb910232e",
+    "changed": "2b500ccde9146abc26d1fb03d2ebe5ed82607e489e6e43d6aba08d682d114989",
+}
+
+
+def test_digests_are_those_of_earlier_releases() -> None:
+    changed = release(
+        hyperparameters={"epochs": 2},
+        canary={"steps": [50, 100]},
+        deployment={"tags": {"a": "b"}},
+        security_settings={"audit_logging": True},
+    )
+    assert {"small": release().digest(), "changed": changed.digest()} == KNOWN_DIGESTS
+
+
+@pytest.mark.parametrize("name", ["release.yaml", "retrain.yaml"])
+def test_parameters_of_a_saved_deployment_are_still_valid_for_the_server(name: str) -> None:
+    """`enforce_parameter_schema`: the server checks them before each run, in the spelling of the files."""
+    content = yaml.safe_load((EXAMPLES / name).read_text())
+    told = content if name == "retrain.yaml" else {"release": content}
+    whole = parameter_schema(retrain if name == "retrain.yaml" else tune_and_deploy).model_dump()
+    assert is_valid(told, whole)
+    told["release"] |= dict.fromkeys(ReleaseParameters.GROUPS)
+    assert is_valid(told, whole)
+    told["release"]["canary"] = {"stepz": []}
+    assert not is_valid(told, whole)
 
 
 def test_deployment_tags_belong_to_the_candidate_alone() -> None:

@@ -1,12 +1,18 @@
 """What the disk holds of a roll-out, and who may write it."""
 
+import hashlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from flows.journal import FileLock
+from flows.release_record import ReleaseRecord
 from flows.rollout.records import RecordFile, RecordFolder
 from tests.flows.conftest import plan
-from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended
+from tuneship.gates.record import Begun, Ended, SplitConfirmed, SplitIntended, to_line
+
+ENDPOINT_SHOP = hashlib.sha256(b"shop").hexdigest()[:16]
 
 
 def begun(rollout_id: str = "rollout-1", **changes: object) -> Begun:
@@ -144,3 +150,90 @@ def test_a_damaged_record_that_says_that_it_ended_blocks_nobody(tmp_path: Path) 
     (damaged,) = folder.damaged()
 
     assert not damaged.blocks(plan())
+
+
+SPELLINGS = {
+    "localhost-8700": "http://127.0.0.1:8700",
+    "127.0.0.1-8700-v1": "http://localhost:8700/v1",
+    "1-8700": "http://127.0.0.1:8700",
+    "Models.Example.org-v1": "https://models.example.org",
+    "models.example.org-443": "https://models.example.org",
+    "example.org-Team-v1": "https://example.org/Team",
+}
+OTHERS = {
+    "localhost-8701": "http://127.0.0.1:8700",
+    "models.example.org-8443": "https://models.example.org",
+    "models-v1": "http://models",  # may be another machine
+    "example.org-team": "https://example.org/Team",
+    "releases": "http://127.0.0.1:8700",
+}
+
+
+@pytest.mark.parametrize(("folder", "address"), SPELLINGS.items())
+def test_records_that_were_kept_under_another_spelling_are_found(
+    tmp_path: Path, folder: str, address: str
+) -> None:
+    old = RecordFile(tmp_path / folder / "rollout-1.jsonl")
+    old.append(begun())
+    content = old.path.read_bytes()
+    records = RecordFolder(tmp_path, address)
+
+    assert [file.path for file in records.of(plan())] == [old.path]
+    assert records.file("rollout-1").record == old.record
+    new = records.new(plan())
+    assert (new.path.parent, new.path.name[-10:]) == (records.path, "0002.jsonl")
+    assert old.path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("folder", "address"), OTHERS.items())
+def test_records_of_another_service_are_not_taken_for_ones_own(
+    tmp_path: Path, folder: str, address: str
+) -> None:
+    RecordFile(tmp_path / folder / "rollout-1.jsonl").append(begun())
+    assert RecordFolder(tmp_path, address).paths() == []
+
+
+def test_a_run_of_an_earlier_release_holds_its_endpoint_under_its_own_spelling(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "localhost-8700").mkdir()
+    older = FileLock(tmp_path / "localhost-8700" / f"{ENDPOINT_SHOP}.lock")
+    assert older.take()
+
+    with RecordFolder(tmp_path, "http://127.0.0.1:8700").lock(plan()) as is_free:
+        assert not is_free
+    older.release()
+
+
+def test_a_service_with_a_data_directory_finds_what_was_kept_by_its_address(tmp_path: Path) -> None:
+    """`localhost` used to hide that it is the data directory's; its own spelling never made such a folder."""
+    for name in ("localhost-8700", "127.0.0.1-8700"):
+        RecordFile(tmp_path / name / f"rollout-{name}.jsonl").append(begun())
+    records = RecordFolder(tmp_path, "/var/lib/tuneship", "http://127.0.0.1:8700")
+    assert [path.stem for path in records.paths()] == ["rollout-localhost-8700"]
+
+
+# Two lines as an earlier release wrote them.
+OLD_RELEASE = (
+    b'{"kind": "begun", "at": "2026-01-05T08:00:00+00:00", "run_key": "k", "endpoint_id": null,'
+    b' "endpoint_name": "shop"}\n'
+    b'{"kind": "job", "at": "2026-01-05T08:00:01+00:00", "id": "ft_1", "content": ["x"]}\n'
+)
+
+
+def test_records_of_earlier_releases_are_read_and_stay_byte_for_byte(tmp_path: Path) -> None:
+    facts = (begun(), SplitIntended(5, "first step"), SplitConfirmed(5))
+    rollout, release = tmp_path / "rollout-1.jsonl", tmp_path / "release-1.jsonl"
+    written = "".join(to_line(fact) + "\n" for fact in facts).encode()
+    rollout.write_bytes(written)
+    release.write_bytes(OLD_RELEASE)
+
+    file, record = RecordFile(rollout), ReleaseRecord(release)
+    assert file.record.facts == facts
+    assert (record.damage, record.made("job")) == ("", "ft_1")
+    assert (rollout.read_bytes(), release.read_bytes()) == (written, OLD_RELEASE)
+
+    file.append(Ended("aborted", "error"))
+    record.add("ended", datetime(2026, 1, 6, tzinfo=UTC), outcome="aborted", reason="error")
+    assert rollout.read_bytes().startswith(written)
+    assert release.read_bytes().startswith(OLD_RELEASE)

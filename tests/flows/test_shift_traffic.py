@@ -71,7 +71,7 @@ def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> N
 
     assert result.outcome == "promoted"
     assert candidate_weights(fake) == [50, 100]
-    held = [one for one in result.decisions if one["missing"]]
+    held = [one for one in result.decisions if one.get("missing")]
     assert [one["verdict"] for one in held] == ["hold"] * 3
 
 

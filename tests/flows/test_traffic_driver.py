@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.refusals import BadInput
-from flows.rollout.traffic import TrafficDriver, is_repetitive, read_prompts
+from flows.rollout.traffic import TrafficDriver, read_prompts
 from tests.fakes.canary_service import BASELINE, CANDIDATE, ENDPOINT, Arm, FakeService, Refusal
 from tests.flows.conftest import wait_for
 from tests.waiting import until
@@ -140,8 +140,3 @@ def test_bad_prompts_are_named_by_line_and_never_shown(
 def test_a_missing_prompts_file_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")
-
-
-def test_a_loop_is_told_from_text() -> None:
-    assert is_repetitive("on and on and " * 10)
-    assert not is_repetitive("Certain infectious and parasitic diseases of the intestine")

@@ -77,7 +77,7 @@ def test_a_form_names_and_explains_every_field_and_marks_what_may_be_left_out(
     titles, text = browser.titles(), browser.text
     assert parameter in titles
     for field, about in schema["properties"].items():
-        title = field.replace("_", " ").title()
+        title = about.get("title") or field.replace("_", " ").title()
         assert (title if field in schema["required"] else f"{title} (Optional)") in titles
         meant = models.get(about.get("$ref", "").rpartition("/")[2], {})  # whose words it shares
         said = about.get("description") or meant.get("description")
@@ -88,6 +88,22 @@ def test_a_form_names_and_explains_every_field_and_marks_what_may_be_left_out(
         words = about.get("description") or models[model].get("description")
         assert words, f"{field} is not explained"
         assert words.replace("`", "") in text
+
+
+def test_the_form_of_a_release_begins_with_what_must_be_said_and_hides_what_has_a_default(
+    world: World, browser: Browser
+) -> None:
+    browser.open_form(form_of(world, "tune-and-deploy"))
+    titles = browser.titles()
+    first = ["Model Name", "Data (Optional)", "Files (Optional)", "Endpoint", "Name (Optional)"]
+    places = [titles.index(title) for title in first]
+    assert places == sorted(places)
+    assert places[-1] < titles.index("How to train: hyperparameters (Optional)")
+    for hidden in ("Learning Rate (Optional)", "Min Gain (Optional)", "Audit Logging (Optional)"):
+        assert hidden not in titles
+    browser.give_a_value("How to train: hyperparameters (Optional)", "change")
+    assert "Learning Rate (Optional)" in browser.titles()
+    browser.picture("form of a release with an open group")
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +243,7 @@ def test_a_person_reads_the_evidence_says_promote_and_the_flow_goes_on(
 def test_a_set_of_the_form_holds_only_what_a_person_typed(release_run: Release) -> None:
     chosen = release_run.run["parameters"]["release"]
     assert chosen["hyperparameter_sets"] == [{"lora_rank": 4}]
-    assert chosen["hyperparameters"]["target_modules"] == ["all-linear"]
+    assert chosen["hyperparameters"] is None, "a group that nobody opened"
 
 
 def test_progress_losses_and_curve_move_while_it_trains(release_run: Release) -> None:
