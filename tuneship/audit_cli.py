@@ -1,7 +1,8 @@
 """`tuneship audit`: check the audit chain of a service, and write it out. Works while the service runs or not.
 
-`verify` ends with 0 when every row follows from the one before and every signed head is found in the chain, and with 4
-when not. `export` writes JSON Lines or CSV to standard output.
+`verify` ends with 0 when every row follows from the one before and every signed head is found in the chain, with 4 when
+not, and with 5 when there are rows but no signed head to compare them with. `export` writes JSON Lines or CSV to
+standard output.
 """
 
 import csv
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.audit_heads import Head, Heads
     from tuneship.store.database import Database
 
-BROKEN = 4
+BROKEN, NO_HEADS = 4, 5
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that a spreadsheet would run."""
 
@@ -72,6 +73,12 @@ def verify(
                     for row in audit.rows_at(connection, [head.seq for head in kept])
                 },
             )
+    if last and not kept:
+        fail(
+            f"{last} rows follow from each other, but {signed.file} is missing or holds no signed "
+            "head: whether rows were removed from the end cannot be told",
+            NO_HEADS,
+        )
     typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")
 
 

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from tuneship import audit_cli, keys_cli, models_cli
+from tuneship import audit_cli, backup_cli, keys_cli, models_cli
 from tuneship.command_line import fail, service_settings
 from tuneship.contract.openapi import document
 from tuneship.settings import ServiceSettings
-
-DIRECTORY_IN_USE = 6
+from tuneship.startup import StartupError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +24,7 @@ app = typer.Typer(
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(audit_cli.app, name="audit")
 app.add_typer(models_cli.app, name="models")
+app.add_typer(backup_cli.app)
 
 
 @app.callback()
@@ -44,6 +44,9 @@ def serve(  # noqa: PLR0913 - the options of a command
     allow_fault_injection: Annotated[
         bool, typer.Option(help="Let fault.* tags break deployments, for drills.")
     ] = False,
+    accept_clock: Annotated[
+        bool, typer.Option(help="Start although the clock is behind the newest time of the data.")
+    ] = False,
     die_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the service. It prints `ready <url>`; credentials lie in <data-dir>/credentials.json."""
@@ -56,34 +59,22 @@ def serve(  # noqa: PLR0913 - the options of a command
         allow_fault_injection=allow_fault_injection or None,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for name in ("alembic", "uvicorn.error"):  # what they tell of themselves helps no operator
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
 
-        from tuneship.service.access import MasterKeyDamaged  # noqa: PLC0415 - the light install
-        from tuneship.service.catalogue import CatalogueFault  # noqa: PLC0415
-        from tuneship.service.keyring import AnotherMasterKey  # noqa: PLC0415
-        from tuneship.service.serve import DirectoryInUse  # noqa: PLC0415 - has no service
         from tuneship.service.serve import serve as run  # noqa: PLC0415
-        from tuneship.store.belonging import FilesOfAnotherDatabase  # noqa: PLC0415
-        from tuneship.store.database import DatabaseInUse, UnknownDatabase  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"the service needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
-        run(settings, with_parent=os.getppid() if die_with_parent else None)
-    except (DirectoryInUse, DatabaseInUse) as error:
-        place = settings.data_dir if isinstance(error, DirectoryInUse) else "this database"
-        fail(f"another service runs on {place}", code=DIRECTORY_IN_USE)
-    except AnotherMasterKey:
-        fail(f"{settings.master_key} is not the key that the stored files are sealed with")
+        parent = os.getppid() if die_with_parent else None
+        run(settings, with_parent=parent, accept_clock=accept_clock)
+    except StartupError as error:
+        fail(str(error), code=error.exit_code)
     except SQLAlchemyError as error:
         fail(f"the service cannot open its database: {_database_fault(error, settings)}")
-    except (
-        CatalogueFault,
-        FilesOfAnotherDatabase,
-        MasterKeyDamaged,
-        UnknownDatabase,
-        OSError,
-    ) as error:
+    except OSError as error:
         fail(f"the service cannot start: {error}")
 
 

@@ -9,6 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from tuneship.settings import ServiceSettings
+from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
     from pydantic_core import ErrorDetails
@@ -40,44 +41,22 @@ def _fault(error: "ErrorDetails") -> str:
 @contextmanager
 def opened_database(settings: ServiceSettings) -> Generator[tuple["Database", bytes]]:
     """The database and the master secret of a service, running or not; one clear line when they cannot be had."""
-    secret = settings.master_key
-    if not secret.is_file():
-        fail(
-            f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"
-        )
     os.umask(0o077)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
-        from tuneship.service.access import read_or_make_secret  # noqa: PLC0415
-        from tuneship.store.belonging import (  # noqa: PLC0415
-            FilesOfAnotherDatabase,
-            check_belonging,
-            record_belonging,
-        )
-        from tuneship.store.database import (  # noqa: PLC0415
-            Database,
-            DatabaseInUse,
-            UnknownDatabase,
-            url_of,
-        )
+        from tuneship.service.opening import open_for_command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
-    url = url_of(settings.database_url, settings.data_dir)
     try:
-        check_belonging(settings.data_dir, url)
-        database = Database(url)
-        record_belonging(settings.data_dir, url)
-        master = read_or_make_secret(secret)
-    except (FilesOfAnotherDatabase, UnknownDatabase) as error:
+        opened = open_for_command(settings)
+    except StartupError as error:
         fail(str(error))
-    except DatabaseInUse:
-        fail("a service of an older version works on the database: use the command of that version")
     except (SQLAlchemyError, OSError, ValueError) as error:  # its own text may hold the URL
         fail(f"the data of the service cannot be opened: {type(error).__name__}")
     try:
-        yield database, master
+        yield opened.database, opened.secret
     except SQLAlchemyError as error:
         fail(f"the database failed: {type(error).__name__}")
     finally:
-        database.close()
+        opened.database.close()

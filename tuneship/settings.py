@@ -78,6 +78,15 @@ class ServiceSettings(BaseSettings):
     trusted_proxies: Networks = Field(
         default=(), description="Proxies whose X-Forwarded-For is believed, as networks."
     )
+    maximum_connections: Annotated[int, Field(ge=16)] | None = Field(
+        default=None,
+        description="Open connections at the same time; default: what the limit of open files allows, 4096 at most.",
+    )
+    maximum_connections_per_address: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Open connections from one address, or IPv6 network of 64 bits, that is no declared proxy; "
+        "default: half of all.",
+    )
     private_networks: Networks = Field(
         default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
         description="Who reaches deployments with `private_endpoints`.",
@@ -105,6 +114,7 @@ class ServiceSettings(BaseSettings):
     generate_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     maximum_active_jobs: Annotated[int, Field(ge=1)] = 10
     maximum_deployments: Annotated[int, Field(ge=1)] = 50
+    maximum_endpoints: Annotated[int, Field(ge=1, description="Canary endpoints included.")] = 500
     maximum_datasets: Annotated[int, Field(ge=1)] = 1000
     maximum_dataset_bytes: Annotated[int, Field(ge=1)] = 50 << 30
     inline_dataset_bytes: Annotated[
@@ -123,7 +133,9 @@ class ServiceSettings(BaseSettings):
         default=(), description="Private networks whose webhook receivers may be called."
     )
     webhook_allow_http_hosts: Hosts = Field(
-        default=(), description="Webhook receivers that may be called without TLS, by host name."
+        default=(),
+        description="Webhook receivers that may be called without TLS: `host` at any port, where its address is "
+        "allowed as well, or `host:port`, which opens that receiver alone, also on a private address.",
     )
     concurrent_jobs: Annotated[
         int, Field(ge=1, description="Training processes at the same time.")

@@ -3,7 +3,8 @@
 import io
 import json
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from tests.client.both_clients import Handler, both
-from tuneship.client import base_url
+from tuneship.client import Client, base_url
 from tuneship.client.conversation import (
     LONGEST_RETRY_AFTER_S,
     Answer,
@@ -20,7 +21,7 @@ from tuneship.client.conversation import (
     converse,
     retry_after_seconds,
 )
-from tuneship.contract import datasets, jobs
+from tuneship.contract import datasets, deployments, endpoints, jobs, models, webhooks
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.errors import (
     ApiError,
@@ -30,8 +31,10 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     QuotaExceeded,
     RateLimitExceeded,
+    ResourceNotFound,
     ServiceUnreachable,
 )
+from tuneship.contract.operation import DECLARED
 
 JOB = {
     "id": "ft_1", "base_model": "b", "dataset_id": "ds_1", "fine_tuning_method": "lora",
@@ -245,3 +248,160 @@ def test_arguments_go_where_they_belong() -> None:
     call = datasets.list_datasets.bind(limit=5, tags={"a[b": "c&d"}, format=None)
     assert call.query == (("limit", "5"), ("tags[a[b]", "c&d"))
     assert jobs.get_job.bind("ft/../x").path == "/v1/fine-tuning/jobs/ft%2F..%2Fx"
+
+
+TUNING = jobs.JobCreate(base_model="b", dataset_id="ds_1", model_name="m")
+NEEDED = {
+    "id": "x_1", "name": "n", "status": "s", "created_at": "2026-01-01T00:00:00Z",
+    "updated_at": "2026-01-01T00:00:00Z", "url": "http://x", "deployment_id": "dep_1",
+}  # fmt: skip
+CREATES: dict[str, Callable[[Any], Any]] = {
+    "create_job": lambda client: client.jobs.create(TUNING),
+    "upload_dataset": lambda client: client.datasets.upload(
+        DatasetUpload(name="d", format="instruction"), io.BytesIO(b"x")
+    ),
+    "merge_datasets": lambda client: client.datasets.merge(
+        datasets.DatasetMerge(dataset_ids=["ds_1", "ds_2"], name="d")
+    ),
+    "create_deployment": lambda client: client.deployments.create(
+        deployments.DeploymentCreate(model_name="m", deployment_name="d")
+    ),
+    "create_endpoint": lambda client: client.endpoints.create(
+        endpoints.EndpointCreate(name="e", deployment_id="dep_1")
+    ),
+    "create_canary_endpoint": lambda client: client.canary_endpoints.create(
+        endpoints.CanaryEndpointCreate(
+            name="e", deployments=[endpoints.Member(id="dep_1", traffic_percentage=100)]
+        )
+    ),
+    "create_webhook": lambda client: client.webhooks.create(
+        webhooks.WebhookCreate(url="https://x.test", events=["*"])
+    ),
+}
+
+
+def keys_of(use: Callable[[Any], Any]) -> list[str | None]:
+    """The idempotency keys of three tries of the blocking client and three of the other: all of them fail."""
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return refusal(503, "internal_error", **{"Retry-After": "0.01"})
+
+    def fails(client: Any) -> Any:
+        if isinstance(client, Client):
+            with pytest.raises(InternalError):
+                use(client)
+            return None
+
+        async def fail() -> None:
+            with pytest.raises(InternalError):
+                await use(client)
+
+        return fail()
+
+    both(handle, fails)
+    return [one.headers.get("idempotency-key") for one in seen]
+
+
+def test_every_create_of_the_contract_is_among_those_that_are_tried() -> None:
+    assert set(CREATES) == {one.name for one in DECLARED if one.is_creating}
+
+
+@pytest.mark.parametrize("create", CREATES)
+def test_all_tries_of_a_create_carry_one_key_and_each_call_its_own(create: str) -> None:
+    keys = keys_of(CREATES[create])
+    assert len(keys) == 6
+    blocking, awaited = set(keys[:3]), set(keys[3:])
+    assert len(blocking) == len(awaited) == 1
+    assert None not in blocking | awaited
+    assert blocking != awaited
+
+
+def test_a_key_that_the_caller_gives_is_the_one_that_is_sent() -> None:
+    keys = keys_of(lambda client: client.with_options(idempotency_key="own").jobs.create(TUNING))
+    assert set(keys) == {"own"}
+
+
+def test_a_change_that_is_sent_once_and_a_reading_carry_no_key() -> None:
+    once = keys_of(lambda client: client.with_options(tries=1).jobs.cancel("ft_1"))
+    assert once == [None, None]
+    assert set(keys_of(lambda client: client.jobs.get("ft_1"))) == {None}
+    assert set(keys_of(lambda client: client.datasets.delete("ds_1"))) == {None}
+    repeated = keys_of(lambda client: client.jobs.cancel("ft_1"))
+    assert len(set(repeated)) == 2
+    assert None not in repeated
+
+
+BUSY = refusal(409, "invalid_request_error", **{"X-Should-Retry": "true"})
+
+
+def keyed(*answers: httpx.Response | Exception, tries: int) -> tuple[Any, list[float]]:
+    """Play answers to a create with a key; its end, and the pauses."""
+    call = replace(jobs.create_job.bind(TUNING), idempotency_key="one")
+    talk_of_it = converse(jobs.create_job, call, tries, lambda: 1.0)
+    pauses: list[float] = []
+    given = iter(answers)
+    step = next(talk_of_it)
+    try:
+        while True:
+            if isinstance(step, Pause):
+                pauses.append(step.seconds)
+                step = talk_of_it.send(None)
+                continue
+            one = next(given)
+            answer = Answer(one) if isinstance(one, httpx.Response) else Answer(failure=one)  # type: ignore[arg-type]
+            step = talk_of_it.send(answer)
+    except StopIteration as end:
+        return end.value, pauses
+    except ApiError as error:
+        return error, pauses
+
+
+def test_a_create_that_is_still_being_worked_on_is_waited_for() -> None:
+    made = httpx.Response(201, json=JOB)
+    job, pauses = keyed(httpx.ReadTimeout("slow"), BUSY, BUSY, BUSY, made, tries=2)
+    assert (job.id, pauses) == ("ft_1", [1.0, 1.0, 2.0, 4.0])
+
+
+def test_a_create_that_is_worked_on_for_ever_is_given_up() -> None:
+    error, pauses = keyed(*[BUSY] * 99, tries=1)
+    assert (error.status, sum(pauses)) == (409, 60)
+
+
+GONE = refusal(404, "resource_not_found")
+DELETES = [one for one in DECLARED if one.method == "DELETE"]
+
+
+@pytest.mark.parametrize("operation", DELETES, ids=lambda one: one.name)
+def test_a_delete_whose_answer_was_lost_has_succeeded_when_its_repeat_finds_nothing(
+    operation: Any,
+) -> None:
+    (reply, _) = talk(httpx.ReadTimeout("lost"), GONE, operation=operation)
+    assert reply.id == "ft_1"
+    assert getattr(reply, "status", "deleted") == "deleted"
+    assert getattr(reply, "deleted", True) is True
+
+
+def test_a_model_whose_delete_was_lost_is_named_as_the_caller_named_it() -> None:
+    call = models.delete_model.bind("ft:org/base:name:1")
+    conversation = converse(models.delete_model, call, 2, lambda: 0.0)
+    conversation.send(None)
+    conversation.send(Answer(failure=httpx.ReadError("cut")))
+    conversation.send(None)
+    with pytest.raises(StopIteration) as end:
+        conversation.send(Answer(response=refusal(404, "model_not_found")))
+    assert end.value.value.id == "ft:org/base:name:1"
+
+
+@pytest.mark.parametrize(
+    "first", [httpx.ConnectError("refused"), refusal(503, "internal_error")], ids=["unsent", "busy"]
+)
+def test_a_delete_that_was_never_obeyed_still_says_that_there_was_nothing(
+    first: httpx.Response | Exception,
+) -> None:
+    (error, _), _ = talk(first, GONE, operation=datasets.delete_dataset)
+    assert isinstance(error, ResourceNotFound)
+    (error, left), _ = talk(GONE, operation=datasets.delete_dataset)
+    assert isinstance(error, ResourceNotFound)
+    assert left == 0

@@ -191,6 +191,7 @@ class PlayedReplica(PlayedWorker):
             self.adapters.discard(adapter)
         rows = self.engines.rows
         stats = {"rows": rows, "waiting": max(0, len(self.running) - rows)}
+        self.hangs = self.engines.hangs_after_loading and frame["op"] == "load"
         self._send({"id": name, "ok": True, **stats})
 
     def _generate(self, name: str, frame: dict[str, Any]) -> None:
@@ -240,6 +241,8 @@ class PlayedEngines:
         self.refusal = ""
         self.cannot_run = ""
         """The adapter (or `the base`) that loads and then computes nothing finite."""
+        self.hangs_after_loading = False
+        """A replica answers nothing any more once it has loaded an adapter."""
         self.rows = 32
         """Requests that a replica says it runs at once."""
         self.tokens_before_pause = 0
@@ -247,6 +250,8 @@ class PlayedEngines:
         self.may_go_on = threading.Event()
         self.base_model_pause_s = 0.0
         """Before each answer of a model without an adapter, for those who compare times."""
+        self.start_error: Exception | None = None
+        """What every start of a training raises."""
         self.trains_at_once = False
         """Every new training completes by itself, for those who do not play it."""
         self.prompts: list[tuple[int, ...]] = []
@@ -258,6 +263,8 @@ class PlayedEngines:
         self.trainers: list[PlayedTrainer] = []
 
     def start(self, spec: WorkerSpec) -> Worker:
+        if self.start_error is not None and spec.module == "tuneship.training":
+            raise self.start_error
         if spec.module == "tuneship.serving":
             self.replicas.append(PlayedReplica(spec, self))
             return self.replicas[-1]

@@ -71,7 +71,7 @@ def run(data_dir: Path, url: str) -> None:
     if (data_dir / NOBODY_WORKS).exists():
         engines.may_start.clear()
     serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
-    serve.can_isolate = lambda: True  # what it would find out is about real workers
+    serve.can_isolate = lambda _: True  # what it would find out is about real workers
     settings = ServiceSettings(
         data_dir=data_dir,
         port=0,

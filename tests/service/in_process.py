@@ -6,19 +6,19 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as futures_threads
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import h11
 import httpx
-import uvicorn
 from pydantic import SecretStr
 
 from tests.service.engines import PlayedEngines
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
@@ -29,12 +29,15 @@ from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.service.access import Keys
 from tuneship.service.catalogue import Catalogue
+from tuneship.service.clock_watch import ClockWatch, awake_s
 from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
 from tuneship.service.http import Border, build_app
 from tuneship.service.http.border import InFlight
+from tuneship.service.http_server import HttpServer
 from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.keyring import Keyring
+from tuneship.service.open_files import ConnectionLimits
 from tuneship.service.rates import RateLimits
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
@@ -42,6 +45,7 @@ from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.audit import Chain
 from tuneship.store.blobs import blobs_of
 from tuneship.store.database import Database, url_of
+from tuneship.threads import where_is, where_waits
 
 CATALOGUE = Catalogue()
 ANSWER = "Diseases of the skin"
@@ -59,13 +63,19 @@ def jsonl(*lines: Any) -> bytes:
 
 
 class Clock:
-    """Real time plus what the test added."""
+    """The wall clock, and the time that has passed, as the test wants them."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
+        """Time that has passed although nobody waited for it."""
+        self.jumped = timedelta()
+        """How far somebody has set the wall clock, while no time passed."""
 
     def __call__(self) -> datetime:
-        return datetime.now(UTC) + self.ahead
+        return datetime.now(UTC) + self.ahead + self.jumped
+
+    def elapsed(self) -> float:
+        return awake_s() + self.ahead.total_seconds()
 
 
 class Lines(logging.Handler):
@@ -114,6 +124,7 @@ class Service:
             audit=Chain(b"a" * 32),
             isolates=isolates,
             clock=self.clock,
+            clock_watch=ClockWatch(self.clock, self.clock.elapsed),
             draw=self._draw,
         )
         self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
@@ -127,7 +138,7 @@ class Service:
         self.log = Lines()
         self.headers = {name: self.key_headers(name) for name in ("alice", "bob")}
         self._addresses = iter(range(1, 1 << 20))
-        self._server: uvicorn.Server | None = None
+        self._server: HttpServer | None = None
         self.url = "http://service.test"
 
     def limit(self, rates: RateLimits | None = None, **places: InFlight) -> None:
@@ -164,18 +175,24 @@ class Service:
     def __enter__(self) -> "Service":
         self.loop = asyncio.new_event_loop()
         self._use_new_threads()
-        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.go_on()
         logging.getLogger("tuneship").addHandler(self.log)
         logging.getLogger("tuneship").setLevel(logging.INFO)
         return self
 
-    def listen(self) -> None:
-        """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does."""
+    def listen(self, together: int = 1000, budgets: Mapping[str, int] | None = None) -> None:
+        """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does.
+
+        `together`: how many connections it keeps open, all of them from one address if need be. `budgets`: of log
+        lines, by logger; none, unless given, so that tests find every line.
+        """
         with listener_on("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self._server = uvicorn.Server(server_config(self.app, self.settings))
+            limits = ConnectionLimits(together, each=together)
+            config = server_config(self.app, self.settings)
+            self._server = HttpServer(config, limits, self.settings.trusted_proxies, budgets or {})
             sockets = [listener.dup()]
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
         self.until(lambda: self._server is not None and self._server.started)
@@ -185,12 +202,24 @@ class Service:
         if self._server is not None:
             self._server.should_exit = True
             self._serving.result(120)
-        self.run(self._close())
+        try:
+            self.run(self._close())
+        except TimeoutError:
+            raise AssertionError(f"the service does not end: {self._what_is_left()}") from None
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
         self.database.close()
         logging.getLogger("tuneship").removeHandler(self.log)
+
+    def _what_is_left(self) -> str:
+        """Where every task and thread stands; those that are stuck do not keep pytest from ending, too."""
+        pool = self._threads._threads
+        for thread in pool:
+            futures_threads._threads_queues.pop(thread, None)
+        tasks = [where_waits(task) for task in asyncio.all_tasks(self.loop)]
+        threads = [f"{one.name}: {where_is(one)}" for one in threading.enumerate()]
+        return "\n".join(["", *tasks, *threads])
 
     def _use_new_threads(self) -> None:
         self._threads = ThreadPoolExecutor()
@@ -201,6 +230,7 @@ class Service:
         before = self._threads
         self._use_new_threads()
         await asyncio.to_thread(before.shutdown)
+        await asyncio.to_thread(until, lambda: self.parts.threads.is_idle)
 
     def go_on(self) -> None:
         """The supervisor works: from the start, and again after a `rest`."""
@@ -216,6 +246,8 @@ class Service:
     async def _rest(self) -> None:
         self._supervision.cancel()
         await asyncio.gather(self._supervision, return_exceptions=True)
+        for threads in self.supervisor.threads:
+            await threads.finish(120)
         await self._finish_threads()
 
     def halt(self) -> None:
@@ -225,8 +257,13 @@ class Service:
     async def _halt(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
-            task.cancel()
+            # Tasks of anyio's groups end with their group: cancelled before its first step, one of them would leave
+            # the coroutine that it wraps unawaited.
+            if not getattr(task.get_coro(), "__qualname__", "").startswith("TaskHandle."):
+                task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for threads in self.supervisor.threads:
+            await threads.finish(120)
         await self._finish_threads()
         await self.parts.replicas.close()
 

@@ -100,7 +100,7 @@ def check_at_rest(connection: sa.Connection) -> None:
 
 
 def check_settled(connection: sa.Connection, data_dir: Path) -> None:
-    """Nothing is under way, and every file belongs to a row."""
+    """Nothing is under way, and every file belongs to a row, or was set aside by the start after a kill."""
     check_at_rest(connection)
     assert not [one for one in rows_of(connection, tables.idempotency) if one["body"] is None]
     assert _names(data_dir / "blobs" / "datasets") == {

@@ -29,7 +29,7 @@ import pytest
 
 from tests.service import processes
 from tuneship.runtime import isolation
-from tuneship.runtime.isolation import ALLOW, JUMP_IF_EQUAL, LOAD, RETURN
+from tuneship.runtime.system_calls import ALLOW, JUMP_IF_EQUAL, LOAD, NUMBER_AT, RETURN, packed
 
 NUMBERS = {
     "x86_64": {
@@ -206,12 +206,12 @@ def _watch() -> int:
         NUMBERS[platform.machine()][one] for one in names if one in NUMBERS[platform.machine()]
     ]
     code = [
-        (LOAD, 0, 0, isolation.NUMBER_AT),
+        (LOAD, 0, 0, NUMBER_AT),
         *((JUMP_IF_EQUAL, len(numbers) - at, 0, number) for at, number in enumerate(numbers)),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, ASK),
     ]
-    program = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    program = packed(code)
     block = ctypes.create_string_buffer(program, len(program))
     filters = isolation._Program(len(code), ctypes.addressof(block))
     isolation._prctl(isolation.PR_SET_NO_NEW_PRIVS, 1)

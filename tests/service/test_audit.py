@@ -97,12 +97,59 @@ def test_whatever_touches_an_audited_deployment_leaves_one_row(
 def test_a_generation_that_streams_leaves_its_start_and_its_end(service: Service) -> None:
     deployment = service.deployment("audited", **AUDITED)
     body = {"prompt": SECRET, "stream": True}
-    start, end = told(
+    written = told(
         service, lambda: service.call("POST", f"/v1/deployments/{deployment}/generate", json=body)
     )
+    start, end = sorted(written, key=lambda one: one["completion_tokens"] or 0)
     assert start["request_id"] == end["request_id"]
     assert (start["status"], end["status"]) == (200, 200)
     assert end["completion_tokens"] > 0
+
+
+def audited_model(service: Service) -> str:
+    job_id = service.job(**AUDITED)
+    trainer = service.trainer_of(job_id)
+    trainer.start_of(2)
+    trainer.complete()
+    service.until(lambda: service.job_status(job_id) == "completed")
+    return service.call("GET", f"/v1/fine-tuning/jobs/{job_id}").json()["fine_tuned_model"]
+
+
+def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Service) -> None:
+    """The deployment itself does not ask for it."""
+    model = audited_model(service)
+    deployment = service.deployment("plain", model_name=model)
+    endpoint = service.canary("shop", {deployment: 100})
+    place = f"/v1/deployments/{deployment}"
+    asked = [
+        ("GET", f"/v1/models/{model}", None),
+        ("GET", f"/v1/models/{model}/limits", None),
+        ("GET", "/v1/models", None),
+        ("GET", place, None),
+        ("GET", "/v1/deployments", None),
+        ("GET", f"{place}/metrics", None),
+        ("GET", f"{place}/logs", None),
+        ("POST", f"{place}/generate", {"prompt": SECRET}),
+        ("POST", f"/v1/endpoints/{endpoint}/generate", {"prompt": SECRET}),
+        ("PATCH", place, {"min_replicas": 3, "max_replicas": 2}),
+        ("DELETE", f"/v1/models/{model}", None),
+        ("DELETE", place, None),
+    ]
+    for method, path, body in asked:
+        written = told(service, lambda: service.call(method, path, json=body))  # noqa: B023
+        assert len(written) == 1, (method, path)
+    assert len(told(service, lambda: service.call("GET", place))) == 1  # while it is going
+    assert fault(service) is None
+
+
+def test_the_tokens_of_a_stream_stand_in_one_row_however_short_it_is(service: Service) -> None:
+    deployment = service.deployment("audited", **AUDITED)
+    body = {"prompt": SECRET, "stream": True, "max_tokens": 1}
+    path = f"/v1/deployments/{deployment}/generate"
+    for _ in range(20):
+        written = told(service, lambda: service.call("POST", path, json=body))
+        assert sorted(one["completion_tokens"] or 0 for one in written) == [0, 1]
+        assert [one["prompt_tokens"] is None for one in written].count(True) == 1
 
 
 def test_whatever_touches_an_audited_job_leaves_one_row(service: Service) -> None:

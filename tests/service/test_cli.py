@@ -32,7 +32,7 @@ from tuneship.service.access import (
 from tuneship.service.audit import sign_head
 from tuneship.store import audit
 from tuneship.store.audit import Chain
-from tuneship.store.audit_heads import HEADS_FILE, Heads
+from tuneship.store.audit_heads import HEADS_FILE, Heads, HeadsDamaged
 from tuneship.store.database import Database, sqlite_url
 
 pytestmark = pytest.mark.both_databases
@@ -231,7 +231,7 @@ def test_a_database_that_cannot_be_used_is_a_complaint_without_its_password(
 def test_keys_are_not_made_in_a_database_that_the_service_does_not_use(
     installed: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed.run("list")
+    (installed.data_dir / "database").write_text("sqlite in this directory\n")
     url = "postgresql+psycopg://someone:secret@127.0.0.1:1/nothing"
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", url)
     done = installed.run("create", "--client-id", "acme", "--scopes", "viewer")
@@ -371,6 +371,39 @@ def test_the_audit_chain_is_verified_with_the_heads_that_were_signed(
         4,
         "tuneship: signed heads: line 1 was not signed by this service\n",
     )
+
+
+@pytest.mark.parametrize("content", [None, "", '{"seq": 1, "mac'])
+def test_a_chain_without_signed_heads_is_not_called_whole(
+    installed: Installation, content: str | None
+) -> None:
+    empty = audit_command(installed, "verify")
+    assert empty.exit_code == 0  # there is nothing that could have been removed
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    file = installed.data_dir / HEADS_FILE
+    if content is not None:
+        file.write_text(content)
+    alone = audit_command(installed, "verify")
+    assert (alone.exit_code, alone.stdout) == (5, "")
+    assert f"but {file} is missing or holds no signed head" in alone.stderr
+    table = audit.audit
+    with installed.database.write() as connection:
+        connection.execute(sa.update(table).values(action="x"))
+    assert audit_command(installed, "verify").exit_code == 4
+
+
+def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> None:
+    """As a setting that names the wrong file would have it."""
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    file = installed.data_dir / "letter.txt"
+    file.write_text("Dear Ann,\nsee you on Monday")
+    secret = read_or_make_secret(installed.data_dir / "master.key")
+    heads = Heads(file, derived_secret(secret, "audit heads"))
+    with pytest.raises(
+        HeadsDamaged, match=r"letter\.txt ends with something that is no signed head"
+    ):
+        sign_head(installed.database, heads, datetime.now(UTC))
+    assert file.read_text() == "Dear Ann,\nsee you on Monday"
 
 
 def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Installation) -> None:

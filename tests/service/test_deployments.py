@@ -129,6 +129,41 @@ def test_an_etag_stands_for_what_a_patch_changes_not_for_the_state(service: Serv
         assert answer.status_code == 200
 
 
+def test_only_the_version_that_was_seen_is_deleted(service: Service) -> None:
+    made = service.deployment("one")
+    seen = service.call("GET", path_of(made)).headers["etag"]
+    changed = service.call("PATCH", path_of(made), json={"tags": {"a": "1"}}).headers["etag"]
+    for force in ("", "?force=true"):
+        stale = service.call("DELETE", path_of(made) + force, headers={"If-Match": seen})
+        assert (stale.status_code, stale.json()["error"]["code"]) == (412, "invalid_request_error")
+    service.until(lambda: service.deployment_status(made) == "running")
+    for _ in range(2):  # the repeat of a lost answer says the same
+        gone = service.call("DELETE", path_of(made), headers={"If-Match": changed})
+        assert (gone.status_code, gone.json()["status"] in ("deleting", "deleted")) == (200, True)
+
+
+def test_a_refused_delete_names_ten_of_many_endpoints_and_a_forced_one_switches_all_off(
+    service: Service,
+) -> None:
+    used, other = service.deployment("used"), service.deployment("other")
+    users = [service.endpoint(f"e{number}", used) for number in range(12)]
+    elsewhere = service.endpoint("elsewhere", other)
+    idle = service.canary("idle", {other: 100, used: 0})
+    refused = service.call("DELETE", path_of(used))
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 409
+    assert sum(one in message for one in users) == 10
+    assert message.endswith("and 2 more")
+    assert service.call("DELETE", f"{path_of(used)}?force=true").status_code == 200
+    states = {
+        one: service.call("GET", f"/v1/endpoints/{one}").json() for one in (*users, elsewhere)
+    }
+    assert {states[one]["status"] for one in users} == {"inactive"}
+    assert states[elsewhere]["status"] == "active"
+    kept = service.call("GET", f"/v1/canary-endpoints/{idle}").json()["deployments"]
+    assert [one["id"] for one in kept] == [other]
+
+
 def test_a_null_resets_a_setting_of_the_model_and_the_rest_stays(service: Service) -> None:
     own = {"default_temperature": 0.1, "default_top_p": 0.5, "max_output_tokens": 9}
     made = service.deployment("one", model_config=own)
@@ -188,7 +223,13 @@ def test_changed_replica_settings_are_told_and_replicas_follow_them(service: Ser
 
 def test_a_replica_that_is_lost_is_replaced_and_health_says_so(service: Service) -> None:
     made = service.deployment("one")
+
+    def said() -> Counter[str]:
+        found = logs(service, made, filter="component=replica")
+        return Counter(one["message"].split(":")[0] for one in found)
+
     service.until(lambda: get(service, made)["health"] == "healthy")
+    service.until(lambda: said() == {"replica started": 1})
     service.engines.replicas[0].kill()
     service.until(lambda: kinds(service, made).count("health_changed") == 3)
     health = [data["to"] for kind, data in told(service, made) if kind == "health_changed"]
@@ -196,11 +237,6 @@ def test_a_replica_that_is_lost_is_replaced_and_health_says_so(service: Service)
     record = get(service, made)
     assert (record["status"], record["current_replicas"]) == ("running", 1)
     assert len(service.engines.replicas) == 2
-
-    def said() -> Counter[str]:
-        found = logs(service, made, filter="component=replica")
-        return Counter(one["message"].split(":")[0] for one in found)
-
     service.until(lambda: said().total() == 3)  # told behind the change of health
     assert said() == {"replica started": 2, "replica lost": 1}
 

@@ -15,15 +15,12 @@ import sqlalchemy as sa
 from tests.service.engines import PlayedTrainer
 from tests.service.in_process import Service, split
 from tuneship.service import deployment_keeper
-from tuneship.service.supervisor import TICK_S, Supervisor
-from tuneship.service.training_keeper import AFTER_A_FAILURE_S, BEAT_EVERY
+from tuneship.service.lease_keeper import RENEW_EVERY
+from tuneship.service.supervisor import Supervisor
 from tuneship.store import metric_windows, rows, tables
 from tuneship.store.leases import LEASE
 
 Start = Callable[..., Service]
-GOES_ON_WITHIN = timedelta(seconds=45)
-"""What is promised of a job whose worker is dead."""
-
 pytestmark = pytest.mark.both_databases
 
 
@@ -267,7 +264,7 @@ def test_a_forced_delete_ends_its_generations(
         assert service.call("DELETE", path + query).json()["status"] == "deleting"
     service.until(lambda: service.deployment_status(made) == "deleted")
     asking.join(60)
-    assert answers[0].status_code == 500
+    assert answers[0].status_code == 409
 
 
 def test_metrics_count_every_request_that_has_ended(service: Service) -> None:
@@ -373,30 +370,13 @@ def lease_of(service: Service, job_id: str) -> tuple[int, datetime]:
     return row["attempt"], row["lease_until"]
 
 
-def test_the_job_of_a_dead_worker_goes_on_within_45_seconds(service: Service) -> None:
-    """Nobody can say that it is dead: its lease ends."""
-    assert LEASE + BEAT_EVERY + timedelta(seconds=TICK_S + AFTER_A_FAILURE_S) <= GOES_ON_WITHIN
-    work, aside = service.settings.data_dir / "work", service.settings.data_dir / "aside"
-    work.rename(aside)
-    work.touch()
-    job_id = service.job()
-    service.until(lambda: any("a job could not be started" in one for one in service.log.texts))
-    assert (service.job_status(job_id), lease_of(service, job_id)[0]) == ("running", 1)
-    work.unlink()
-    aside.rename(work)
-    assert service.engines.trainers == []
-    service.clock.ahead = GOES_ON_WITHIN
-    service.trainer().start_of(1)
-    assert lease_of(service, job_id)[0] == 2
-
-
 def test_a_worker_that_is_silent_for_longer_than_its_lease_keeps_its_job(service: Service) -> None:
-    assert BEAT_EVERY * 2 < LEASE
+    assert RENEW_EVERY * 2 < LEASE
     job_id = service.job()
     service.trainer()
     for _ in range(5):
         _, before = lease_of(service, job_id)
-        service.clock.ahead += BEAT_EVERY
+        service.clock.ahead += RENEW_EVERY
         service.until(lambda before=before: lease_of(service, job_id)[1] > before)
     assert service.clock.ahead > LEASE
     assert lease_of(service, job_id)[0] == len(service.engines.trainers) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from tuneship.contract.endpoints import (
 from tuneship.service.context import Context
 from tuneship.service.endpoints import own_endpoint
 from tuneship.service.generation import _by_split
-from tuneship.store import tables
+from tuneship.store import endpoint_records, tables
 from tuneship.traffic.split import DRAWS
 
 pytestmark = pytest.mark.both_databases
@@ -184,6 +185,23 @@ def test_a_member_without_traffic_never_answers_and_leaves_without_force(service
     assert got["version"] == 2
 
 
+def test_a_delete_reads_the_endpoints_that_name_the_deployment_and_no_others(
+    service: Service,
+) -> None:
+    one, other = service.deployment("one"), service.deployment("other")
+    for number in range(5):
+        service.endpoint(f"e{number}", other)
+    idle = service.canary("idle", {one: 0, other: 100})
+    with service.database.read() as connection:
+        for deployment, named in ((one, 1), (other, 6)):
+            found = endpoint_records.live_with(connection, "alice", deployment)
+            assert len(found) == named
+        assert endpoint_records.live_with(connection, "bob", other) == []
+    assert service.call("DELETE", f"/v1/deployments/{one}").status_code == 200
+    left = service.call("GET", f"/v1/canary-endpoints/{idle}").json()["deployments"]
+    assert [member["id"] for member in left] == [other]
+
+
 def test_a_dead_member_answers_its_errors_under_its_own_name(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
     endpoint = service.canary("shop", {one: 50, two: 50})
@@ -240,3 +258,25 @@ def test_the_typed_client_has_a_verb_for_each_operation(service: Service) -> Non
     seen, gone = service.run(remove())
     assert isinstance(seen, CanaryEndpoint)
     assert (gone.id, gone.status) == (made, "deleted")
+
+
+def test_a_lapsed_lease_that_cannot_be_ended_keeps_no_other_endpoint_shifted(
+    service: Service,
+) -> None:
+    old, new = service.deployment("old"), service.deployment("new")
+    lease = {"seconds": 60, "fallback": split({old: 100})["deployments"]}
+    broken, sound = (service.canary(name, {new: 100}, lease=lease) for name in ("first", "second"))
+    table = tables.endpoints
+    with service.database.write() as connection:
+        change = sa.update(table).where(table.c.id == broken).values(lease_fallback=sa.null())
+        connection.execute(change)
+    service.clock.ahead += timedelta(seconds=61)
+
+    def members_of(endpoint_id: str) -> list[str]:
+        with service.database.read() as connection:
+            query = sa.select(table.c.members).where(table.c.id == endpoint_id)
+            return [one["id"] for one in connection.execute(query).scalar_one()]
+
+    service.until(lambda: members_of(sound) == [old])
+    assert members_of(broken) == [new]
+    assert any("could not be ended" in line and broken in line for line in service.log.texts)

@@ -252,6 +252,7 @@ def test_deployment_metrics_have_the_described_series(shared: Service, deploymen
     got = shared.call("GET", path).json()
     assert set(got) == {
         "deployment_id", "start_time", "end_time", "interval", "metrics", "summary",
+        "summary_start_time", "summary_end_time",
     }  # fmt: skip
     series = got["metrics"]
     times = {"timestamps", "complete"}

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,44 @@ def test_a_body_that_comes_drop_by_drop_is_408(media: str, block: bytes, is_take
     with pytest.raises(InvalidRequestError) as refused:
         asyncio.run(read())
     assert (refused.value.status, refused.value.retryable) == (408, True)
+
+
+def test_bytes_that_came_fast_do_not_pay_for_a_crawl_afterwards() -> None:
+    """A hundred mebibytes at once, and then a byte every seven seconds."""
+    passed, blocks = count(step=7), chain([b" " * (100 << 20)], repeat(b" "))
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": next(blocks), "more_body": True}
+
+    async def read() -> None:
+        headers = [(b"content-type", b"multipart/form-data")]
+        patience = Patience({"headers": headers}, receive, clock=lambda: next(passed))
+        for _ in range(12):
+            await patience.receive()
+
+    with pytest.raises(InvalidRequestError) as refused:
+        asyncio.run(read())
+    assert refused.value.status == 408
+
+
+def test_the_time_that_the_service_takes_is_not_the_callers() -> None:
+    """A disk that takes a minute for a block makes no upload slow."""
+    now = 0.0
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b" " * 1024, "more_body": True}
+
+    async def read() -> None:
+        nonlocal now
+        headers = [(b"content-type", b"multipart/form-data")]
+        patience = Patience({"headers": headers}, receive, clock=lambda: now)
+        for _ in range(12):
+            await patience.receive()
+            now += 60
+
+    asyncio.run(read())
 
 
 @pytest.mark.slow

@@ -184,6 +184,27 @@ def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) 
     service.engines.may_answer.set()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_delete_tells_its_running_generations_that_it_was_one(
+    service: Service, stream: bool
+) -> None:
+    made = service.deployment("one")
+    service.engines.may_answer.clear()
+    body = {"prompt": "a", "stream": stream}
+    running = asyncio.run_coroutine_threadsafe(
+        service.ask("POST", path_of(made), json=body), service.loop
+    )
+    service.until(lambda: len(service.engines.prompts) == 1)
+    place = f"/v1/deployments/{made}"
+    assert service.call("DELETE", f"{place}?force=true").status_code == 200
+    error = running.result(120).json()["error"]
+    assert (running.result().status_code, error["code"]) == (409, "deployment_error")
+    assert error["message"] == "the deployment is being deleted"
+    told = [line for line in lines(service, made) if "deleted" in line[1]]
+    assert told == [("warning", "409 deployment_error: the deployment is being deleted")]
+    service.engines.may_answer.set()
+
+
 def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -> None:
     made = service.deployment("one")
     service.call("POST", path_of(made), json={"prompt": "word " * 5000})
@@ -273,3 +294,21 @@ def test_generations_read_the_database_anew_only_after_a_write(service: Service)
         assert service.call("POST", paths[1], json={"prompt": "a"}).status_code == 404
     finally:
         sa.event.remove(service.database.engine, "begin", note)
+
+
+@pytest.mark.parametrize("size", [3_000, 9_000, 900_000])
+def test_a_prompt_that_the_context_does_not_hold_is_refused_however_long_it_is(
+    service: Service, size: int
+) -> None:
+    """The longest ones without counting their tokens, which would take a second."""
+    made = service.deployment("one")
+    for field, value in (
+        ("prompt", "rib 1 " * (size // 6)),
+        ("messages", [{"role": "user", "content": "rib 1 " * (size // 6)}]),
+    ):
+        refused = service.call("POST", path_of(made), json={field: value})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (422, field)
+        assert error["details"][0]["code"] == "out_of_range"
+        assert "512" in error["message"]
+    assert service.call("POST", path_of(made), json={"prompt": "rib " * 30}).status_code == 200

@@ -11,7 +11,14 @@ import sqlalchemy as sa
 
 from tests.service.in_process import CATALOGUE, Service, jsonl
 from tuneship.contract.errors import ValidationRefused
-from tuneship.contract.jobs import Hyperparameters
+from tuneship.contract.jobs import Hyperparameters, JobMetrics
+from tuneship.gates.training import (
+    FinishedJob,
+    TrainingRules,
+    Watch,
+    judge_training,
+    watch_training,
+)
 from tuneship.service import machine
 from tuneship.service.hyperparameters import resolved
 from tuneship.store import tables
@@ -192,6 +199,42 @@ def test_only_steps_that_were_measured_are_evidence(service: Service) -> None:
     assert only["steps"] == [1, 4]
     assert only["validation_loss"] == [1, 4]
     assert len({len(one) for one in only.values() if isinstance(one, list)}) == 1
+
+
+def test_the_metrics_of_a_very_long_job_are_bounded_and_the_gates_decide_alike(
+    service: Service,
+) -> None:
+    job_id = service.job()
+    path = f"{JOBS}/{job_id}/metrics"
+    rows = [
+        {
+            "job_id": job_id,
+            "step": step,
+            "training_loss": 1 + 2 * 0.9999**step,
+            "validation_loss": 1.2 + 2 * 0.9999 ** (step // 50 * 50),
+            "learning_rate": 1e-4,
+            "epoch": step / 1000,
+            "accuracy": 0.5,
+            "perplexity": 3.0,
+            "evaluated": step % 50 == 0,
+        }
+        for step in range(1, 60_001)
+    ]
+    with service.database.write() as connection:
+        for first in range(0, len(rows), 5000):
+            connection.execute(sa.insert(tables.job_metrics), rows[first : first + 5000])
+    answer = service.call("GET", path)
+    told = answer.json()
+    assert (told["thinned"], answer.status_code) == (True, 200)
+    assert len(answer.content) < 1_000_000
+    assert JobMetrics.model_validate(told).model_dump(mode="json") == told
+    names = {"step": "steps", "epoch": "epochs"}
+    columns = [name for name in rows[0] if name not in ("job_id", "evaluated")]
+    whole = {names.get(name, name): [row[name] for row in rows] for name in columns}
+    job = FinishedJob("completed", "ft:m", "m", 60_000, None, None, 900)
+    verdicts = [judge_training(job, one, None, TrainingRules()) for one in (whole, told)]
+    assert verdicts[0] == verdicts[1]
+    assert watch_training(Watch(), whole, 100) == watch_training(Watch(), told, 100)
 
 
 def test_each_event_tells_the_state_and_an_epoch_is_told_once(service: Service) -> None:

@@ -1,5 +1,6 @@
 """While the database or the disk is away every request says so; when it is back everything goes on by itself."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -54,10 +55,9 @@ def lost(service: Service, request: pytest.FixtureRequest) -> Iterator[None]:
 def test_a_lost_database_is_503_in_the_one_error_body_and_comes_back(
     service: Service, request: pytest.FixtureRequest
 ) -> None:
-    service.until(lambda: service.call("GET", "/healthz").status_code == 200)
+    service.until(lambda: service.call("GET", "/readyz").status_code == 200)
     body = {"model_name": "tuneship-tiny", "deployment_name": "new"}
     asks: list[tuple[str, str, dict[str, Any]]] = [
-        ("GET", "/healthz", {}),
         ("GET", "/v1/datasets", {}),
         ("GET", "/v1/deployments/dep_00000000000000000000", {}),
         ("POST", "/v1/deployments", {"json": body}),
@@ -67,6 +67,9 @@ def test_a_lost_database_is_503_in_the_one_error_body_and_comes_back(
     before = service.dataset()
     service.rest()  # or it would hold a connection while the file is moved away
     with lost(service, request):
+        asks.append(("GET", "/readyz", {}))
+        service.until(lambda: service.call("GET", "/readyz").status_code == 503)
+        assert service.call("GET", "/healthz").status_code == 200, "a restart would not help"
         for method, path, options in asks:
             answer = service.call(method, path, **options)
             assert answer.status_code == 503, (method, path, answer.text)
@@ -76,9 +79,9 @@ def test_a_lost_database_is_503_in_the_one_error_body_and_comes_back(
             text = answer.text.replace(answer.headers["x-request-id"], "").lower()
             for leak in ("sql", "connection", "tuneship_", str(service.settings.data_dir)):
                 assert leak not in text
-    assert service.call("GET", "/healthz").status_code == 200
+    service.until(lambda: service.call("GET", "/readyz").status_code == 200)
     assert service.call("GET", f"/v1/datasets/{before}").status_code == 200
-    assert service.call(*asks[4][:2], **asks[4][2]).status_code == 201
+    assert service.call(*asks[3][:2], **asks[3][2]).status_code == 201
     with service.database.read() as connection:
         assert rows.count(connection, tables.deployments) == 1
 
@@ -115,7 +118,7 @@ def test_what_runs_in_the_background_survives_a_lost_postgres(
         job_id = service.job()
         service.trainer().start_of(2)
         postgres.refuse(url, refuses=True)
-        assert service.call("GET", "/healthz").status_code == 503
+        service.until(lambda: service.call("GET", "/readyz").status_code == 503)
         service.trainer().complete()
         postgres.refuse(url, refuses=False)
         service.until(lambda: service.job_status(job_id) == "completed")
@@ -211,7 +214,12 @@ def test_the_whole_way_on_a_postgres_that_is_restarted_on_the_way(
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", own_cluster.new_database())
     serve = Serve(tmp_path / "data")
     try:
-        assert second_service(tmp_path / "other") == (6, "another service runs on this database")
+        code, text = second_service(tmp_path / "other")
+        assert (code, "is used with another data directory" in text) == (1, True)
+        (tmp_path / "copied").mkdir()
+        for name in ("database", "master.key"):
+            shutil.copy(serve.data_dir / name, tmp_path / "copied")
+        assert second_service(tmp_path / "copied") == (6, "another service runs on this database")
         client = serve.client()
         job_id = start_job(client, rows_file(tmp_path / "rows.jsonl", 64), epochs=4)
         until(lambda: client.jobs.get(job_id).current_step > 2)

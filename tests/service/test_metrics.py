@@ -187,6 +187,102 @@ def test_a_part_of_a_bucket_is_the_whole_bucket(traffic: Traffic) -> None:
     assert answer["start_time"] == late.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_of(answer: dict[str, Any]) -> tuple[int, int]:
+    """The span that the summary says it is of."""
+    ends = (answer["summary_start_time"], answer["summary_end_time"])
+    first, last = (int(datetime.fromisoformat(one).timestamp()) for one in ends)
+    return first, last
+
+
+def check_summary(summary: dict[str, Any], own: Sequence[Observation], seconds: int) -> None:
+    """A summary against exact arithmetic."""
+    counted = [one for one in own if one.outcome is not Outcome.CALLER_ERROR]
+    assert summary["error_rate"]["request_count"] == len(counted)
+    assert summary["error_rate"]["error_count"] == len(of(own, Outcome.SERVER_ERROR))
+    assert summary["token_usage"]["input"] == sum(one.prompt_tokens for one in counted)
+    rate = summary["throughput"]["average_requests_per_second"]
+    assert rate == pytest.approx(len(counted) / seconds)
+    latencies = [one.latency_ms for one in of(own, Outcome.SUCCESS)]
+    if not latencies:
+        assert set(summary["latency"].values()) == {None}
+        return
+    assert summary["latency"]["average"] == pytest.approx(sum(latencies) / len(latencies))
+    assert summary["latency"]["p95"] == pytest.approx(percentile(latencies, 0.95), rel=0.0101)
+
+
+SPANS = [
+    (0, 1),
+    (-7200, 1),
+    (0, 60),
+    (17, 44),
+    (59, 3),
+    (3599, 2),
+    (61, 3600),
+    (30, 9000),
+    (20000, 1),
+]
+
+
+@pytest.mark.parametrize("interval", ["1s", "1m", "7m", "1d"])
+@pytest.mark.parametrize(("begins", "lasts"), SPANS)
+def test_the_summary_is_of_the_span_that_was_asked_for_whatever_the_interval(
+    traffic: Traffic, interval: str, begins: int, lasts: int
+) -> None:
+    start = traffic.start + timedelta(seconds=begins)
+    end = start + timedelta(seconds=lasts)
+    span = {"start_time": start.isoformat(), "end_time": end.isoformat()}
+    answer = traffic.ask(interval=interval, **span)
+    own = [
+        one for one in traffic.observations if start.timestamp() <= one.ended_at < end.timestamp()
+    ]
+    assert seconds_of(answer) == (start.timestamp(), end.timestamp())
+    check_summary(answer["summary"], own, lasts)
+
+
+def test_the_summary_of_a_second_without_traffic_beside_much_traffic_counts_nothing(
+    traffic: Traffic,
+) -> None:
+    """The whole day's counts were once divided by this second."""
+    for day in (0, 1):
+        start = traffic.start - timedelta(hours=2) + timedelta(days=day)
+        span = {
+            "start_time": start.isoformat(),
+            "end_time": (start + timedelta(seconds=1)).isoformat(),
+        }
+        summary = traffic.ask(interval="1d", **span)["summary"]
+        check_summary(summary, [], 1)
+        assert summary["throughput"]["average_requests_per_second"] == 0
+        assert summary["token_usage"]["total"] == 0
+
+
+def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service: Service) -> None:
+    deployment = service.deployment("d")
+    minute = int(service.clock().timestamp()) // 60 * 60 - 600
+    own = [
+        Observation(deployment, "", minute + second, Outcome.SUCCESS, 5.0, prompt_tokens=1)
+        for second in (5, 10, 70, 200)
+    ]
+    for one in own:
+        service.parts.recorder.record(one)
+    service.parts.store_metrics()
+
+    def asked(first: int, last: int) -> dict[str, Any]:
+        ends = [datetime.fromtimestamp(minute + one, UTC).isoformat() for one in (first, last)]
+        query = {"start_time": ends[0], "end_time": ends[1], "interval": "1m"}
+        path = f"/v1/deployments/{deployment}/metrics"
+        answer = service.call("GET", path, params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    answer = asked(7, 71)
+    assert seconds_of(answer) == (minute + 7, minute + 71)
+    check_summary(answer["summary"], own[1:3], 64)
+    service.clock.ahead += timedelta(days=3)
+    answer = asked(7, 71)
+    assert seconds_of(answer) == (minute, minute + 120)
+    check_summary(answer["summary"], own[:3], 120)
+
+
 def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:
     deployment = service.deployment("d")
     # In the middle of a minute: just behind its end, the minute before could still change.

@@ -6,9 +6,11 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
+from tests.files import contents_below
 from tests.service.in_process import CATALOGUE, Service
 from tuneship.service.serve import _recover
 from tuneship.store import rows, tables
+from tuneship.store.set_aside import SET_ASIDE
 
 pytestmark = pytest.mark.both_databases
 ITEM = {
@@ -145,7 +147,7 @@ def test_a_deployed_model_stays_until_its_deployments_are_deleted(service: Servi
     made = [service.deployment(name, model_name=tuned) for name in ("one", "two")]
     refused = service.call("DELETE", f"/v1/models/{tuned}")
     error = refused.json()["error"]
-    assert (refused.status_code, error["code"]) == (409, "deployment_error")
+    assert (refused.status_code, error["code"]) == (409, "invalid_request_error")
     assert all(one in error["message"] for one in made)
     assert files_of(service, tuned).exists()
     for one in made:
@@ -154,13 +156,19 @@ def test_a_deployed_model_stays_until_its_deployments_are_deleted(service: Servi
     assert service.call("DELETE", f"/v1/models/{tuned}").status_code == 200
 
 
-def test_files_that_a_crash_left_behind_are_swept_and_the_others_stay(service: Service) -> None:
+def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(service: Service) -> None:
     gone, kept = service.model(), service.model()
     left, stays = files_of(service, gone), files_of(service, kept)
     with service.database.write() as connection:  # committed, and killed before the files went
         connection.execute(sa.delete(tables.models).where(tables.models.c.id == gone))
+    content = contents_below(left)
     _recover(service.parts)
     assert not left.exists()
+    (place,) = (service.settings.data_dir / SET_ASIDE).iterdir()
+    aside = contents_below(place / "models" / left.name)
+    assert {path.name: one for path, one in aside.items()} == {
+        path.name: one for path, one in content.items()
+    }
     assert stays.exists()
 
 

@@ -11,6 +11,7 @@ from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.profiles import chosen
 from tuneship.settings import ServiceSettings
+from tuneship.store import rows, tables
 
 Start = Callable[..., Service]
 # §2.4
@@ -107,6 +108,50 @@ def test_models_are_shown_in_the_shape_of_the_profile(service: Service) -> None:
     assert [one["id"] for one in short["models"]][-1] == tuned
     assert set(asked(service, "full", "GET", f"/v1/models/{tuned}")) == TUNED
     assert set(asked(service, "simplified", "GET", f"/v1/models/{tuned}")) == AVAILABLE
+
+
+def values_of(answer: Any) -> list[Any]:
+    entries = answer.get("models", [answer])
+    return [value for entry in entries for value in entry.values()]
+
+
+def test_the_short_lists_hold_every_entry_unless_a_page_is_asked_for(service: Service) -> None:
+    service.rest()
+    body = {"model_name": "tuneship-tiny"}
+    made = [
+        service.call("POST", "/v1/deployments", json={**body, "deployment_name": f"d{number}"})
+        for number in range(27)
+    ]
+    assert {one.status_code for one in made} == {201}
+    short = asked(service, "simplified", "GET", "/v1/deployments")["deployments"]
+    assert [one["deployment_id"] for one in short] == [one.json()["id"] for one in made][::-1]
+    page = asked(service, "simplified", "GET", "/v1/deployments?limit=5&offset=20")["deployments"]
+    assert page == short[20:25]
+    assert len(asked(service, "full", "GET", "/v1/deployments")["deployments"]) == 20
+    tuned = [
+        {
+            "id": f"ft:tuneship-tiny:m:{number:024}", "client_id": "alice", "tags": {},
+            "created_at": service.clock(), "updated_at": service.clock(), "name": "m",
+            "base_model": "tuneship-tiny", "job_id": f"ft_{number:024}", "blob": f"b{number}",
+            "fine_tuning_method": "lora", "sha256": {},
+        }
+        for number in range(30)
+    ]  # fmt: skip
+    with service.database.write() as connection:
+        for row in tuned:
+            rows.insert(connection, tables.models, row)
+    every = asked(service, "simplified", "GET", "/v1/models")["models"]
+    assert {one["id"] for one in tuned} <= {one["id"] for one in every}
+
+
+def test_a_strict_profile_leaves_out_what_a_base_model_does_not_have(service: Service) -> None:
+    (base,) = asked(service, "full", "GET", "/v1/models?limit=1")["models"]
+    assert set(base) == {"id", "name", "tags"}
+    assert asked(service, "full", "GET", f"/v1/models/{base['id']}") == base
+    for path in ("/v1/models", f"/v1/models/{base['id']}"):
+        assert None not in values_of(asked(service, "simplified", "GET", path))
+    both = asked(service, "auto", "GET", f"/v1/models/{base['id']}")
+    assert both["base_model"] is both["created_at"] is None
 
 
 def test_the_header_wins_over_the_clients_profile_and_that_over_the_services(start: Start) -> None:

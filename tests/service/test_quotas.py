@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.in_process import LINES, Service, jsonl
+from tests.service.in_process import LINES, Service, jsonl, split
+from tuneship.service.http.border import InFlight
 
 pytestmark = pytest.mark.both_databases
 
@@ -32,8 +33,22 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
+    service.limit(merges=InFlight(each=64, together=128))  # the quota is to refuse them
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})
+
+
+def endpoint(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
+    """Of both kinds: they count together, and one that was deleted does not."""
+    made = service.deployment("first")
+    service.endpoint("first", made)
+    gone = service.endpoint("gone", made)
+    assert service.call("DELETE", f"/v1/endpoints/{gone}").status_code == 200
+    kinds = [
+        ("/v1/endpoints", lambda name: {"name": name, "deployment_id": made}),
+        ("/v1/canary-endpoints", lambda name: split({made: 100}, name=name)),
+    ]
+    return lambda number: (kinds[number % 2][0], {"json": kinds[number % 2][1](f"e{number}")})
 
 
 @pytest.mark.parametrize(
@@ -41,6 +56,7 @@ def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
     [
         pytest.param(job, {"maximum_active_jobs": 2}, id="jobs"),
         pytest.param(deployment, {"maximum_deployments": 2}, id="deployments"),
+        pytest.param(endpoint, {"maximum_endpoints": 2}, id="endpoints"),
         pytest.param(merge, {"maximum_datasets": 3}, id="datasets"),
         pytest.param(merge, {"maximum_dataset_bytes": 4 * len(jsonl(*LINES))}, id="bytes"),
     ],

@@ -1,13 +1,16 @@
 """Windows of requests are exact, every answer says where they stand, and quotas are none of them."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from tests.service.in_process import Service
+from tuneship.service.access import new_key
+from tuneship.service.forwarding import source_of
 from tuneship.service.rates import FAILURES_PER_MINUTE, RateLimits
 from tuneship.store import rows, tables
 
@@ -31,7 +34,30 @@ def test_every_authenticated_answer_says_where_its_window_stands(start: Start) -
     assert 0 < wait <= 60
     generated = service.call("POST", "/v1/deployments/dep_x/generate", json={"prompt": "a"})
     assert generated.headers["x-ratelimit-limit"] == "9"
-    assert "x-ratelimit-limit" not in service.call("GET", "/v1/datasets", None).headers
+
+
+def test_a_refused_key_is_told_how_many_failures_are_left(service: Service) -> None:
+    limited(service, control=50)
+    wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
+    answers = asked_from_one_address(service, [wrong] * (FAILURES_PER_MINUTE + 1))
+    limit, left = "x-ratelimit-limit", "x-ratelimit-remaining"
+    assert {one.headers[limit] for one in answers} == {str(FAILURES_PER_MINUTE)}
+    assert [int(one.headers[left]) for one in answers] == [*range(19, -1, -1), 0]
+    assert all(int(one.headers["x-ratelimit-reset"]) > 0 for one in answers)
+    for path in ("/healthz", "/readyz", "/openapi.json"):  # nothing is counted there
+        assert limit not in service.call("GET", path, None).headers
+
+
+def asked_from_one_address(
+    service: Service, callers: Sequence[dict[str, str]]
+) -> list[httpx.Response]:
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(
+            transport=service.transport(), base_url="http://service.test"
+        ) as http:
+            return [await http.get("/v1/datasets", headers=headers) for headers in callers]
+
+    return service.run(ask())
 
 
 def limited(service: Service, control: int, generate: int = 0) -> "SetClock":
@@ -127,18 +153,64 @@ def test_windows_of_the_past_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(limits._counts) < 250
 
 
-def test_a_source_that_guesses_is_held_off_before_any_look_up(service: Service) -> None:
+def test_a_source_that_guesses_is_held_off_and_good_keys_from_there_are_not(
+    service: Service,
+) -> None:
+    """Behind one address may be a whole hospital with one stale agent. The good keys were never used before."""
+    limited(service, control=0)
+    good = [service.key_headers("alice"), service.key_headers("bob")]
+    revoked = service.key_headers("alice")
+    service.keys.revoke(revoked["Authorization"].removeprefix("Bearer ")[4:12])
+    wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
+    crossed = {**good[0], "X-Client-ID": "bob"}
+    made_up = {"Authorization": f"Bearer {new_key()}", "X-Client-ID": "alice"}
+    bad = [wrong, crossed, made_up, revoked, {}]
+    answers = asked_from_one_address(
+        service, [*[wrong] * FAILURES_PER_MINUTE, *bad, *good, wrong, *good]
+    )
+    statuses = [one.status_code for one in answers]
+    assert statuses[:FAILURES_PER_MINUTE] == [401] * FAILURES_PER_MINUTE
+    held_off = answers[FAILURES_PER_MINUTE : FAILURES_PER_MINUTE + len(bad)]
+    assert [one.status_code for one in held_off] == [429] * len(bad)
+    texts = {one.text.replace(one.headers["x-request-id"], "") for one in held_off}
+    assert len(texts) == 1, "what is wrong with a key is not told"
+    assert all(1 <= int(one.headers["retry-after"]) <= 60 for one in held_off)
+    assert statuses[FAILURES_PER_MINUTE + len(bad) :] == [200, 200, 429, 200, 200]
+
+
+def test_keys_that_are_made_up_cost_a_source_that_is_held_off_no_look_ups(
+    service: Service,
+) -> None:
     limited(service, control=0)
     wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
+    asked_from: list[str] = []
 
-    async def guess(number: int) -> list[httpx.Response]:
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        asked_from.extend([statement] * ("FROM api_keys" in statement))
+
+    async def guess() -> list[int]:
         async with httpx.AsyncClient(
             transport=service.transport(), base_url="http://service.test"
         ) as http:
-            answers = [await http.get("/v1/datasets", headers=wrong) for _ in range(number)]
-            return [*answers, await http.get("/v1/datasets", headers=service.headers["alice"])]
+            for _ in range(FAILURES_PER_MINUTE):
+                await http.get("/v1/datasets", headers=wrong)
+            moment = service.clock()
+            service.keys._clock = lambda: moment  # all within one second
+            event.listen(service.database.engine, "before_cursor_execute", note)
+            answers = [
+                await http.get("/v1/datasets", headers={**wrong, "Authorization": f"Bearer {key}"})
+                for key in (new_key() for _ in range(200))
+            ]
+            return [one.status_code for one in answers]
 
-    answers = service.run(guess(FAILURES_PER_MINUTE + 1))
-    assert [one.status_code for one in answers] == [401] * FAILURES_PER_MINUTE + [429, 429]
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
-    assert service.call("GET", "/v1/datasets").status_code == 200  # another address
+    assert service.run(guess()) == [429] * 200
+    assert len(asked_from) == 1
+
+
+def test_a_network_of_ipv6_is_one_source() -> None:
+    limits = RateLimits(0, 0, SetClock())
+    for number in range(FAILURES_PER_MINUTE):
+        limits.count_failure(source_of(f"2001:db8:1:2::{number:x}"))
+    assert limits.failures(source_of("2001:db8:1:2:ffff::1")).exceeded
+    assert not limits.failures(source_of("2001:db8:1:3::1")).exceeded
+    assert source_of("::ffff:10.0.0.1") == source_of("10.0.0.1") == "10.0.0.1"

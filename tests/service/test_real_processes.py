@@ -23,11 +23,11 @@ from tests.service.processes import (
     trainer_at_work,
 )
 from tests.waiting import is_alive, until
-from tuneship.cli import DIRECTORY_IN_USE
 from tuneship.client import ApiError, BadResponse, Client, ServiceUnreachable
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.generation import Generate
 from tuneship.contract.jobs import JobCreate
+from tuneship.store.database import IN_USE
 
 pytestmark = pytest.mark.slow
 EPOCHS = 40
@@ -156,7 +156,7 @@ def test_a_second_service_on_the_folder_is_refused(serve: Serve) -> None:
     second = subprocess.run(
         [*command, str(serve.data_dir)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert second.returncode == DIRECTORY_IN_USE
+    assert second.returncode == IN_USE
     assert re.fullmatch(r"tuneship: another service runs on .*\n", second.stderr)
 
 

@@ -1,6 +1,7 @@
 """A security setting has its effect, or is refused by name; what this host can do is told."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,61 @@ def test_an_address_that_was_forwarded_is_believed_from_a_declared_proxy_only(
         headers={"X-Forwarded-For": "10.9.1.1"},
     )
     assert answer.status_code == status
+
+
+OF_PROXIES = [
+    "Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto",
+    "X-Forwarded-Server", "X-Original-Forwarded-For", "X-Real-IP", "X-Client-IP", "Client-IP", "True-Client-IP",
+    "CF-Connecting-IP", "CF-Connecting-IPv6", "Fastly-Client-IP", "Fly-Client-IP", "X-Cluster-Client-IP",
+    "X-ProxyUser-IP", "WL-Proxy-Client-IP", "X-Azure-ClientIP", "X-NF-Client-Connection-IP", "X-Amzn-Trace-Id",
+]  # fmt: skip
+"""Headers by which a proxy shows itself."""
+
+
+def generated(service: Service, deployment: str, headers: dict[str, str]) -> int:
+    path = f"/v1/deployments/{deployment}/generate"
+    return service.call("POST", path, json={"prompt": "a"}, headers=headers).status_code
+
+
+def test_behind_a_proxy_that_nobody_declared_a_private_deployment_does_not_exist(
+    start: Callable[..., Service],
+) -> None:
+    """Whatever the header says: that there is one is enough. The same rule holds for hipaa mode."""
+    service = start()
+    service.listen()
+    service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=90))
+    private = service.deployment("private", security_settings={"private_endpoints": True})
+    mode = service.deployment("mode", security_settings={"compliance_mode": "hipaa"})
+    public = service.deployment("public")
+    assert [generated(service, one, {}) for one in (private, mode)] == [200, 200]
+    for name in OF_PROXIES:
+        header = {name: "127.0.0.1"}
+        statuses = [generated(service, one, header) for one in (private, mode, public)]
+        assert statuses == [404, 400, 200], name
+
+
+@pytest.mark.parametrize(
+    ("headers", "statuses"),
+    [
+        ({"X-Forwarded-For": "10.9.1.1", "X-Forwarded-Proto": "https"}, [200, 200]),
+        ({"X-Forwarded-For": "10.9.1.1", "X-Forwarded-Proto": "http"}, [200, 400]),
+        ({"X-Forwarded-For": "10.9.1.1"}, [200, 400]),
+        ({"X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}, [404, 404]),
+        ({"X-Forwarded-For": "10.9.1.1, "}, [404, 400]),
+        ({"Forwarded": "for=10.9.1.1;proto=https"}, [404, 400]),
+        ({"X-Real-IP": "10.9.1.1", "X-Forwarded-Proto": "https"}, [404, 404]),
+    ],
+)
+def test_a_declared_proxy_has_to_say_the_address_and_the_scheme(
+    start: Callable[..., Service], headers: dict[str, str], statuses: list[int]
+) -> None:
+    """In the headers that are read: otherwise the address would be the proxy's own, which may be a private one."""
+    service = start(trusted_proxies="127.0.0.0/8", private_networks="10.9.0.0/16,127.0.0.0/8")
+    service.listen()
+    service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=90))
+    private = service.deployment("private", security_settings={"private_endpoints": True})
+    mode = service.deployment("mode", security_settings={"compliance_mode": "hipaa"})
+    assert [generated(service, one, headers) for one in (private, mode)] == statuses
 
 
 @pytest.mark.parametrize(

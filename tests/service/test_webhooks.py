@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from standardwebhooks import Webhook as Verifier
 
+from deployments.local import bridge_opened
 from tests.events.receiver import Receiver, answer, listening
 from tests.service.in_process import OWN_PORT, Service
 from tuneship.contract.common import render_time
@@ -22,6 +23,7 @@ from tuneship.contract.events import KINDS, SUBSCRIPTIONS
 from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, WebhookUpdate
 from tuneship.events import schedule
 from tuneship.events.connector import LOOKUPS
+from tuneship.settings import LocalSettings
 from tuneship.store import events, tables
 
 Start = Callable[..., Service]
@@ -64,7 +66,20 @@ def local(start: Start) -> Iterator[tuple[Service, Receiver]]:
     service.run(stack.aclose())
 
 
+def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: Start) -> None:
+    """Any tenant may register one, and the Prefect server asks nobody for a key."""
+    local = LocalSettings()
+    chosen = bridge_opened(local)["TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS"]
+    service = start(webhook_allow_http_hosts=chosen)
+    create(service, url=f"http://127.0.0.1:{local.bridge_port}/")
+    for scheme in ("http", "https"):
+        url = f"{scheme}://127.0.0.1:{local.prefect_port}/api/deployments/d/pause_deployment"
+        refused = service.call("POST", "/v1/webhooks", "alice", json=HOOK | {"url": url})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "validation_error")
+
+
 def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service) -> None:
+    """A client has as many threads as there are look-ups, so its others wait; another client is told to come back."""
     may_answer = threading.Event()
     asked: list[str] = []
 
@@ -79,7 +94,13 @@ def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service)
     async def ask() -> list[httpx.Response]:
         posts = [
             asyncio.create_task(service.ask("POST", "/v1/webhooks", json=HOOK))
-            for _ in range(LOOKUPS + 3)
+            for _ in range(LOOKUPS)
+        ]
+        while len(asked) < LOOKUPS:  # noqa: ASYNC110 - threads have no event of the loop
+            await asyncio.sleep(0.02)
+        posts += [
+            asyncio.create_task(service.ask("POST", "/v1/webhooks", "bob", json=HOOK))
+            for _ in range(3)
         ]
         done, _ = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
         while len(done) < 3:

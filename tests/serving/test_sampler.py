@@ -5,8 +5,11 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tuneship.serving.sampler import choose
+from tuneship.serving.sequence import GREEDY_BELOW
 
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
@@ -17,6 +20,37 @@ def pick(logits: torch.Tensor, temperature: float, top_p: float, draw: float) ->
 
 def test_temperature_zero_takes_the_likeliest_token_whatever_is_drawn() -> None:
     assert {pick(LOGITS, 0, 1, draw) for draw in (0.0, 0.5, 0.999)} == {0}
+
+
+@given(
+    temperature=st.floats(5e-324, 2.0),
+    logits=st.lists(
+        st.floats(-1e4, 1e4, width=32, allow_subnormal=False), min_size=2, max_size=40, unique=True
+    ),
+    top_p=st.floats(0.01, 1.0),
+    draw=st.floats(0.0, 1.0, exclude_max=True),
+)
+@example(temperature=5e-324, logits=[1.0, 2.0, -30.0], top_p=1.0, draw=0.99)
+@example(temperature=1e-38, logits=[1.0, 2.0, -30.0], top_p=0.9, draw=0.99)
+@example(temperature=1e-37, logits=[9e3, -1e4, 8e3], top_p=1.0, draw=0.5)
+@example(temperature=GREEDY_BELOW, logits=[-1e4, 1e4], top_p=1.0, draw=0.99)
+def test_at_any_temperature_a_token_is_taken_that_the_exact_distribution_allows(
+    temperature: float, logits: list[float], top_p: float, draw: float
+) -> None:
+    """Two that are closer than the temperature may both be taken; what lies 200 temperatures lower never is."""
+    chosen = pick(torch.tensor([logits]), temperature, top_p, draw)
+    assert max(logits) - logits[chosen] <= 200 * temperature
+    if temperature < GREEDY_BELOW:
+        assert logits[chosen] == max(logits)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-40, 1e-38, 1e-37, 1e-20, 1e-7, 9e-7])
+def test_what_is_colder_than_a_millionth_is_greedy_also_in_mixed_company(
+    temperature: float,
+) -> None:
+    rows = LOGITS.repeat(3, 1) * 100
+    _, tokens = choose(rows, [0.7, temperature, 0.0], [1, 0.9, 1], [0.0, 0.999, 0.999])
+    assert tokens == [0, 0, 0]
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9999])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.serving.scheduler import Scheduler
+from tuneship.serving.scheduler import RECENT_STEPS, Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
 
@@ -98,6 +98,68 @@ def test_queues_take_turns_so_that_a_hundred_requests_do_not_hold_up_one() -> No
         order += names(scheduler)
         scheduler.release(scheduler.running[0])
     assert order.endswith("a3 b1 ")
+
+
+def of_owner(owner: str, queue: str, number: int) -> Sequence:
+    request = GenerateRequest((1,), max_tokens=9, queue=queue, owner=owner)
+    return Sequence(f"{queue}{number} ", request, token_limit=9)
+
+
+def in_turn(scheduler: Scheduler, steps: int) -> str:
+    """Who runs, each for one step alone."""
+    order = ""
+    for _ in range(steps):
+        step(scheduler)
+        order += names(scheduler)
+        for one in list(scheduler.running):
+            scheduler.release(one)
+    return order
+
+
+def test_owners_take_turns_however_many_queues_each_has() -> None:
+    scheduler = Scheduler(rows=1, prompt_tokens=1)
+    for queue in range(50):
+        scheduler.add(of_owner("alice", f"a{queue}.", 0))
+    scheduler.add(of_owner("bob", "b.", 0))
+    scheduler.add(of_owner("bob", "c.", 0))
+    assert in_turn(scheduler, 2).split() == ["a0.0", "b.0"]
+    scheduler.add(of_owner("alice", "a1.", 1))  # its queue's turn, not a new one
+    assert in_turn(scheduler, 3).split() == ["a1.0", "c.0", "a2.0"]
+
+
+def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all() -> None:
+    scheduler = Scheduler(rows=4, prompt_tokens=100)
+    for number in range(10):
+        scheduler.add(of_owner("alice", f"a{number % 3}.", number))
+    step(scheduler)
+    assert len(scheduler.running) == 4
+    scheduler.add(of_owner("bob", "b.", 0))
+    scheduler.add(of_owner("bob", "b.", 1))
+    step(scheduler)
+    step(scheduler)
+    assert names(scheduler).count("b.") == 1
+    for number in range(20):
+        scheduler.add(of_owner(f"owner{number}", f"o{number}.", 0))
+    for _ in range(5):
+        step(scheduler)
+    assert len(scheduler.running) == scheduler.all_rows == 5
+
+
+def test_an_owner_has_half_of_the_rows_while_there_are_others() -> None:
+    """And all of them again a while after the last request of another."""
+    scheduler = Scheduler(rows=8, prompt_tokens=100)
+    scheduler.add(of_owner("bob", "b.", 0))
+    step(scheduler)
+    for number in range(20):
+        scheduler.add(of_owner("alice", "a.", number))
+    step(scheduler)
+    assert len(scheduler.running) == 1 + 4
+    scheduler.release(scheduler.running[0])
+    for _ in range(RECENT_STEPS):
+        step(scheduler)
+    assert len(scheduler.running) == 4
+    step(scheduler)
+    assert len(scheduler.running) == 8
 
 
 def test_without_a_queue_of_their_own_requests_wait_by_adapter() -> None:

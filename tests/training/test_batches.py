@@ -1,13 +1,12 @@
 """The order of the rows, and the rectangles they make."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneship.training.batches import collate, epoch_batches, limited_batches
 from tuneship.training.rows import Rows
-from tuneship.training.schedule import evaluation_steps, learning_rate
+from tuneship.training.schedule import learning_rate
 
 
 @given(
@@ -59,27 +58,3 @@ def test_the_rate_climbs_to_its_peak_and_falls_to_the_last_step() -> None:
     rates = [learning_rate(step, peak=1.0, warmup_steps=2, total_steps=6) for step in range(1, 7)]
     assert rates == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert learning_rate(1, peak=1.0, warmup_steps=0, total_steps=4) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("frequency", "expected"),
-    [
-        (0.25, {25, 50, 75, 100, 125, 150, 175, 200}),
-        (1, {100, 200}),
-        (0.3, {30, 60, 90, 120, 150, 180, 200}),
-        (64, {64, 128, 192, 200}),
-        (0.001, set(range(1, 201))),
-        (1000, {200}),
-    ],
-)
-def test_the_model_is_measured_at_the_asked_frequency_and_at_the_end(
-    frequency: float, expected: set[int]
-) -> None:
-    assert evaluation_steps(frequency, steps_per_epoch=100, total_steps=200) == expected
-
-
-def test_a_fraction_of_an_odd_epoch_is_never_skipped() -> None:
-    assert sorted(evaluation_steps(0.1, steps_per_epoch=30, total_steps=30)) == list(
-        range(3, 31, 3)
-    )
-    assert sorted(evaluation_steps(0.5, steps_per_epoch=5, total_steps=10)) == [3, 5, 8, 10]

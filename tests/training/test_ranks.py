@@ -21,7 +21,11 @@ from tuneship.training.spec import SIGNALLED
 if TYPE_CHECKING:
     from tests.training.conftest import Job, JobMaker
 
-ISOLATED = "from tuneship.runtime.isolation import isolate; isolate()"
+ISOLATED = (
+    "import os\nfrom pathlib import Path\nfrom tuneship.runtime.isolation import isolate\n"
+    "from tuneship.runtime.landlock import Places\n"
+    "os.environ['TMPDIR'] = {folder!r}\nisolate(Places((Path({base!r}),), (Path({folder!r}),)))"
+)
 MANY_EPOCHS = 10_000
 STAYS_BEFORE_STEP = """
 import pathlib, time
@@ -89,8 +93,10 @@ def test_several_devices_learn_what_one_learns_also_without_network(
 ) -> None:
     alone = make_job(lora_dropout=0.0, batch_size=batch_size)
     shared = make_job(lora_dropout=0.0, batch_size=batch_size, devices=devices)
+    folder = str(shared.directory.parent)
+    isolated = ISOLATED.format(base=shared.spec.base_model, folder=folder)
     assert alone.run() == 0
-    assert shared.run(ISOLATED) == 0
+    assert shared.run(isolated) == 0
     for expected, found in zip(curve(alone), curve(shared), strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
     told = [line["message"] for line in shared.of_kind("log")]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import random
+import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
@@ -39,6 +40,7 @@ class Options:
     """What a caller may set for a call beside its arguments."""
 
     idempotency_key: str | None = None
+    """None: creates, and changes that may be tried again, get a key of their own for each call."""
     if_match: str | None = None
     routing_key: str | None = None
     tries: int | None = None
@@ -72,7 +74,19 @@ class _Core:
         if self._left_s() <= needed_s:
             raise DeadlineExceeded(f"{name}: no answer before the deadline")
 
-    def _headers(self) -> dict[str, str]:
+    def _bound(self, operation: Operation[P, Any], *args: P.args, **kwargs: P.kwargs) -> Call:
+        """The request of one call, with the one key that all of its tries carry.
+
+        A create gets a key even for a single try: something between client and service may repeat it. Any other
+        change gets one only where this client may repeat it: who sends a change once reads back what became of it.
+        """
+        call, key = operation.bind(*args, **kwargs), self.options.idempotency_key
+        may_repeat = operation.is_creating or self._tries > 1
+        if key is None and operation.takes_idempotency_key and may_repeat:
+            key = secrets.token_hex(16)
+        return replace(call, idempotency_key=key)
+
+    def _headers(self, call: Call) -> dict[str, str]:
         headers = {
             "Authorization": f"Bearer {self.settings.api_key.get_secret_value()}",
             "X-Client-ID": self.settings.client_id,
@@ -80,7 +94,7 @@ class _Core:
             "X-API-Profile": "auto",  # the models hold the names of both references, whatever the service's default
         }
         extra = {
-            "Idempotency-Key": self.options.idempotency_key,
+            "Idempotency-Key": call.idempotency_key,
             "If-Match": self.options.if_match,
             "X-Routing-Key": self.options.routing_key,
         }
@@ -91,7 +105,7 @@ class _Core:
             "method": call.method,
             "url": base_url(self.settings.url) + call.path,
             "params": list(call.query),
-            "headers": self._headers(),
+            "headers": self._headers(call),
         }
         left_s = self._left_s()
         if self.options.timeout_s is not None:
@@ -114,7 +128,7 @@ class _Core:
     def _stream_arguments(self, call: Call, patience_s: float) -> dict[str, Any]:
         patience = httpx.Timeout(patience_s, connect=self.settings.connect_timeout_s)
         arguments = {"timeout": patience} | self._arguments(call)
-        return arguments | {"headers": self._headers() | {"Accept": MEDIA}}
+        return arguments | {"headers": self._headers(call) | {"Accept": MEDIA}}
 
     def _trust(self) -> ssl.SSLContext | bool:
         file = self.settings.ca_file
@@ -222,7 +236,9 @@ class Client(_Core):
 
     def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `ApiError`, `BadResponse` or `ServiceUnreachable`."""
-        talk = converse(operation, operation.bind(*args, **kwargs), self._tries, random.random)
+        talk = converse(
+            operation, self._bound(operation, *args, **kwargs), self._tries, random.random
+        )
         answer: Answer | None = None
         try:
             while True:
@@ -352,7 +368,9 @@ class AsyncClient(_Core):
 
     async def call(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call any declared operation. Raises `ApiError`, `BadResponse` or `ServiceUnreachable`."""
-        talk = converse(operation, operation.bind(*args, **kwargs), self._tries, random.random)
+        talk = converse(
+            operation, self._bound(operation, *args, **kwargs), self._tries, random.random
+        )
         answer: Answer | None = None
         try:
             while True:

@@ -8,11 +8,18 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import unquote
 
 import httpx
 from pydantic import ValidationError
 
-from tuneship.contract.errors import BadResponse, ServiceUnreachable, error_from_answer
+from tuneship.contract.errors import (
+    BadResponse,
+    ModelNotFound,
+    ResourceNotFound,
+    ServiceUnreachable,
+    error_from_answer,
+)
 from tuneship.contract.operation import Call, Operation
 from tuneship.contract.retry_after import seconds_to_wait
 
@@ -22,6 +29,8 @@ R = TypeVar("R")
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_PAUSE_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
+PAUSES_WHILE_BUSY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Together as long as the service keeps a key for a request that does not end."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +56,17 @@ def converse(
 ) -> Conversation[R]:
     """Send `call` up to `tries` times and return the reply, or raise what the last try brought.
 
-    `draw` gives a number in [0, 1) for the jitter (full jitter, 0.5 s to 30 s; a `Retry-After` wins).
+    `draw` gives a number in [0, 1) for the jitter (full jitter, 0.5 s to 30 s; a `Retry-After` wins). A DELETE whose
+    answer was lost has succeeded when its repeat finds nothing: both times the caller gets what was asked for.
     """
     failure: Exception | None = None
+    may_be_deleted = False
     for attempt in range(1, tries + 1):
-        answer = yield call
-        if answer is None:
-            raise RuntimeError("a request was yielded and no answer was sent")
+        answer = yield from _answered(call)
         failure, pause = judge(operation, answer)
+        if may_be_deleted and isinstance(failure, ResourceNotFound | ModelNotFound):
+            return _deleted(operation, call)
+        may_be_deleted |= call.method == "DELETE" and _may_have_been_obeyed(answer)
         if failure is None and answer.response is not None:
             if attempt == tries or call.method != "GET" or _is_json(answer.response):
                 return _reply(operation, answer.response)
@@ -66,6 +78,49 @@ def converse(
             call.file.seek(0)
         yield Pause(backoff(pause, attempt, draw))
     raise failure or BadResponse(f"{operation.name}: no answer")
+
+
+def _answered(call: Call) -> Conversation[Answer]:
+    """Send the call; while the service is still at an earlier try of it, wait for that one's answer.
+
+    To give up instead would let the caller begin a new call, with a new key, of what is being done already.
+    """
+    pauses = iter(PAUSES_WHILE_BUSY_S)
+    while True:
+        answer = yield call
+        if answer is None:
+            raise RuntimeError("a request was yielded and no answer was sent")
+        seconds = next(pauses, None) if _is_still_busy(call, answer) else None
+        if seconds is None:
+            return answer
+        yield Pause(seconds)
+        if call.file is not None:
+            call.file.seek(0)
+
+
+def _is_still_busy(call: Call, answer: Answer) -> bool:
+    response = answer.response
+    return (
+        call.idempotency_key is not None
+        and response is not None
+        and response.status_code == 409
+        and response.headers.get("x-should-retry") == "true"
+    )
+
+
+def _may_have_been_obeyed(answer: Answer) -> bool:
+    """Whether the service may have acted although its answer did not come through."""
+    if answer.response is not None:
+        return answer.response.status_code in (502, 504)  # of a proxy
+    never_sent = httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
+    return not isinstance(answer.failure, never_sent)
+
+
+def _deleted(operation: Operation[..., R], call: Call) -> R:
+    """The reply that was lost, as far as anybody needs it; its fields are those of every reply to a DELETE."""
+    identifier = unquote(call.path.rpartition("/")[2])
+    fields = {"id": identifier, "deleted": True, "status": "deleted"}
+    return operation.reply_type.validate_python(fields)
 
 
 def backoff(pause: float, failures: int, draw: Callable[[], float]) -> float:

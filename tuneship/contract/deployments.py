@@ -378,7 +378,7 @@ def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> 
     "/v1/deployments/{deployment_id}",
     scope="deployments:write",
     refusals=(DeploymentError,),
-    headers=("X-API-Profile",),
+    headers=("If-Match", "X-API-Profile"),
 )
 def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
     """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""

@@ -262,6 +262,7 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     "/v1/canary-endpoints/{endpoint_id}/lease",
     scope="endpoints:write",
     refusals=((InvalidRequestError, 409),),
+    headers=("If-Match",),
 )
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
     """Renew or end the lease (additive); 409 when none is running."""

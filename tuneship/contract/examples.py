@@ -47,7 +47,7 @@ def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
 def decode_line(line: bytes) -> Mapping[str, Any]:
     """The JSON object of a line. Raises `ExampleProblem`."""
     try:
-        value = strict_json.parse(line)
+        value = strict_json.parse(line, strict_json.MOST_VALUES_OF_LINE)
     except strict_json.JsonRefused as refused:
         code = "invalid_utf8" if refused.fault == "nul" else refused.fault
         raise ExampleProblem(code, None, refused.message) from None

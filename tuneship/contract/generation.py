@@ -49,7 +49,10 @@ class Generate(CreateRequest):
         AfterValidator(lambda turns: turns and _answerable(turns)),
     ] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")] = None
+    temperature: Annotated[
+        float | None,
+        Field(ge=0, le=2, description="0 is greedy, and so is anything below 0.000001."),
+    ] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = Field(
         default_factory=list[str], description="Texts that end the completion; they are cut off."

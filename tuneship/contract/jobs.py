@@ -262,6 +262,15 @@ class JobMetrics(Reply):
     accuracy: list[float | None]
     perplexity: list[float | None]
     created_at: Timestamp
+    thinned: Annotated[
+        Literal[True] | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. The job has more than 5,000 steps, and some are left out: kept are the first and "
+            "the last 250, every step at which the model was measured (of more than 2,500 the best and every nth), "
+            "and every nth between.",
+        ),
+    ] = None
 
 
 class JobLogEntry(Reply):

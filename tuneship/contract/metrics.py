@@ -1,7 +1,8 @@
 """Deployment metrics on the wire (§4.5). Series arrays may hold nulls on a foreign server, so they are read leniently.
 
 Additive to the description: `complete`, `latency.histogram`, `error_rate.request_count` and `error_count`,
-`token_usage.empty_count`. The gates (`tuneship/gates/series.py`) decide from these series, never from `summary`.
+`token_usage.empty_count`, `summary_start_time` and `summary_end_time`. The gates (`tuneship/gates/series.py`) decide
+from these series, never from `summary`.
 """
 
 from datetime import datetime
@@ -75,7 +76,7 @@ class MetricSeries(Reply):
 
 
 class LatencySummary(Reply):
-    """Weighted by requests; null without any."""
+    """Weighted by requests; every field is null where no request succeeded: 0 ms would be the best of all."""
 
     average: float | None = None
     p50: float | None = None
@@ -123,6 +124,18 @@ class DeploymentMetrics(Reply):
     interval: str
     metrics: MetricSeries
     summary: MetricSummary
+    summary_start_time: Annotated[
+        Timestamp | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. What `summary` counts begins here: `start_time` to the second, or to the minute "
+            "where it is more than two days ago.",
+        ),
+    ] = None
+    summary_end_time: Annotated[
+        Timestamp | None,
+        Field(exclude_if=absent, description="Additive. And ends before this moment."),
+    ] = None
 
 
 Interval = Annotated[

@@ -17,7 +17,7 @@ from tuneship.contract.common import (
     Tags,
     Timestamp,
 )
-from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
+from tuneship.contract.errors import InvalidRequestError, ModelNotFound
 from tuneship.contract.operation import operation
 
 
@@ -109,7 +109,7 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
     "DELETE",
     "/v1/models/{model_id:path}",
     scope="models:write",
-    refusals=(ModelNotFound, DeploymentError, (InvalidRequestError, 409)),
+    refusals=(ModelNotFound, (InvalidRequestError, 409)),
 )
 def delete_model(model_id: ModelId) -> Deleted:
     """Delete a fine-tuned model and its files; one that a deployment names is kept."""

@@ -257,6 +257,8 @@ METRICS = {
         "error_rate": {"average_percentage": 0.0, "request_count": 600, "error_count": 0},
         "token_usage": {"total": 18_000, "input": 12_600, "output": 5_400},
     },
+    "summary_start_time": NOON,
+    "summary_end_time": LATER,
 }
 
 RECEIVER = {

@@ -49,6 +49,8 @@ class Call:
     body: dict[str, Any] | None = None
     form: dict[str, Any] | None = None
     file: BinaryIO | None = None
+    idempotency_key: str | None = None
+    """The same for every try of the call, so that a repeat of what was obeyed changes nothing."""
 
 
 @dataclass(frozen=True)

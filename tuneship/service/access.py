@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
+from tuneship.startup import StartupError
 from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.database import Database
 from tuneship.store.private_files import write_private
@@ -77,6 +78,13 @@ def key_id(key: str) -> str | None:
     return key[KEY_PART] if matches else None
 
 
+def _key_in(authorization: str) -> str | None:
+    """The key of a header `Authorization: Bearer ...`."""
+    scheme, _, key = authorization.partition(" ")
+    is_one = scheme.lower() == "bearer" and len(authorization) <= LONGEST_HEADER
+    return key if is_one else None
+
+
 def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
     """Whether a key is neither revoked nor, at a moment, expired."""
     expires: datetime | None = row["expires_at"]
@@ -115,6 +123,8 @@ class Keys:
         self._pepper = pepper
         self._clock = clock
         self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
+        self._issued: tuple[float, frozenset[str]] | None = None
+        """When the ids of all keys were last read, and what they were."""
         self._noted: dict[str, datetime] = {}
         self._unstored: set[str] = set()
 
@@ -225,9 +235,9 @@ class Keys:
         """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
         if len(authorization) != 1 or len(client_ids) != 1:
             raise AuthenticationError("one Authorization and one X-Client-ID header are required")
-        scheme, _, key = authorization[0].partition(" ")
-        public = key_id(key) if scheme.lower() == "bearer" else None
-        if public is None or len(authorization[0]) > LONGEST_HEADER:
+        key = _key_in(authorization[0])
+        public = None if key is None else key_id(key)
+        if key is None or public is None:
             raise AuthenticationError("the Authorization header holds no API key of this service")
         row, now, digest = self._row(public), self._clock(), self._hash(key)
         if (
@@ -240,6 +250,24 @@ class Keys:
         self._note_use(public, now)
         lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
         return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+
+    def knows_issued(self) -> bool:
+        """Whether `has_issued` need not ask the database."""
+        return self._issued is not None and self._is_fresh(self._issued[0])
+
+    def has_issued(self, authorization: list[str]) -> bool:
+        """Whether there is a key of the id that a header names, whatever its secret.
+
+        All ids are read together, at most once a second: whoever makes up keys costs no look-up each.
+        """
+        issued = self._issued
+        if issued is None or not self._is_fresh(issued[0]):
+            moment = self._clock().timestamp()
+            with self._database.read() as connection:
+                issued = moment, frozenset(connection.scalars(sa.select(api_keys.c.id)))
+            self._issued = issued
+        key = _key_in(authorization[0]) if authorization else None
+        return key is not None and key_id(key) in issued[1]
 
     def is_at_hand(self, authorization: list[str]) -> bool:
         """Whether `recognise` need not ask the database: then it may run on the event loop."""
@@ -298,14 +326,31 @@ def read_credentials(file: Path) -> dict[str, str]:
     return cast("dict[str, str]", found) if isinstance(found, dict) else {}
 
 
-class MasterKeyDamaged(ValueError):
+class MasterKeyDamaged(StartupError):
     """The file does not hold what was written into it: nothing that was sealed or hashed with it can be used."""
 
 
+class MasterKeyMissing(StartupError):
+    """There is a database that was made with a master key, and no file with that key."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(
+            f"the master key {file} is missing, and another one would open nothing in the database: "
+            "put it back, mount its place, or name the right file by TUNESHIP_MASTER_KEY_FILE"
+        )
+
+
 def read_or_make_secret(file: Path) -> bytes:
-    """32 random bytes, made at the first start. Raises `MasterKeyDamaged`."""
+    """The master key; it is made where there is none, so call it only for a new database. Raises `MasterKeyDamaged`."""
     if not file.is_file():
         write_private(file, secrets.token_hex(SECRET_BYTES) + "\n")
+    return read_secret(file)
+
+
+def read_secret(file: Path) -> bytes:
+    """The master key. Raises `MasterKeyMissing`, `MasterKeyDamaged`."""
+    if not file.is_file():
+        raise MasterKeyMissing(file)
     try:
         secret = bytes.fromhex(file.read_text().strip())
     except ValueError:

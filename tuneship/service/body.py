@@ -9,9 +9,9 @@ from tuneship.contract.errors import InvalidRequestError
 
 IDLE_S = 15.0
 JSON_BODY_S = 30.0
-SLOW_START_S = 30.0
+WINDOW_S = 30.0
 SLOWEST_UPLOAD = 64 << 10
-"""Bytes a second on average, after the slow start."""
+"""Bytes a second, on average over each window: what came fast before does not pay for a crawl afterwards."""
 
 
 class Patience:
@@ -24,31 +24,37 @@ class Patience:
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` counts seconds; the time runs from the first wait for the body."""
+        """`clock` counts seconds; only those count in which the service waits for the caller."""
         media = dict(scope["headers"]).get(b"content-type", b"")
         self._is_upload = media.startswith(b"multipart/")
         self._receive = receive
         self._idle_s = idle_s
         self._clock = clock
-        self._started: float | None = None
-        self._size = 0
+        self._waited = 0.0
+        self._window_waited, self._window_size = 0.0, 0
         self._whole = False
 
     async def receive(self) -> Any:
         """The next message; after the body only a disconnect can come, and that may take any time."""
         if self._whole:
             return await self._receive()
-        if self._started is None:
-            self._started = self._clock()
-        passed = self._clock() - self._started
-        left = self._idle_s if self._is_upload else min(self._idle_s, JSON_BODY_S - passed)
+        began = self._clock()
+        left = self._idle_s if self._is_upload else min(self._idle_s, JSON_BODY_S - self._waited)
         try:
             async with asyncio.timeout(left):
                 message = await self._receive()
         except TimeoutError:
             raise InvalidRequestError("the body did not come in time", status=408) from None
-        self._size += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
-        if passed > SLOW_START_S and self._size < passed * SLOWEST_UPLOAD:
-            raise InvalidRequestError("the body came too slowly", status=408)
+        self._count(self._clock() - began, len(message.get("body", b"")))
         return message
+
+    def _count(self, waited: float, size: int) -> None:
+        self._waited += waited
+        self._window_waited += waited
+        self._window_size += size
+        if self._window_waited < WINDOW_S:
+            return
+        if self._window_size < self._window_waited * SLOWEST_UPLOAD:
+            raise InvalidRequestError("the body came too slowly", status=408)
+        self._window_waited, self._window_size = 0.0, 0

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
+from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
 OUR_RUNTIME = "replica"
@@ -28,12 +29,14 @@ FALLBACK_CONTEXT = 2048
 """Tokens, for a configuration that names no length."""
 LONGEST_HEAD = 100_000_000
 """Bytes; the limit of the format's own library."""
+COMPOSED = {None: 1, "NFC": 4}
+"""How many characters one may be made of by what a tokenizer does to a text first."""
 LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
 """How families name the part of a tensor's name that counts layers: Llama and most others, Falcon, MPT."""
 SHIPPED = Path(__file__).parents[1] / "base_models"
 
 
-class CatalogueFault(Exception):
+class CatalogueFault(StartupError):
     """The catalogue file or a checkpoint that it names cannot be used."""
 
 
@@ -109,11 +112,53 @@ class BaseModel:
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
         try:
-            return cast("Any", Tokenizer).from_file(str(self.path / "tokenizer.json"))
+            # Not `from_file`: it reads with the interpreter's lock held, and a file that hangs stops every thread.
+            return cast("Any", Tokenizer).from_buffer((self.path / "tokenizer.json").read_bytes())
         except (
             Exception
         ) as error:  # tokenizers raises bare exceptions, whatever is wrong with its file
             raise CatalogueFault("its tokenizer.json cannot be read") from error
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of text that one token stands for at most; None where the tokenizer may take text away.
+
+        It is known of tokenizers that cut bytes: those of GPT-2, Llama 3, Qwen and ours.
+        """
+        rules: Any = json.loads(cast("Any", self.tokenizer).to_str())
+        cuts: Any = rules["pre_tokenizer"] or {"type": None}
+        steps: list[Any] = cuts.get("pretokenizers") or [cuts]
+        kinds = {one["type"] for one in steps}
+        vocabulary: dict[str, int] = rules["model"].get("vocab", {})
+        alphabet: list[str] = cast("Any", pre_tokenizers.ByteLevel).alphabet()
+        normalizer: str | None = (rules["normalizer"] or {"type": None})["type"]
+        takes_away = (
+            normalizer not in COMPOSED
+            or rules["model"]["type"] != "BPE"
+            or not {"ByteLevel"} <= kinds <= {"ByteLevel", "Digits", "Split"}
+            or any(one.get("behavior") == "Removed" for one in steps)
+            or any(one["lstrip"] or one["rstrip"] for one in rules["added_tokens"])
+            or not vocabulary.keys() >= set(alphabet)
+        )
+        if takes_away:
+            return None
+        return COMPOSED[normalizer] * max(map(len, vocabulary))
+
+    def is_surely_longer(self, characters: int, tokens: int) -> bool:
+        """Whether a text of this many characters has more than `tokens` tokens, as far as its length alone says."""
+        if characters <= tokens:  # hardly any token is shorter than a character
+            return False
+        return self.longest_token is not None and characters > tokens * self.longest_token
+
+    @cached_property
+    def special_texts(self) -> "re.Pattern[str] | None":
+        """Finds the tokenizer's special tokens in a text. Raises `CatalogueFault`."""
+        return special_texts(self.tokenizer)
+
+    @cached_property
+    def normalized_special_texts(self) -> "re.Pattern[str] | None":
+        """Finds those that the tokenizer looks for in normalized text. Raises `CatalogueFault`."""
+        return special_texts(self.tokenizer, is_normalized=True)
 
     @cached_property
     def template(self) -> PromptTemplate:
@@ -132,6 +177,18 @@ class BaseModel:
             if found is not None:
                 return (found,) if isinstance(found, int) else tuple(found)
         return ()
+
+
+def special_texts(tokenizer: Tokenizer, *, is_normalized: bool = False) -> "re.Pattern[str] | None":
+    """Finds special tokens in a text, the longest first; None for a tokenizer without any (such) ones."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    texts = {
+        one.content
+        for one in added
+        if one.special and one.content.strip() and (one.normalized or not is_normalized)
+    }
+    ordered = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def _object(file: Path) -> dict[str, Any]:

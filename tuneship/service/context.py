@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +16,7 @@ from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import Window
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.service.catalogue import Catalogue
+from tuneship.service.clock_watch import ClockWatch
 from tuneship.service.cursors import Cursors
 from tuneship.service.drain import Drain
 from tuneship.service.hipaa import Caller, is_in_mode, refuse_use
@@ -23,16 +24,20 @@ from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.keyring import Keyring
 from tuneship.service.log_recorder import LogRecorder
 from tuneship.service.streaming import Bell
+from tuneship.service.threads import RequestThreads
 from tuneship.service.trail import Trail
 from tuneship.service.under_way import UnderWay
 from tuneship.settings import ApiProfile, ServiceSettings
-from tuneship.store import deployment_logs, metric_windows, rows, tables
+from tuneship.store import deployment_logs, job_records, metric_windows, rows, tables
 from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
 from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
+
+MOST_ROWS = 2**31 - 1
+"""More than any tenant has of anything."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,13 @@ class Parts:
     """Whether worker processes have no network on this host."""
     draw: Callable[[], int]
     """A random number in [0, 10000) for the split."""
+    clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     under_way: UnderWay = field(default_factory=UnderWay)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
     bell: Bell = field(default_factory=Bell)
     drain: Drain = field(default_factory=Drain)
+    threads: RequestThreads = field(default_factory=RequestThreads)
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the service ends: the reading of a big file stops, wherever it runs."""
 
@@ -96,6 +103,8 @@ class Context:
     routing_key: str | None = None
     profile: ApiProfile = "auto"
     """Which reference's fields the answer shall have."""
+    wants_whole_lists: bool = False
+    """The profile's lists have no pages, and the caller did not ask for one."""
     last_event_id: str | None = None
     caller: Caller = field(default_factory=Caller)
     trail: Trail = field(default_factory=Trail)
@@ -126,17 +135,27 @@ class Context:
         with self.parts.database.read() as connection:
             yield connection
 
+    def page_size(self, limit: int) -> int:
+        """How many entries a list shows: `limit`, or all where the caller could not see that there are more."""
+        return MOST_ROWS if self.wants_whole_lists else limit
+
     def touch(self, row: Row) -> None:
         """A handler looked at this job or deployment; it may ask for an audit row, or refuse this caller (400, 403)."""
         self.trail.touch(row)
         if is_in_mode(row):
             refuse_use(self.caller)
 
+    def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
+        """A handler looked at deployments of these models: `audit_logging` of a job holds for its model, too."""
+        for job in job_records.safeguards_behind(connection, self.client_id, names):
+            self.trail.touch(job)
+
     def touch_named(self, connection: sa.Connection, identifier: str) -> None:
         """The same for an answer from memory, by the id that it is about."""
         for table in (tables.jobs, tables.deployments):
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
+                self.touch_models(connection, [row.get("model_name", "")])
                 self.touch(row)
 
     def refuse_stale(self, etag: str, message: str) -> None:

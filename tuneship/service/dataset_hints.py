@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tuneship.contract.datasets import LineProblem
 from tuneship.contract.examples import DatasetFormat, Message
+from tuneship.service.catalogue import special_texts
 
 MARK_BITS = 32
 EMAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}\.[A-Za-z]{2,}")
@@ -76,7 +77,7 @@ class TextHints:
     def __init__(self, dataset_format: DatasetFormat, tokenizer: Tokenizer | None) -> None:
         """`tokenizer`: whose special tokens are looked for."""
         self._format = dataset_format
-        self._markers = _markers(tokenizer)
+        self._markers = None if tokenizer is None else special_texts(tokenizer)
 
     def warnings(self, line: int, messages: Sequence[Message]) -> Iterator[LineProblem]:
         """What is suspicious in one example."""
@@ -95,14 +96,6 @@ class TextHints:
         if self._format == "instruction":
             field = INSTRUCTION_FIELDS[message["role"]]
         return LineProblem(line=line, field=field, code=code, message=reason)
-
-
-def _markers(tokenizer: Tokenizer | None) -> re.Pattern[str] | None:
-    if tokenizer is None:
-        return None
-    added = tokenizer.get_added_tokens_decoder().values()
-    texts = sorted(re.escape(one.content) for one in added if one.special and one.content.strip())
-    return re.compile("|".join(texts)) if texts else None
 
 
 def _suspicions(text: str) -> Iterator[str]:

@@ -22,14 +22,14 @@ from tuneship.service.datasets import (
 )
 from tuneship.service.disk import check_room
 from tuneship.service.refusals import refused
-from tuneship.service.serving_table import serves
+from tuneship.service.serving_table import serves_long
 from tuneship.store.blobs import StagedFile, check_digest
 from tuneship.store.rows import Row
 
 BLOCK = 1 << 20
 
 
-@serves(contract.merge_datasets)
+@serves_long(contract.merge_datasets)
 def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     """Copy in the given order, so that the sources may be deleted, and count what stands in it twice."""
     sources = _sources(context, merge.dataset_ids)

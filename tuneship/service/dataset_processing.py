@@ -22,6 +22,7 @@ from tuneship.service.datasets import announce, counts, object_of, verdict
 from tuneship.store import tables
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class DatasetProcessing:
         self._woken = asyncio.Event()
         self._stopped = threading.Event()
         self._failures: Counter[str] = Counter()
+        self.threads = Threads("dataset processing", 1)
 
     def wake(self) -> None:
         """Look at the rows now; called on the event loop's thread."""
@@ -49,7 +51,7 @@ class DatasetProcessing:
         try:
             while True:
                 self._woken.clear()
-                if not await asyncio.to_thread(self._process_next):
+                if not await self.threads.run(self._process_next):
                     with suppress(
                         TimeoutError
                     ):  # not `wait_for`: 3.11's may swallow a cancellation

@@ -36,7 +36,7 @@ from tuneship.service.context import Context, Parts
 from tuneship.service.dataset_advice import suggestions
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
 from tuneship.service.models import base_of
-from tuneship.service.serving_table import serves
+from tuneship.service.serving_table import serves, serves_long
 from tuneship.store import job_records, rows, tables
 from tuneship.store.blobs import DATA_FILE, StagedFile
 from tuneship.store.events import emit
@@ -47,7 +47,7 @@ from tuneship.store.rows import Row
 UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
 
-@serves(contract.validate_dataset)
+@serves_long(contract.validate_dataset)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report; nothing is kept."""
     base = _counting_model(context, form.base_model)
@@ -74,7 +74,7 @@ def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) ->
     )
 
 
-@serves(contract.upload_dataset)
+@serves_long(contract.upload_dataset)
 def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Check a small file now, a big one later; a bad line refuses the file and leaves nothing behind."""
     staged = _staged(file)
@@ -167,7 +167,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
 
 
 def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
-    """The file first, then its row: a file without a row is swept up, a row without a file would be a lie."""
+    """Store the file first, then its row: a file that a kill leaves without a row is set aside at the next start."""
     blobs = context.parts.blobs
     context.otherwise.append(lambda: _take_back(context.parts, row["id"]))
     blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
@@ -272,7 +272,7 @@ def list_datasets(
 
 @serves(contract.delete_dataset)
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
-    """Row and key in the transaction, the file after the commit: the start of the service sweeps one without a row."""
+    """Remove row and key in the transaction and the file after it; one that a kill leaves is set aside at a start."""
     connection = context.transaction
     row = own_dataset(context, dataset_id)
     if job_records.is_dataset_needed(connection, dataset_id):

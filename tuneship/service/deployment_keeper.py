@@ -18,6 +18,7 @@ from tuneship.sealing import ObjectDamaged
 from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
 from tuneship.service.deployment_rounds import UNHEALTHY, Rounds
+from tuneship.service.ending import end_tasks
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.safeguards import SafeguardLost, check_kept, check_served
@@ -25,12 +26,13 @@ from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, rows, tables
 from tuneship.store.blobs import check_digest
 from tuneship.store.rows import Row
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
 MODELS_AT_ONCE = 4
-"""Whose files are read at the same time when the service starts."""
+"""Whose files are read at the same time."""
 DRAIN_S = 30.0
 """A deleted deployment takes no new request; those under way may last so long."""
 
@@ -51,10 +53,18 @@ class DeploymentKeeper:
         self._working: dict[str, asyncio.Task[None]] = {}
         self._plan = ReplicaPlan(parts)
         self._rounds = Rounds(parts, self._plan)
+        self._records = Threads("deployment records", 4)
+        self._files = Threads("deployment files", MODELS_AT_ONCE)
+        """Apart from the records: a model on a file system that hangs holds up no other deployment's row."""
+
+    @property
+    def threads(self) -> tuple[Threads, ...]:
+        """All that it uses."""
+        return (self._records, self._files, self._rounds.threads)
 
     async def reconcile(self) -> None:
         """Start work on rows that are not settled, and a round when one is due."""
-        for row in await asyncio.to_thread(self._unsettled):
+        for row in await self._records.run(self._unsettled):
             if row["id"] not in self._working:
                 task = asyncio.create_task(self._settle(row))
                 self._working[row["id"]] = task
@@ -79,7 +89,7 @@ class DeploymentKeeper:
     async def _serve(self, row: Row) -> None:
         """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
         try:
-            served = await asyncio.to_thread(self._checked_model, row)
+            served = await self._files.run(self._checked_model, row)
         except CANNOT_BE_SERVED as error:
             await self._failed(row, error)
             return
@@ -95,7 +105,7 @@ class DeploymentKeeper:
             await self._failed(row, error)
             return
         model = None if served.adapter is None else served.adapter.name
-        await asyncio.to_thread(
+        await self._records.run(
             self._change,
             row,
             status=DeploymentStatus.RUNNING,
@@ -108,7 +118,7 @@ class DeploymentKeeper:
         why = "a stored file cannot be read" if isinstance(error, OSError) else str(error)
         failure = {"code": "deployment_error", "message": f"the model cannot be served: {why}"}
         changes = {"status": DeploymentStatus.FAILED, **UNHEALTHY, "error": failure}
-        await asyncio.to_thread(self._change, row, **changes)
+        await self._records.run(self._change, row, **changes)
 
     def _checked_model(self, row: Row) -> ServedModel:
         with self._parts.database.read() as connection:
@@ -129,13 +139,13 @@ class DeploymentKeeper:
 
     async def _remove(self, row: Row) -> None:
         await self._parts.under_way.drained(row["id"], DRAIN_S)
-        if not await asyncio.to_thread(self._is_needed, row):
+        if not await self._records.run(self._is_needed, row):
             with_adapter = row["model_name"].startswith("ft:")
             base = row["model_name"].split(":")[1] if with_adapter else row["model_name"]
             found = self._parts.catalogue.get(base)
             if found is not None and with_adapter:
                 await self._parts.replicas.of(found.path).forget(row["model_name"])
-        await asyncio.to_thread(
+        await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
 
@@ -154,7 +164,7 @@ class DeploymentKeeper:
     async def warm(self) -> None:
         """After a restart: load again what was running and did not sleep; only then rounds begin."""
         by_model: dict[str, list[Row]] = {}
-        for row in await asyncio.to_thread(self._running):
+        for row in await self._records.run(self._running):
             if not is_asleep(row):
                 by_model.setdefault(row["model_name"], []).append(row)
                 continue
@@ -176,7 +186,7 @@ class DeploymentKeeper:
         """All deployments of one model: its files are read and checked once."""
         async with room:
             try:
-                served = await asyncio.to_thread(self._checked_model, deployments[0])
+                served = await self._files.run(self._checked_model, deployments[0])
             except CANNOT_BE_SERVED as error:
                 for row in deployments:
                     await self._failed(row, error)
@@ -189,12 +199,9 @@ class DeploymentKeeper:
                 ):  # one deployment must not stop the others; the rounds go on with it
                     logger.exception("a deployment could not be loaded again: %s", row["id"])
 
-    async def stop(self) -> None:
+    async def stop(self, patience_s: float) -> None:
         """The service ends, and its replicas with it: that is no fault of any deployment."""
-        tasks = [*self._working.values(), *self._rounds.under_way]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._working.values(), *self._rounds.under_way], patience_s)
 
 
 def _check_reading(served: ServedModel, adapter: Adapter) -> None:

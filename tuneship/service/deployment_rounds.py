@@ -21,11 +21,13 @@ from tuneship.runtime.groups import Adapter
 from tuneship.runtime.replicas import BaseReplicas
 from tuneship.service.context import Parts
 from tuneship.service.models import ServedModel, served_model
+from tuneship.service.replica_news import Listener, ReplicaNews
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
 from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, tables
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.rows import Row
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,9 @@ class Rounds:
         self._round: asyncio.Task[None] | None = None
         self._visits: dict[Path, asyncio.Task[None]] = {}
         self._troubles: dict[str, Trouble] = {}
+        self._news = ReplicaNews()
         self._models: dict[str, ServedModel] = {}
+        self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
         """What ran before the restart is loaded: from now on a missing replica is a lost one."""
@@ -111,11 +115,13 @@ class Rounds:
         """Each base model is visited by itself: a replica that hangs holds up no other model's."""
         asked = {path: group.asked for path, group in self._parts.replicas.groups.items()}
         try:
-            charges = await asyncio.to_thread(self._charges)
+            charges = await self.threads.run(self._charges)
         except Exception:  # a round must not be the last; the next one tries again
             logger.exception("a round failed")
             return
-        self._plan.keep_only({one.row["id"] for one in charges})
+        known = {one.row["id"] for one in charges}
+        self._plan.keep_only(known)
+        self._news.keep_only(known)
         by_base: dict[Path, list[Charge]] = {path: [] for path in self._parts.replicas.groups}
         for charge in charges:
             by_base.setdefault(charge.served.base.path, []).append(charge)
@@ -232,18 +238,13 @@ class Rounds:
 
         if not any(_differs(charge.row, changes) for charge, changes in found):
             return [charge for charge, _ in found]
-        return await asyncio.to_thread(write)
+        return await self.threads.run(write)
 
     def _log(self, group: BaseReplicas, charges: Sequence[Charge]) -> None:
-        """What happened to a replica is told to every deployment that it serves."""
-        now = self._parts.clock()
-        for one in group.happenings():
-            self._parts.deployment_log.add(
-                *(
-                    LogEntry(charge.row["id"], now, one.level, "replica", one.message)
-                    for charge in charges
-                )
-            )
+        listeners = [Listener(one.row["id"], one.model, one.wanted) for one in charges]
+        news = self._news.entries(group, listeners, self._parts.clock())
+        if news:
+            self._parts.deployment_log.add(*news)
 
 
 def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:

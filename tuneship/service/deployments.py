@@ -34,10 +34,10 @@ from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context
 from tuneship.service.faults import faults_of
 from tuneship.service.hipaa import HIPAA, MODE, is_in_mode
-from tuneship.service.instances import check_instance_type, check_region, require_serving_type
+from tuneship.service.instances import require_serving_type
 from tuneship.service.models import job_of, served_model
 from tuneship.service.quotas import check_quota
-from tuneship.service.refusals import refused
+from tuneship.service.refusals import refused, some_of
 from tuneship.service.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
 from tuneship.service.serving_table import serves
 from tuneship.store import deployment_records, endpoint_records, rows, tables
@@ -57,8 +57,6 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
     _check_networks(deployment)
     safeguards = in_force(context, deployment.security_settings)
     deployment = deployment.model_copy(update={"security_settings": safeguards})
-    kind = check_instance_type(context.parts, deployment.instance_type, "instance_type")
-    check_region(context.parts, deployment.region)
     faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
     deployment_id = new_id("dep")
     row: dict[str, Any] = {
@@ -84,7 +82,7 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
         text = "the model's files were stored unsealed by an earlier version: tune it again"
         raise DeploymentError(text, param="model_name")
     _check_mode(context, connection, deployment)
-    require_serving_type(kind, deployment, served.base)
+    require_serving_type(context.parts, deployment, served.base)
     _check_capacity(context, row)
     _check_name(context, connection, deployment.deployment_name)
     most, is_live = (
@@ -172,6 +170,7 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
     """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
+        context.touch_models(connection, [row["model_name"]] if row else [])
     return shown_deployment(context, row)
 
 
@@ -212,6 +211,7 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
     tags: dict[str, str] | None = None,
 ) -> DeploymentPage:
     """Newest first; deleted ones only when they are asked for, and for a day."""
+    limit = context.page_size(limit)
     table = tables.deployments
     filters = rows.tags_match(table, tags)
     listing = DEPLOYMENTS
@@ -224,6 +224,7 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
         page = rows.listed(
             connection, listing, context.client_id, filters, limit=limit, offset=offset
         )
+        context.touch_models(connection, {row["model_name"] for row in page.rows})
     for row in page.rows:
         context.touch(row)
     return DeploymentPage.model_validate(
@@ -284,13 +285,15 @@ def delete_deployment(
     connection = context.transaction
     row = own_deployment(context, deployment_id)
     status = DeploymentStatus(row["status"])
+    if status not in GONE:  # a repeat comes with the version that its first try has ended
+        context.refuse_stale(etag_of(row), "the deployment has changed since")
     if force and status != DeploymentStatus.DELETED:  # also one that somebody lets drain by now
         context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
     if status in GONE:
         return DeploymentDeleted(id=deployment_id, status=status)
     users = endpoint_records.users_of(connection, context.client_id, deployment_id)
     if users and not force:
-        names = ", ".join(user["id"] for user in users)
+        names = some_of([user["id"] for user in users])
         raise DeploymentError(f"endpoints still send it traffic: {names}")
     for user in users:
         endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)

@@ -29,6 +29,7 @@ from tuneship.contract.endpoints import (
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.service.context import Context
 from tuneship.service.hipaa import is_in_mode
+from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves
 from tuneship.store import endpoint_records, rows, tables
@@ -67,7 +68,10 @@ def create_canary_endpoint(context: Context, endpoint: CanaryEndpointCreate) -> 
 def _insert(
     context: Context, connection: sa.Connection, kind: str, identifier: str, name: str
 ) -> Row:
-    """A row without members; its first swap makes it version 1."""
+    """A row without members; its first swap makes it version 1. Raises `QuotaExceeded`."""
+    is_live = tables.endpoints.c.status != EndpointStatus.DELETED
+    most = context.parts.settings.maximum_endpoints
+    check_quota(context, tables.endpoints, most, "endpoints", is_live)
     values: dict[str, Any] = {
         "id": identifier,
         "client_id": context.client_id,
@@ -146,6 +150,7 @@ def _member(context: Context, connection: sa.Connection, deployment_id: str, par
     row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such deployment", param=param)
+    context.touch_models(connection, [row["model_name"]])
     context.touch(row)
     return row
 
@@ -353,6 +358,7 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
     row = own_endpoint(context, endpoint_id, CANARY)
     if row["lease_until"] is None:
         raise InvalidRequestError("the endpoint has no running lease", status=409)
+    _check_version(context, row)
     if renewal.seconds == 0:
         endpoint_records.swap(connection, row, row["members"], None, context.now)
     else:

@@ -5,6 +5,7 @@ nothing certain about it); the deployment's log tells it. What outlasts `generat
 """
 
 import asyncio
+import hashlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ from tuneship.service.endpoints import endpoint_in_force
 from tuneship.service.faults import Faults, faults_of
 from tuneship.service.generation_stream import Tell, streamed
 from tuneship.service.models import ServedModel, served_model
+from tuneship.service.prompts import prompt_tokens
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import SafeguardLost, check_served, is_within_reach
 from tuneship.service.second_try import with_second_try
@@ -42,7 +44,7 @@ from tuneship.service.serving_table import serves_async
 from tuneship.service.streaming import Stream
 from tuneship.service.under_way import Visit
 from tuneship.serving.line import GenerateRequest, ReplicaLost, RequestTooLarge, ServingError
-from tuneship.store import rows, tables
+from tuneship.store import job_records, rows, tables
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
@@ -53,8 +55,11 @@ Reading = Callable[[sa.Connection], R]
 
 LONGEST_ROUTING_KEY = 256
 DEFAULT_MAX_TOKENS = 256
-LONG_PROMPT = 10_000
-"""Characters beyond which counting tokens would hold up the event loop."""
+BEING_DELETED = "the deployment is being deleted"
+LONG_PROMPT = 1_000
+"""Characters beyond which counting tokens would hold up the event loop: a thousand take up to two milliseconds."""
+TURN_CHARACTERS = 50
+"""A turn of a conversation takes as long to render as so many characters take to count."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ async def _row(context: Context, table: sa.Table, identifier: str) -> Row | None
 
 async def _routed(context: Context, target: Target) -> Routed:
     row = await _row(context, tables.deployments, target.deployment_id)
+    await _touch_job(context, row)
     deployment = shown_deployment(context, row)
     if not is_within_reach(context, deployment):
         raise ResourceNotFound(
@@ -127,6 +133,16 @@ async def _routed(context: Context, target: Target) -> Routed:
     model = deployment["model_name"]
     read = partial(served_model, parts=context.parts, client_id=context.client_id, identifier=model)
     return Routed(deployment, await _at_hand(context, ("model", model), read), target.endpoint_id)
+
+
+async def _touch_job(context: Context, row: Row | None) -> None:
+    """`audit_logging` of a job holds for what its model answers."""
+    if row is None:
+        return
+    names = [row["model_name"]]
+    read = partial(job_records.safeguards_behind, client_id=context.client_id, model_names=names)
+    for job in await _at_hand(context, ("safeguards behind", *names), read):
+        context.trail.touch(job)
 
 
 def _by_split(context: Context, row: Row | None) -> Target:
@@ -146,17 +162,21 @@ async def _answer(
     """Whole, or as a stream of what is written."""
     whole = partial(_whole, context, target, request, started)
     if not request.stream:
-        return await whole(_unheard)
+        generation = await whole(_unheard)
+        context.trail.count(generation.usage)
+        return generation
     return await streamed(partial(_to_its_end, context, whole), context.request_id)
 
 
 async def _to_its_end(
     context: Context, whole: Callable[[Tell], Awaitable[Generation]], tell: Tell
 ) -> Generation:
-    """The boundary writes the start of a stream into the audit chain; its end has the counts."""
+    """The boundary writes the start of a stream into the audit chain, maybe after its end: only this row counts."""
     generation = await whole(tell)
     if context.trail.is_wanted:
-        await asyncio.to_thread(context.write_down_now, 200)
+        ended = replace(context, trail=replace(context.trail))
+        ended.trail.count(generation.usage)
+        await asyncio.to_thread(ended.write_down_now, 200)
     return generation
 
 
@@ -197,8 +217,6 @@ async def _recorded(
             error.headers |= served_by  # who failed is what a canary's driver has to know
         raise
     recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
-    context.trail.prompt_tokens = written.prompt_tokens
-    context.trail.completion_tokens = written.completion_tokens
     return Generation(
         id=new_id("gen"),
         deployment_id=routed.deployment["id"],
@@ -262,12 +280,11 @@ async def _written(
     _check_safeguards(context, routed)
     settings = context.parts.settings
     faults = faults_of(routed.deployment["tags"], allowed=settings.allow_fault_injection)
-    is_long = _characters(request) > LONG_PROMPT
-    prepared = (
-        await asyncio.to_thread(_prepared, routed, request)
-        if is_long
-        else _prepared(routed, request)
-    )
+    if _characters(request) > LONG_PROMPT:
+        texts = context.parts.threads.texts
+        prepared = await texts.run(context.client_id, _prepared, routed, request)
+    else:
+        prepared = _prepared(routed, request)
     try:
         async with asyncio.timeout(settings.generate_timeout_s) as visit.limit:
             await _break(faults)
@@ -276,6 +293,8 @@ async def _written(
             run = partial(_run, context, routed, prepared, request, visit)
             written = await with_second_try(run, tell, request.stream)
     except TimeoutError:
+        if visit.is_ended:
+            raise DeploymentError(BEING_DELETED) from None
         raise InternalError("the generation took too long") from None
     except NoReplica:
         raise InternalError(
@@ -294,7 +313,8 @@ async def _written(
 
 
 def _characters(request: Generate) -> int:
-    return len(request.prompt or "") + sum(len(turn.content) for turn in request.messages or ())
+    turns = request.messages or ()
+    return len(request.prompt or "") + sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
 
 
 async def _break(faults: Faults) -> None:
@@ -309,8 +329,7 @@ def _check_status(deployment: Row) -> None:
         return
     if status is DeploymentStatus.CREATING:
         raise DeploymentError("the deployment is still being created", status=503, retry_after=1)
-    gone = "is being deleted" if status in GONE else "has failed"
-    raise DeploymentError(f"the deployment {gone}")
+    raise DeploymentError(BEING_DELETED if status in GONE else "the deployment has failed")
 
 
 def _check_safeguards(context: Context, routed: Routed) -> None:
@@ -327,16 +346,17 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
     messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
     if request.prompt is not None:
         messages = list(instruction_messages(request.prompt))
-    text = served.template.render(messages, add_generation_prompt=True)
-    tokenizer: Any = served.base.tokenizer
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    room = generation["context_length"] - len(tokens)
+    param = "prompt" if request.prompt is not None else "messages"
+    context_length = generation["context_length"]
+    said = sum(len(message["content"]) for message in messages)
+    if served.base.is_surely_longer(said, context_length):
+        message = f"has over {context_length} tokens, the context holds {context_length}"
+        raise refused(param, message, "out_of_range")
+    tokens = prompt_tokens(served.base, served.template, messages, param)
+    room = context_length - len(tokens)
     if room < 1:
-        raise refused(
-            "prompt" if request.prompt is not None else "messages",
-            f"has {len(tokens)} tokens, the context holds {generation['context_length']}",
-            "out_of_range",
-        )
+        message = f"has {len(tokens)} tokens, the context holds {context_length}"
+        raise refused(param, message, "out_of_range")
     most = generation["max_output_tokens"]
     if request.max_tokens is not None and request.max_tokens > most:
         raise refused("max_tokens", f"must be at most {most}", "out_of_range")
@@ -351,6 +371,7 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
         seed=request.seed,
         stop_tokens=served.base.stop_tokens,
         queue=routed.deployment["id"],
+        owner=hashlib.sha256(routed.deployment["client_id"].encode()).hexdigest()[:16],
     )
 
 

@@ -41,10 +41,12 @@ S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
 @dataclass(frozen=True)
 class Caller:
-    """What the mode has to know of who asks. The defaults are the worst case."""
+    """What the safeguards have to know of who asks. The defaults are the worst case."""
 
     is_private: bool = False
-    """The request came over TLS, or never left this machine."""
+    """The request came over TLS, or never left this machine; no undeclared proxy has handed it on."""
+    is_address_known: bool = False
+    """Its address is the caller's, not that of an undeclared proxy."""
     key_lifetime: timedelta | None = None
     """From the making of the API key to its end; None: it never ends."""
 

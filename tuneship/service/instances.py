@@ -1,5 +1,7 @@
 """Where work can run: the instance types and regions of the catalogue, and what this machine has of them."""
 
+from collections.abc import Sequence
+
 from tuneship.contract import instances as contract
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InstanceTypeUnavailable
@@ -8,7 +10,6 @@ from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context, Parts
 from tuneship.service.instance_catalogue import InstanceKind
 from tuneship.service.machine import GIB, Machine, this_machine
-from tuneship.service.refusals import refused
 from tuneship.service.serving_table import serves
 
 VLLM = "vllm"
@@ -33,23 +34,11 @@ def _shown(kind: InstanceKind, machine: Machine) -> InstanceType:
     )
 
 
-def check_instance_type(parts: Parts, name: str, param: str) -> InstanceKind:
-    """The type of this name. Raises `ValidationRefused` for one that nobody has."""
-    found = parts.instances.get(name)
-    if found is None:
-        known = ", ".join(sorted(one.name for one in parts.instances))
-        raise refused(param, f"must be one of: {known}")
-    return found
-
-
-def check_region(parts: Parts, region: str) -> None:
-    """Raises `ValidationRefused`."""
-    if region not in parts.instances.regions:
-        raise refused("region", f"must be one of: {', '.join(parts.instances.regions)}")
-
-
-def require_serving_type(kind: InstanceKind, deployment: DeploymentCreate, base: BaseModel) -> None:
-    """Raises `InstanceTypeUnavailable` for what this installation does not have, or does not use for this base."""
+def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: BaseModel) -> None:
+    """Raises `InstanceTypeUnavailable` for a type or region that is not here, or is not used for this base (§7)."""
+    kind = _kind(parts, deployment.instance_type, "instance_type")
+    if deployment.region not in parts.instances.regions:
+        raise _unknown("region", parts.instances.regions)
     machine, uses_gpus = this_machine(), base.runtime == VLLM
     is_here = kind.is_on(machine) and kind.is_in(deployment.region)
     if not is_here or (kind.gpus and not uses_gpus):
@@ -61,8 +50,20 @@ def require_serving_type(kind: InstanceKind, deployment: DeploymentCreate, base:
 
 def require_training_type(parts: Parts, name: str, param: str) -> None:
     """For training, which uses a GPU where there is one. Raises `InstanceTypeUnavailable`."""
-    if not check_instance_type(parts, name, param).is_on(this_machine()):
+    if not _kind(parts, name, param).is_on(this_machine()):
         raise _unavailable(param)
+
+
+def _kind(parts: Parts, name: str, param: str) -> InstanceKind:
+    found = parts.instances.get(name)
+    if found is None:
+        raise _unknown(param, sorted(one.name for one in parts.instances))
+    return found
+
+
+def _unknown(param: str, known: Sequence[str]) -> InstanceTypeUnavailable:
+    text = f"{param} names nothing that this installation has; it has: {', '.join(known)}"
+    return InstanceTypeUnavailable(text, param=param)
 
 
 def _unavailable(param: str) -> InstanceTypeUnavailable:

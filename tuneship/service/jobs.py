@@ -5,10 +5,11 @@ What "auto" means is in `hyperparameters.py`, the stream of a job in `job_stream
 
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from tuneship.contract import jobs as contract
-from tuneship.contract.common import LogCursor
+from tuneship.contract.common import LogCursor, render_time
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.errors import (
     DatasetError,
@@ -25,7 +26,6 @@ from tuneship.contract.jobs import (
     JobCreated,
     JobLogEntry,
     JobLogs,
-    JobMetrics,
     JobPage,
     JobStatus,
     JobSummary,
@@ -36,14 +36,14 @@ from tuneship.service.context import Context
 from tuneship.service.dataset_advice import SMALLEST_DATASET
 from tuneship.service.datasets import object_of, own_dataset
 from tuneship.service.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.instances import check_instance_type, require_training_type
+from tuneship.service.instances import require_training_type
 from tuneship.service.job_progress import forecast_end
 from tuneship.service.job_stream import job_frames, place_of
 from tuneship.service.models import TUNED, base_of
 from tuneship.service.quotas import check_quota
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import in_force, is_sealed_as_asked
-from tuneship.service.serving_table import serves, serves_or_streams
+from tuneship.service.serving_table import serves, serves_encoded, serves_or_streams
 from tuneship.service.streaming import Stream
 from tuneship.service.training_runs import KEPT_OF_A_JOB
 from tuneship.store import job_queue, job_records, rows, tables
@@ -58,9 +58,6 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     """Refuse what cannot work, then queue it together with its event."""
     safeguards = in_force(context, job.security_settings)
     job = job.model_copy(update={"security_settings": safeguards})
-    check_instance_type(
-        context.parts, job.compute_config.instance_type, "compute_config.instance_type"
-    )
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
@@ -209,20 +206,22 @@ def cancel_job(context: Context, job_id: str) -> JobCancelled:
     return JobCancelled(id=job_id, status=status, updated_at=moment)
 
 
-@serves(contract.get_job_metrics)
-def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> JobMetrics:
-    """One entry a step, in rising order."""
+@serves_encoded(contract.get_job_metrics)
+def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> bytes:
+    """One entry a step, in rising order; rendered from columns, for there may be thousands."""
     with context.read() as connection:
         row = _own(context, job_id, connection)
-        steps = job_records.metrics_of(connection, job_id, evaluated_only=evaluated_only)
-    names = ("training_loss", "validation_loss", "learning_rate", "accuracy", "perplexity")
-    return JobMetrics(
-        job_id=job_id,
-        steps=[step["step"] for step in steps],
-        epochs=[step["epoch"] for step in steps],
-        created_at=row["created_at"],
-        **{name: [step[name] for step in steps] for name in names},
-    )
+        curve = job_records.curve_of(connection, job_id, evaluated_only=evaluated_only)
+    names = ("steps", "epochs", *(str(column.name) for column in job_records.SHOWN[2:]))
+    columns = zip(*curve.rows, strict=True) if curve.rows else ((),) * len(names)
+    answer: dict[str, Any] = {
+        "job_id": job_id,
+        **dict(zip(names, columns, strict=True)),
+        "created_at": render_time(row["created_at"]),
+    }
+    if curve.is_thinned:
+        answer["thinned"] = True
+    return orjson.dumps(answer)
 
 
 @serves_or_streams(contract.get_job_logs)

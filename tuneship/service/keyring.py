@@ -9,20 +9,30 @@ import secrets
 import threading
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.events.vault import SealBroken, Vault
 from tuneship.sealing import ObjectDamaged, new_key
 from tuneship.service.access import derived_secret
+from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.database import Database
 
 TENANT_KEY_BYTES = 32
+TENANTS = "tenants/"
+"""Before the client id, in the name of a tenant's key."""
 
 
-class AnotherMasterKey(Exception):
-    """The master key is not the one that the keys in the database are wrapped with."""
+class AnotherMasterKey(StartupError):
+    """The master key is not the one that the database was made with."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the master key is not the one that this database was made with: put that one back, or "
+            "name its file by TUNESHIP_MASTER_KEY_FILE"
+        )
 
 
 class Keyring:
@@ -40,7 +50,9 @@ class Keyring:
         """Raises `AnotherMasterKey`: better at the start than when somebody asks for a file."""
         table = tables.object_keys
         query = sa.select(table.c.object_id, table.c.wrapped)
-        row = connection.execute(query.where(table.c.object_id.like("tenants/%")).limit(1)).first()
+        row = connection.execute(
+            query.where(table.c.object_id.startswith(TENANTS)).limit(1)
+        ).first()
         if row is not None:
             try:
                 self._unwrapped(*row)
@@ -73,6 +85,13 @@ class Keyring:
             return vault.open(found[object_id], object_id).decode()
         except (KeyError, SealBroken):
             raise ObjectDamaged from None
+
+    def open(self, connection: sa.Connection, row: "sa.Row[Any]") -> None:
+        """Try a row of the table of keys. Raises `SealBroken`, `ObjectDamaged`."""
+        if row.object_id.startswith(TENANTS):
+            self._unwrapped(row.object_id, row.wrapped)
+        else:
+            self.find(connection, row.client_id, row.object_id)
 
     @staticmethod
     def is_sealed(connection: sa.Connection, object_id: str) -> bool:
@@ -116,7 +135,7 @@ def keyring_of(master: bytes) -> Keyring:
 
 
 def _name(client_id: str) -> str:
-    return f"tenants/{client_id}"
+    return f"{TENANTS}{client_id}"
 
 
 def _wrapped(connection: sa.Connection, object_id: str) -> bytes | None:

@@ -3,6 +3,7 @@
 The answer may have 50,000 points, so it is rendered from arrays, not from models; a test holds it against the contract.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ from tuneship.service.endpoints import own_endpoint
 from tuneship.service.refusals import refuse_odd_moments, refused
 from tuneship.service.serving_table import serves_encoded
 from tuneship.store import metric_windows
-from tuneship.store.metric_windows import EVERY, SECOND, WIDTHS, Series
+from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, Series
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MOST_POINTS = 50_000
@@ -44,8 +45,9 @@ class Buckets:
     starts: Whole
     facts: Records
     total: Records
-    """One record: all of it."""
-    span_s: float
+    """One record: what was counted in `summed`."""
+    summed: range
+    """The seconds of the summary."""
     now: float
 
     def series(self, chosen: Mask | slice) -> dict[str, Any]:
@@ -75,14 +77,15 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         own_endpoint(context, endpoint_id)
     context.parts.store_metrics()
     now = context.now.timestamp()
+    summed = _summed(start, end, now)
     with context.read() as connection:
         series = Series(deployment_id, endpoint_id or EVERY)
         buckets = Buckets(
             interval_s=starts.step,
             starts=np.arange(starts.start, starts.stop, starts.step),
             facts=_facts(connection, series, starts, now),
-            total=_total(connection, series, starts),
-            span_s=(end - start).total_seconds(),
+            total=_total(connection, series, summed),
+            summed=summed,
             now=now,
         )
     chosen = metrics or METRIC_NAMES
@@ -93,6 +96,8 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         "interval": interval,
         "metrics": {name: SERIES[name](buckets) for name in METRIC_NAMES if name in chosen},
         "summary": {name: SUMMARY[name](buckets) for name in METRIC_NAMES if name in chosen},
+        "summary_start_time": _rendered(summed.start),
+        "summary_end_time": _rendered(summed.stop),
     }
     return orjson.dumps(answer, option=RENDERING)
 
@@ -152,8 +157,27 @@ def _refuse_what_is_forgotten(
         raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
 
 
-def _total(connection: sa.Connection, series: Series, starts: range) -> Records:
-    windows = metric_windows.whole(connection, series, starts.start, starts.stop)
+def _summed(start: datetime, end: datetime, now: float) -> range:
+    """The span of the summary: the seconds that [start, end) touches.
+
+    Where single seconds are forgotten, it grows to the whole minutes that the span touches: their counts cannot be
+    divided, and a longer span's counts must never be shown as those of a shorter one.
+    """
+    known = metric_windows.oldest(SECOND, now)
+    first, last = math.floor(start.timestamp()), math.ceil(end.timestamp())
+    if first < known:
+        first -= first % MINUTE
+    if last < known:
+        last += -last % MINUTE
+    return range(first, last)
+
+
+def _rendered(moment: int) -> str:
+    return render_time(datetime.fromtimestamp(moment, UTC))
+
+
+def _total(connection: sa.Connection, series: Series, summed: range) -> Records:
+    windows = metric_windows.whole(connection, series, summed.start, summed.stop)
     _, total = columns.grouped(windows, np.zeros(len(windows), np.int64))
     return total.facts if len(total) else np.zeros(1, FACTS)
 
@@ -216,7 +240,7 @@ def _latency_summary(buckets: Buckets) -> dict[str, Any]:
 
 
 def _throughput_summary(buckets: Buckets) -> dict[str, Any]:
-    return {"average_requests_per_second": int(buckets.total[0]["requests"]) / buckets.span_s}
+    return {"average_requests_per_second": int(buckets.total[0]["requests"]) / len(buckets.summed)}
 
 
 def _error_rate_summary(buckets: Buckets) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tuneship.sealing import ObjectDamaged
 from tuneship.service.catalogue import BaseModel
 from tuneship.service.context import Context, Parts
 from tuneship.service.model_limits import limits_of_base, limits_of_tuned
+from tuneship.service.refusals import some_of
 from tuneship.service.serving_table import serves
 from tuneship.store import rows, tables
 from tuneship.store.listings import MODELS
@@ -28,8 +29,6 @@ from tuneship.template import PromptTemplate
 
 TUNED = "ft:"
 """How the id of every fine-tuned model begins, and of no base model."""
-IDS_NAMED = 10
-"""So many deployments are listed in a refusal."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ def list_models(
     tags: dict[str, str] | None = None,
 ) -> ModelPage:
     """Base models by id, then fine-tuned ones, newest first."""
+    limit = context.page_size(limit)
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
     table = tables.models
     filters = rows.tags_match(table, tags)
@@ -127,7 +127,7 @@ def get_model_limits(context: Context, model_id: str) -> ModelLimits:
 
 @serves(contract.delete_model)
 def delete_model(context: Context, model_id: str) -> Deleted:
-    """The row first; its files go when that is certain, or at the next start of the service."""
+    """Remove the row first, then the files; those that a kill leaves are set aside at the next start."""
     if not model_id.startswith(TUNED):
         base_of(context.parts, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
@@ -168,9 +168,11 @@ def _refuse_deployed(connection: sa.Connection, row: Row) -> None:
     )
     found = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
     if found:
-        more = f" and {len(found) - IDS_NAMED} more" if len(found) > IDS_NAMED else ""
-        named = ", ".join(found[:IDS_NAMED]) + more
-        raise DeploymentError(f"the model is deployed: {named}", param="model_id")
+        raise InvalidRequestError(
+            f"the model is deployed, delete its deployments first: {some_of(found)}",
+            param="model_id",
+            status=409,
+        )
 
 
 def model_id(base_model: str, name: str, job_id: str) -> str:

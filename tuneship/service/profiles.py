@@ -1,6 +1,7 @@
 """Which of the description's two shapes an answer has: the full one (§2.1, §2.3, §2.4), the short one (§4.9), or both.
 
-Handlers always make the superset (`auto`); a strict profile keeps exactly the fields of its reference. Pure.
+Handlers always make the superset (`auto`); a strict profile keeps exactly the fields of its reference. The lists of
+the short one have no pages, so they hold every entry unless the caller asks for a page. Pure.
 Which profile: header `X-API-Profile`, else the client's in the settings, else the service's. Replays of an
 `Idempotency-Key` keep the body that was sent first.
 """
@@ -23,6 +24,8 @@ class Shape:
     fields: frozenset[str]
     items: str = ""
     is_paged: bool = True
+    omits_null: bool = False
+    """The reference knows only values: a field without one is left out."""
 
     def of(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         """The answer with these fields only."""
@@ -32,7 +35,11 @@ class Shape:
         return shaped | ({"pagination": reply["pagination"]} if self.is_paged else {})
 
     def _kept(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in record.items() if name in self.fields}
+        return {
+            name: value
+            for name, value in record.items()
+            if name in self.fields and not (self.omits_null and value is None)
+        }
 
 
 def _names(text: str) -> frozenset[str]:
@@ -66,8 +73,8 @@ SHAPES: Mapping[ApiProfile, Mapping[str, Shape]] = {
         "update_deployment": Shape(UPDATED),
         "delete_deployment": Shape(_names("id status")),
         "get_job": Shape(JOB),
-        "list_models": Shape(TUNED, "models"),
-        "get_model": Shape(TUNED),
+        "list_models": Shape(TUNED, "models", omits_null=True),
+        "get_model": Shape(TUNED, omits_null=True),
     },
     "simplified": {
         "create_deployment": Shape(SHORT),
@@ -76,8 +83,8 @@ SHAPES: Mapping[ApiProfile, Mapping[str, Shape]] = {
         "update_deployment": Shape(SHORT_RECORD),  # not in §4.9: what its record has of the answer
         "delete_deployment": Shape(_names("deployment_id status")),
         "get_job": Shape(JOB),
-        "list_models": Shape(AVAILABLE, "models", is_paged=False),
-        "get_model": Shape(AVAILABLE),
+        "list_models": Shape(AVAILABLE, "models", is_paged=False, omits_null=True),
+        "get_model": Shape(AVAILABLE, omits_null=True),
     },
 }
 

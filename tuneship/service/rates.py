@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.contract.errors import RateLimitExceeded
-
 WINDOW_S = 60
 FAILURES_PER_MINUTE = 20
+REFUSALS_PER_MINUTE = 60
+"""Of one client, with a time to wait. Whoever did not wait so often is answered late from then on."""
 FAILURES_WRITTEN = 200
 """So many failures of a minute, of all addresses, become rows of the audit chain, which is never shortened."""
 MOST_KEPT = 10_000
@@ -58,18 +58,21 @@ class RateLimits:
         limit = self._limits[kind]
         return None if limit == 0 else self._hit(kind, client_id, limit)
 
-    def check_source(self, address: str) -> None:
-        """Refuse an address that failed to authenticate too often, before any look-up."""
-        window = self._window("failed", address, FAILURES_PER_MINUTE)
-        if window.remaining == 0:
-            raise RateLimitExceeded(
-                "too many failed authentications", retry_after=window.retry_after
-            )
+    def failures(self, source: str) -> RateWindow:
+        """Where an address stands with its failed authentications."""
+        return self._window("failed", source, FAILURES_PER_MINUTE)
 
-    def count_failure(self, address: str) -> bool:
-        """Count a failed authentication; answers whether it is among those of this minute that are written down."""
-        self._hit("failed", address, FAILURES_PER_MINUTE)
+    def count_failure(self, source: str) -> RateWindow:
+        """Count a failed authentication."""
+        return self._hit("failed", source, FAILURES_PER_MINUTE)
+
+    def count_written(self) -> bool:
+        """Whether one more failure may be written down in this minute; it is counted as if it was."""
         return not self._hit("failed, all", "", FAILURES_WRITTEN).exceeded
+
+    def count_refusal(self, client_id: str) -> bool:
+        """Count a refusal that asked the client to wait; answers whether there were too many in this minute."""
+        return self._hit("refused", client_id, REFUSALS_PER_MINUTE).exceeded
 
     def _hit(self, kind: str, caller: str, limit: int) -> RateWindow:
         before = self._window(kind, caller, limit)

@@ -1,7 +1,7 @@
 """Turns what pydantic refuses into the contract's errors: names and limits, never the value that was sent."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,8 +17,12 @@ from tuneship.contract.errors import (
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "function-after"}
 """Parts of a place that name a branch of a union, not a field."""
+REPORTED = 100
+"""Problems that an answer names: a body may have thousands, and nobody reads them."""
 FREE_KEYS = {"tags"}
 """Objects whose keys are the caller's own words, so they are not echoed."""
+IDS_NAMED = 10
+"""So many ids are listed in a refusal."""
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",
@@ -75,7 +79,7 @@ def refusal(error: ValidationError) -> ApiError:
     return ValidationRefused(
         f"{first.field or 'the request'} {first.message}",
         param=first.field,
-        details=list(details.values()),
+        details=list(details.values())[:REPORTED],
     )
 
 
@@ -86,7 +90,7 @@ def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestEr
             code,
             message,
         )
-        for one in problems
+        for one in problems[:REPORTED]
     ]
     first = details[0]
     return InvalidRequestError(
@@ -106,3 +110,9 @@ def refuse_odd_moments(**moments: datetime | None) -> None:
     for name, moment in moments.items():
         if moment is not None and not 1970 < moment.year < 9999:
             raise refused(name, "must lie after 1970 and before 9999")
+
+
+def some_of(identifiers: Sequence[str]) -> str:
+    """What a refusal lists: the first ten, and how many more there are."""
+    rest = len(identifiers) - IDS_NAMED
+    return ", ".join(identifiers[:IDS_NAMED]) + (f" and {rest} more" if rest > 0 else "")

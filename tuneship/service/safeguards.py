@@ -132,10 +132,13 @@ def is_sealed_as_asked(
 
 
 def is_within_reach(context: Context, deployment: Row) -> bool:
-    """Whether this caller's address may use a deployment: a private one answers to the listed networks only."""
+    """Whether this caller's address may use a deployment: a private one answers to the listed networks only.
+
+    Behind a proxy that nobody declared a caller's address is unknown, and so in none of them.
+    """
     if not deployment["security_settings"]["private_endpoints"]:
         return True
-    if not context.trail.address:
+    if not (context.trail.address and context.caller.is_address_known):
         return False
     address = ip_address(context.trail.address)
     return any(address in network for network in context.parts.settings.private_networks)

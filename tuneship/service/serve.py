@@ -4,6 +4,7 @@ One service per data directory (a lock says so). What it prints on standard outp
 """
 
 import asyncio
+import faulthandler
 import fcntl
 import json
 import logging
@@ -17,8 +18,8 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -26,7 +27,6 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import uvicorn
 
-from tuneship.contract.jobs import ALIVE
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -34,93 +34,119 @@ from tuneship.events.delivery import Deliverer
 from tuneship.events.vault import Vault
 from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.groups import OpenReplica
+from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.replicas import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.workers import Runtime
 from tuneship.service import training_runs
-from tuneship.service.access import (
-    Keys,
-    derived_secret,
-    read_or_make_secret,
-)
+from tuneship.service.access import Keys, derived_secret
 from tuneship.service.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.catalogue import Catalogue
-from tuneship.service.connections import Connection
+from tuneship.service.clock_watch import ClockWatch, utc_now
+from tuneship.service.connections import HEAD_LIMIT, Connection
 from tuneship.service.context import Parts
 from tuneship.service.cursors import Cursors
+from tuneship.service.ending import TASKS_END_S, end_tasks, leave
 from tuneship.service.http import Border, build_app
+from tuneship.service.http_server import HttpServer
 from tuneship.service.instance_catalogue import InstanceCatalogue
-from tuneship.service.isolation import can_isolate
+from tuneship.service.isolation import can_isolate, worker_folder
 from tuneship.service.key_keeper import EVERY_S as KEYS_EVERY_S
 from tuneship.service.key_keeper import KeyKeeper
 from tuneship.service.keyring import keyring_of
 from tuneship.service.machine import cache_share
+from tuneship.service.open_files import ConnectionLimits, connection_limits, raise_file_limit
+from tuneship.service.opening import Installation, open_for_service
 from tuneship.service.periodic import Periodic
 from tuneship.service.rates import RateLimits
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.line import ServingError
 from tuneship.settings import ServiceSettings
-from tuneship.store import endpoint_records, idempotency, leases, tables
+from tuneship.startup import StartupError
+from tuneship.store import endpoint_records, idempotency, leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.belonging import check_belonging, record_belonging
+from tuneship.store.belonging import files_in, name_of
 from tuneship.store.blobs import blobs_of
-from tuneship.store.database import Database, url_of
+from tuneship.store.database import IN_USE, url_of
 from tuneship.store.private_files import write_private
+from tuneship.store.set_aside import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
-KEEP_ALIVE_SECONDS = 15
-"""Longer than clients keep an idle connection (httpx: 5 s): they close first, so no request meets a closed one."""
-HEAD_LIMIT = 256 << 10
-"""What the HTTP layer reads of a head, so that the border can answer a head above its own limit properly."""
+REST_SECONDS = 20
+"""From the end of the drain to the end of the process at the latest, whatever is stuck."""
+REPLICAS_END_S = 4.0
 THREADS = 32
+"""For what has no threads of its own: handlers have them (`service/threads.py`), and so has background work
+(`tuneship/threads.py`)."""
+SWITCH_S = 0.0005
+"""After which a thread that computes lets the event loop go on: Python's five milliseconds, times the threads that
+compute, would be felt in every answer."""
 POSTGRES_PORT = 5432
 FORGET_EVERY_S = 1.0
+NOTE_TIME_EVERY_S = 60.0
 
 
 logger = logging.getLogger(__name__)
 
 
-class DirectoryInUse(Exception):
+class DirectoryInUse(StartupError):
     """Another service runs on the data directory; `<data_dir>/service.json` says where."""
 
+    exit_code = IN_USE
 
-def utc_now() -> datetime:
-    """The wall clock."""
-    return datetime.now(UTC)
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(f"another service runs on {data_dir}")
+
+
+def _close(folder: Path) -> None:
+    try:
+        folder.chmod(0o700)
+    except PermissionError:
+        text = (
+            f"{folder} is open to other users, and belongs to another user: make it yours, and 0700"
+        )
+        raise StartupError(text) from None
+    logger.warning("%s was open to other users; now it is closed to them (0700)", folder)
 
 
 @contextmanager
 def _locked(data_dir: Path) -> Generator[None]:
     for folder in (data_dir, *(data_dir / name for name in ("blobs", "scratch", "work", "logs"))):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            _close(folder)
     with (data_dir / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DirectoryInUse(str(data_dir)) from None
+            raise DirectoryInUse(data_dir) from None
         yield
 
 
-def serve(settings: ServiceSettings, *, with_parent: int | None = None) -> None:
-    """Run until SIGTERM or SIGINT.
-
-    Raises `DirectoryInUse`, `OSError` (port taken), `CatalogueFault`, `MasterKeyDamaged`.
+def serve(
+    settings: ServiceSettings, *, with_parent: int | None = None, accept_clock: bool = False
+) -> None:
+    """Run until SIGTERM or SIGINT. Raises `StartupError`, `OSError` (port taken) and SQLAlchemy's errors.
 
     `with_parent`: end when the process with this id ends (the embedded service of a script).
+    `accept_clock`: start although the clock is behind the newest time that the service has seen.
     """
     os.umask(0o077)
     leave_no_core()
+    sys.setswitchinterval(SWITCH_S)
+    hide()  # before the master key is read
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
     with _locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
-        asyncio.run(_run(settings, listener, settings.public_url or address))
+        opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
+        asyncio.run(_run(settings, opened, (listener, settings.public_url or address)))
 
 
 def listener_on(host: str, port: int) -> socket.socket:
@@ -154,24 +180,28 @@ def address_rules(settings: ServiceSettings, own_port: int) -> AddressRules:
 
 def _build(
     settings: ServiceSettings,
-    url: str,
-    secret: bytes,
+    opened: Installation,
     place: tuple[socket.socket, str],
-    *,
     isolates: bool,
 ) -> Parts:
-    data_dir, (listener, public_url) = settings.data_dir, place
+    data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime, catalogue = Processes(isolated=isolates), Catalogue(settings.model_catalogue)
     others = _other_engines(settings, catalogue, runtime)
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
-        database=Database(url),
+        database=opened.database,
         blobs=blobs_of(data_dir),
         catalogue=catalogue,
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
-        replicas=ReplicaPool(runtime, data_dir / "logs", others, partial(_cache_bytes, settings)),
+        replicas=ReplicaPool(
+            runtime,
+            data_dir / "logs",
+            others,
+            partial(_cache_bytes, settings),
+            worker_folder(data_dir, "models"),
+        ),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
@@ -179,6 +209,7 @@ def _build(
         audit=Chain(derived_secret(secret, "audit")),
         isolates=isolates,
         clock=utc_now,
+        clock_watch=ClockWatch(last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
 
@@ -201,38 +232,35 @@ def _cache_bytes(settings: ServiceSettings, base: Path) -> int:
 
 def _recover(parts: Parts) -> None:
     """No other process works on this data: nothing that a dead one held can still be held."""
+    data_dir, now = parts.settings.data_dir, parts.clock()
     parts.blobs.sweep()
     with parts.database.write() as connection:
-        leases.release_all(connection, parts.clock())
+        leases.release_all(connection, now)
         idempotency.release_all(connection)
-        endpoint_records.revert_lapsed(connection, parts.clock())
-        kept = {
-            "datasets": set(connection.scalars(sa.select(tables.datasets.c.id))),
-            "models": set(connection.scalars(sa.select(tables.models.c.job_id))),
-        }
-        alive = tables.jobs.c.status.in_(ALIVE)
-        live_jobs = set(connection.scalars(sa.select(tables.jobs.c.id).where(alive)))
-    for kind, ids in kept.items():  # files whose row was never committed
-        for orphan in parts.blobs.names(kind) - ids:
-            parts.blobs.delete(f"{kind}/{orphan}")
-    for folder in (parts.settings.data_dir / "work").iterdir():
-        if folder.name not in live_jobs:
-            training_runs.clear(folder.parent, folder.name)
-
-
-async def _run(settings: ServiceSettings, listener: socket.socket, public_url: str) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-    secret = read_or_make_secret(settings.master_key)
-    url = url_of(settings.database_url, settings.data_dir)
-    check_belonging(
-        settings.data_dir, url
-    )  # before a database that is not ours is opened and migrated
-    isolates = await asyncio.to_thread(can_isolate)
-    parts = _build(settings, url, secret, (listener, public_url), isolates=isolates)
-    parts.database.claim()
+        endpoint_records.revert_lapsed(connection, now)
     with parts.database.read() as connection:
-        parts.keyring.check(connection)
-    record_belonging(settings.data_dir, url)
+        files, known = files_in(data_dir), objects_of(connection)
+        unknown = left_over(data_dir, connection)
+    place = set_aside(data_dir, unknown, now)
+    if place is not None:
+        text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
+        logger.warning(text, len(unknown), place)
+    missing = [one for one in known - files if not one.startswith("work/")]
+    if missing:
+        text = "the files of %d datasets or models are missing: `tuneship check` names them"
+        logger.error(text, len(missing))
+    for one in files - known - unknown:  # of jobs that have ended
+        training_runs.clear(data_dir / "work", one.removeprefix("work/"))
+
+
+async def _run(
+    settings: ServiceSettings, opened: Installation, place: tuple[socket.socket, str]
+) -> None:
+    spare = ThreadPoolExecutor(THREADS, "spare")
+    asyncio.get_running_loop().set_default_executor(spare)
+    connections = connection_limits(settings, raise_file_limit())
+    isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
+    parts = _build(settings, opened, place, isolates)
     _recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
@@ -242,12 +270,19 @@ async def _run(settings: ServiceSettings, listener: socket.socket, public_url: s
     )
     failed = "the database's log could not be shortened"
     forgetting = Periodic(lambda: parts.keyring.forget(parts.database), FORGET_EVERY_S, failed)
-    keepers = (supervisor, _key_keeper(parts, keys), _head_signer(parts, secret), forgetting)
+    note_time = partial(parts.clock_watch.note_time, parts.database)
+    noting = Periodic(note_time, NOTE_TIME_EVERY_S, "the newest time could not be kept")
+    signer = _head_signer(parts, secret)
+    keepers = (supervisor, _key_keeper(parts, keys), signer, forgetting, noting)
     app = build_app(
         Border(parts, keys, limits, supervisor.wake), lifespan=_lifespan(parts, keepers)
     )
-    await _Server(server_config(app, settings), parts).serve(sockets=[listener])
+    database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
+    text = "tuneship %s at %s, data in %s, database: %s"
+    logger.info(text, version("tuneship"), parts.public_url, settings.data_dir, database)
+    await _Server(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
     parts.database.close()
+    await leave(spare, parts.threads)
 
 
 def _key_keeper(parts: Parts, keys: Keys) -> Periodic:
@@ -281,26 +316,27 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
         http=Connection,
         ws="none",
         h11_max_incomplete_event_size=HEAD_LIMIT,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,  # after the drain: what has not ended by then is cut off
     )
 
 
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     """Says where it is as soon as it takes requests, and at a signal answers 503 until the last one is done."""
 
-    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
+        super().__init__(config, limits, parts.settings.trusted_proxies)
         self._parts = parts
         self._drained_by: float | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the drain, the second ends it."""
-        if self._parts.drain.has_begun:
-            super().handle_exit(sig, frame)
-            return
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
+        """The first signal begins the drain, the second ends it.
+
+        Should the event loop itself be stuck, the stacks of all threads go to the log and the process exits with 1.
+        """
+        drain_s = 0 if self._parts.drain.has_begun else DRAIN_SECONDS
+        faulthandler.dump_traceback_later(drain_s + REST_SECONDS, exit=True)
         self._parts.drain.begin()
-        self._drained_by = time.monotonic() + DRAIN_SECONDS
+        self._drained_by = time.monotonic() + drain_s
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
@@ -337,10 +373,12 @@ def _lifespan(parts: Parts, keepers: Sequence[Keeper]) -> Any:
             tasks.append(asyncio.create_task(_preload(parts, base.path)))
         yield
         parts.halted.set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await parts.replicas.close()
+        await end_tasks(tasks, TASKS_END_S)
+        try:
+            async with asyncio.timeout(REPLICAS_END_S):
+                await parts.replicas.close()
+        except TimeoutError:  # the kernel ends it with this process
+            logger.warning("a replica does not end and is left behind")
 
     return lifespan
 

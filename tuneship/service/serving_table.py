@@ -18,7 +18,10 @@ class Served:
 
     operation: Operation[..., Any]
     handler: Callable[..., Any]
-    is_async: bool
+    is_async: bool = False
+    """It runs on the event loop."""
+    is_long: bool = False
+    """It reads or writes whole files: it has threads of its own, and a client may have a few under way."""
 
 
 SERVED: dict[str, Served] = {}
@@ -31,7 +34,19 @@ def serves(
     """Bind a handler that runs in a worker thread and owns one transaction."""
 
     def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        SERVED[operation.name] = Served(operation, handler)
+        return handler
+
+    return bind
+
+
+def serves_long(
+    operation: Operation[P, R],
+) -> Callable[[Callable[Concatenate[Context, P], R]], Callable[Concatenate[Context, P], R]]:
+    """The same for a handler that works on whole files, for seconds or minutes."""
+
+    def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
+        SERVED[operation.name] = Served(operation, handler, is_long=True)
         return handler
 
     return bind
@@ -48,7 +63,7 @@ def serves_or_streams(
     def bind(
         handler: Callable[Concatenate[Context, P], R | Stream],
     ) -> Callable[Concatenate[Context, P], R | Stream]:
-        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        SERVED[operation.name] = Served(operation, handler)
         return handler
 
     return bind
@@ -62,7 +77,7 @@ def serves_encoded(
     def bind(
         handler: Callable[Concatenate[Context, P], bytes],
     ) -> Callable[Concatenate[Context, P], bytes]:
-        SERVED[operation.name] = Served(operation, handler, is_async=False)
+        SERVED[operation.name] = Served(operation, handler)
         return handler
 
     return bind

@@ -1,54 +1,56 @@
-"""Brings reality in line with the rows: has jobs run, loads and unloads deployments, reverts lapsed leases.
+"""Brings reality in line with the rows: has jobs run, loads and unloads deployments, looks after leases.
 
-One loop on the service's event loop; database work goes to threads, processes are started on the main thread (their
-parent-death signal follows it). Everything it knows can be lost: after a restart the rows and checkpoints suffice.
+Three loops on the service's event loop, so that none waits for another: deployments, jobs, and what is recorded and
+forgotten. Leases have a thread of their own (`lease_keeper.py`). Blocking work goes to threads that no request uses;
+processes are started on the main thread (their parent-death signal follows it). Everything known here can be lost:
+after a restart the rows and checkpoints suffice.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-
-import sqlalchemy as sa
 
 from tuneship.runtime.workers import Runtime
 from tuneship.service.context import Parts
 from tuneship.service.dataset_processing import DatasetProcessing
 from tuneship.service.deployment_keeper import DeploymentKeeper
+from tuneship.service.ending import end_tasks
+from tuneship.service.lease_keeper import LeaseKeeper
 from tuneship.service.training_keeper import TrainingKeeper
-from tuneship.store import (
-    deployment_logs,
-    endpoint_records,
-    events,
-    idempotency,
-    metric_windows,
-    tables,
-)
+from tuneship.store import deployment_logs, events, idempotency, metric_windows
+from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
+AFTER_A_FAILURE_S = 1.0
 LOGS_KEPT = timedelta(days=30)
 MOST_LOG_LINES = 10_000
 """Of one deployment."""
 FORGET_EVERY = timedelta(hours=1)
 STORE_EVERY = timedelta(milliseconds=800)
 """Of metrics and deployment logs; whoever reads either stores it first, so only a kill can lose as much."""
+LOOPS_END_S, THREADS_END_S, STORE_S = 1.0, 3.0, 2.0
+"""How long the end waits for each of these; together less than `ending.TASKS_END_S`."""
 
 
 class Supervisor:
-    """The loop over jobs, deployments and leases."""
+    """The loops over jobs, deployments and leases."""
 
     def __init__(self, parts: Parts, runtime: Runtime, work: Path, owner: str) -> None:
         """`work`: folder for attempts and checkpoints; `owner`: this process in lease rows."""
         self._parts = parts
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = Threads("records", 1)
         self._keeper = DeploymentKeeper(parts)
         self._trainings = TrainingKeeper(parts, runtime, work, owner)
         self._datasets = DatasetProcessing(parts)
+        self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._store_at = parts.clock()
 
     def wake(self) -> None:
@@ -60,55 +62,80 @@ class Supervisor:
     async def run(self) -> None:
         """Until cancelled; then training processes are ended, to go on from their checkpoint later."""
         self._loop = asyncio.get_running_loop()
-        warming = asyncio.create_task(self._keeper.warm())
-        processing = asyncio.create_task(self._datasets.run())
+        self._leases.start()
+        loops = [
+            asyncio.create_task(work)
+            for work in (
+                self._warm(),
+                self._datasets.run(),
+                self._repeat(self._keeper.reconcile),
+                self._repeat(self._trainings.tick),
+                self._repeat(self._keep_records),
+            )
+        ]
         try:
-            while True:
-                await self._tick()
-                self._woken.clear()
-                with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
-                    async with asyncio.timeout(TICK_S):
-                        await self._woken.wait()
+            await asyncio.wait(loops)
         finally:
-            warming.cancel()
-            await self._keeper.stop()
-            processing.cancel()
-            self._trainings.stop()
-            await asyncio.to_thread(self._parts.store_metrics)
-            await asyncio.to_thread(self._parts.store_logs)
+            await self._end(loops)
 
-    async def _tick(self) -> None:
-        """Each by itself: metrics that cannot be stored must not keep a lapsed lease or a job waiting."""
-        everything_held = True
-        for step in (
-            partial(asyncio.to_thread, self._revert_lapsed),
-            self._keeper.reconcile,
-            self._trainings.tick,
-            partial(asyncio.to_thread, self._store_recorded),
-            partial(asyncio.to_thread, self._forget_old),
-        ):
+    @property
+    def threads(self) -> tuple[Threads, ...]:
+        """All that it and its keepers use, but the one for leases."""
+        return (
+            self._threads,
+            self._trainings.threads,
+            self._datasets.threads,
+            *self._keeper.threads,
+        )
+
+    async def _warm(self) -> None:
+        """Load again what was running before the restart, once the database lets us read it."""
+        while True:
+            try:
+                await self._keeper.warm()
+            except Exception:
+                logger.exception("what was deployed could not be loaded again")
+                await asyncio.sleep(AFTER_A_FAILURE_S)
+            else:
+                return
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Each loop by itself: metrics that cannot be stored must not keep a job waiting."""
+        while True:
             try:
                 await step()
-            except Exception:  # the loop must outlive any single failure; the next tick tries again
+            except (
+                Exception
+            ):  # the loop must outlive any single failure; the next round tries again
                 logger.exception("supervision failed")
-                everything_held = False
-        if not everything_held:
-            await asyncio.sleep(1)
+                await asyncio.sleep(AFTER_A_FAILURE_S)
+            self._woken.clear()
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(TICK_S):
+                    await self._woken.wait()
 
-    def _revert_lapsed(self) -> None:
-        now = self._parts.clock()
-        with self._parts.database.read() as connection:
-            query = sa.select(sa.func.count()).where(tables.endpoints.c.lease_until <= now)
-            lapsed = connection.execute(query).scalar_one()
-        if lapsed:
-            with self._parts.database.write() as connection:
-                for endpoint_id in endpoint_records.revert_lapsed(connection, now):
-                    logger.warning("lease lapsed, split reverted: %s", endpoint_id)
+    async def _end(self, loops: list["asyncio.Task[None]"]) -> None:
+        """Nothing is waited for without a limit: what hangs is left behind, and everything else still ends."""
+        self._trainings.stop()
+        await end_tasks(loops, LOOPS_END_S)
+        await self._keeper.stop(LOOPS_END_S)
+        await asyncio.gather(*(one.finish(THREADS_END_S) for one in self.threads))
+        for store in (self._parts.store_metrics, self._parts.store_logs):
+            try:
+                async with asyncio.timeout(STORE_S):
+                    await Threads("last records", 1).run(store)
+            except Exception:
+                logger.exception("the last metrics or deployment logs could not be stored")
+        self._leases.stop(LOOPS_END_S)
+
+    async def _keep_records(self) -> None:
+        await self._threads.run(self._store_recorded)
+        await self._threads.run(self._forget_old)
 
     def _store_recorded(self) -> None:
         """Not at every tick: each time rewrites a row of a second, a minute and an hour for every series."""
         now = self._parts.clock()
-        if now < self._store_at:
+        if _is_early(now, self._store_at, STORE_EVERY):
             return
         self._store_at = now + STORE_EVERY
         self._parts.store_metrics()
@@ -116,8 +143,8 @@ class Supervisor:
 
     def _forget_old(self) -> None:
         """Metrics, logs, events and idempotency keys, each beyond the time for which it is kept."""
-        now = self._parts.clock()
-        if now < self._forget_at:
+        may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
+        if not may_forget or _is_early(now, self._forget_at, FORGET_EVERY):
             return
         self._forget_at = now + FORGET_EVERY
         for forget in (
@@ -128,3 +155,8 @@ class Supervisor:
         ):
             with self._parts.database.write() as connection:  # requests wait for one of them only
                 forget(connection)
+
+
+def _is_early(now: datetime, due: datetime, every: timedelta) -> bool:
+    """Whether it is not time yet; when the clock was set back, it is."""
+    return due - every <= now < due

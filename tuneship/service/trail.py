@@ -1,14 +1,17 @@
 """What the boundary writes into the audit chain of one request, before it answers.
 
 Written down are all changes, every refusal for want of a scope and, where a job or deployment asks for
-`audit_logging`, whatever touches it: reads, generations and other refusals too. Handlers only say which rows they
-looked at; the boundary does the rest.
+`audit_logging`, whatever touches it: reads, generations and other refusals too. What a job asks for holds for its
+tuned model and for every deployment of that model. Handlers only say which rows they looked at; the boundary does the
+rest.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tuneship.contract.generation import Usage
 
 OPAQUE_ID = re.compile(r"[a-z]{2,6}_[0-9a-z]{24}")
 """An id of ours. Anything else in a path was chosen by somebody, and may be a name."""
@@ -32,8 +35,13 @@ class Trail:
     completion_tokens: int | None = None
 
     def touch(self, row: Mapping[str, Any]) -> None:
-        """A handler looked at this job or deployment."""
+        """A handler looked at this job or deployment, or at what was made by this job."""
         self.is_wanted = self.is_wanted or bool(row["security_settings"]["audit_logging"])
+
+    def count(self, usage: Usage) -> None:
+        """What was generated; once for each generation."""
+        self.prompt_tokens = usage.prompt_tokens
+        self.completion_tokens = usage.completion_tokens
 
     def asks_for(self, status: int) -> bool:
         """Whether an answer of this status may only be given after its row is committed."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.runtime.workers import Runtime, Worker
@@ -21,6 +22,7 @@ from tuneship.sealing import ObjectDamaged
 from tuneship.service import job_progress, training_runs
 from tuneship.service.context import Parts
 from tuneship.service.datasets import object_of
+from tuneship.service.isolation import training_places
 from tuneship.service.models import model_id
 from tuneship.service.safeguards import SafeguardLost, check_kept, check_sealed
 from tuneship.service.training_runs import Attempt, TrainingRun
@@ -29,19 +31,23 @@ from tuneship.store import job_queue, job_records, leases, rows, tables
 from tuneship.store.blobs import check_digest
 from tuneship.store.leases import Claim, LeaseLost
 from tuneship.store.rows import Row
+from tuneship.threads import Threads
 from tuneship.training.progress import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED, DataKeys, Order
 
 logger = logging.getLogger(__name__)
 
-BEAT_EVERY = timedelta(seconds=10)
 AFTER_A_FAILURE_S = 1.0
 """Before jobs are looked for again."""
+LONGEST_PAUSE_S = 30.0
+"""Before a job whose records or files could not be written is looked after again; it begins with a second."""
 CANCEL_PATIENCE = timedelta(seconds=3.5)
 """Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
 OVERTIME = timedelta(minutes=5)
 """How long a training process may work past the job's maximum runtime: it ends after a step of its own accord."""
 FRUITLESS_ATTEMPTS = 3
+START_AGAIN_AFTER = (timedelta(seconds=10), timedelta(seconds=30))
+"""A job whose process could not be started waits before its second and its third attempt; others start meanwhile."""
 LINES_AT_ONCE = 500
 """Progress lines in one transaction."""
 
@@ -61,14 +67,23 @@ class TrainingKeeper:
         self._owner = owner
         self._runs: list[TrainingRun] = []
         self._starting: asyncio.Task[None] | None = None
-        self._preparing = ""
+        self._preparing: Claim | None = None
         """The job whose files are being checked, before it has a process."""
+        self._not_before: dict[str, datetime] = {}
+        """When the jobs that could not be started may be tried again."""
+        self.threads = Threads("training", 4)
         log = parts.settings.data_dir / "logs" / "trainer.log"
-        self._warm = WarmTrainer(runtime, log, parts.clock())
+        self._places = training_places(parts.settings.data_dir, work, parts.catalogue)
+        self._warm = WarmTrainer(runtime, log, self._places, parts.clock())
+
+    def held(self) -> list[Claim]:
+        """The jobs that this service works on; may be called from any thread."""
+        preparing = self._preparing
+        return [*([] if preparing is None else [preparing]), *(run.claim for run in [*self._runs])]
 
     async def tick(self) -> None:
         """Call it often, on the main thread: processes die with the thread that started them."""
-        await asyncio.to_thread(self._cancel_abandoned)
+        await self.threads.run(self._cancel_abandoned)
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_jobs())
         for run in list(self._runs):
@@ -89,7 +104,7 @@ class TrainingKeeper:
         """Jobs to cancel that no process works on: never started, or their service died."""
         now = self._parts.clock()
         query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
-        known = {self._preparing, *(run.claim.job_id for run in self._runs)}
+        known = {claim.job_id for claim in self.held()}
         with self._parts.database.read() as connection:
             found = [dict(row) for row in connection.execute(query).mappings()]
         for job in found:
@@ -101,7 +116,7 @@ class TrainingKeeper:
         """One after the other, beside the ticks: checking a big file must not hold up who follows the others."""
         try:
             while len(self._runs) < self._parts.settings.concurrent_jobs:
-                job = await asyncio.to_thread(self._claim)
+                job = await self.threads.run(self._claim)
                 if job is None:
                     return
                 await self._start(job)
@@ -109,19 +124,21 @@ class TrainingKeeper:
             logger.exception("a job could not be started")
             await asyncio.sleep(AFTER_A_FAILURE_S)
         finally:
-            self._preparing = ""
+            self._preparing = None
 
     def _claim(self) -> Row | None:
-        database = self._parts.database
-        with database.read() as connection:
-            if not rows.count(connection, tables.jobs, job_queue.waiting(self._parts.clock())):
+        now = self._parts.clock()
+        self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
+        skipped = [*(claim.job_id for claim in self.held()), *self._not_before]
+        with self._parts.database.read() as connection:
+            others = tables.jobs.c.id.not_in(skipped)
+            if not rows.count(connection, tables.jobs, job_queue.waiting(now), others):
                 return None
-        with database.write() as connection:
+        with self._parts.database.write() as connection:
             now = self._parts.clock()
-            held = [run.claim.job_id for run in self._runs]
-            job = leases.claim(connection, self._owner, now, held)
+            job = leases.claim(connection, self._owner, now, skipped)
             if job is not None:
-                self._preparing = job["id"]
+                self._preparing = Claim(job["id"], job["attempt"])
                 if job["attempt"] == 1:
                     job_progress.tell(connection, job["id"], "started", now)
                 text = f"attempt {job['attempt']} starts"
@@ -131,37 +148,66 @@ class TrainingKeeper:
         return job
 
     async def _start(self, job: Row) -> None:
+        """Start the job's process; where that is impossible, the job fails at once or waits for another attempt."""
         claim = Claim(job["id"], job["attempt"])
         folder = training_runs.attempt_folder(self._work, job["id"], job["attempt"])
-        await asyncio.to_thread(self._store_left, job)
         try:
-            keys = await asyncio.to_thread(self._prepare, job, folder)
-        except (SafeguardLost, DataDamaged, ObjectDamaged, FileNotFoundError) as error:
+            await self.threads.run(self._store_left, job)
+            keys = await self.threads.run(self._prepare, job, folder)
+            if not await self.threads.run(self._may_start, claim):
+                return
+            worker = self._worker(Order(folder, keys))
+        except LeaseLost:  # somebody has cancelled it
+            return
+        except (SafeguardLost, DataDamaged, ObjectDamaged) as error:
             with suppress(LeaseLost):
-                await asyncio.to_thread(self._failed, claim, job, *_why_not_started(error))
+                await self.threads.run(self._failed, claim, job, *_why_not_started(error))
                 training_runs.clear(self._work, claim.job_id)
             return
-        if not await asyncio.to_thread(self._may_start, claim):
+        except Exception as error:
+            logger.exception("a job could not be started: %s", claim.job_id)
+            with suppress(LeaseLost):
+                await self.threads.run(self._start_again, claim, job, error)
             return
-        worker = self._worker(Order(folder, keys))
         now = self._parts.clock()
         latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
         run = TrainingRun(
-            claim, folder, job["attempt"], job=job, worker=worker, last_beat=now, latest_end=latest
+            claim, folder, job["attempt"], job=job, worker=worker, not_before=now, latest_end=latest
         )
         self._runs.append(run)
-        self._preparing = ""
+        self._preparing = None
+
+    def _start_again(self, claim: Claim, job: Row, error: Exception) -> None:
+        """Queue a job whose process could not be started, or give up after three attempts without progress.
+
+        A database that does not answer is no attempt: it would fail every job that waits.
+        """
+        why, now = _kind_of(error), self._parts.clock()
+        counts = not isinstance(error, SQLAlchemyError)
+        fruitless = job["attempts_without_progress"] + counts
+        if fruitless >= FRUITLESS_ATTEMPTS:
+            text = f"{fruitless} attempts ended without progress: the training process could not be started ({why})"
+            self._failed(
+                claim, job, "no_progress", f"{text}; the operator finds more in the service's log"
+            )
+            training_runs.clear(self._work, claim.job_id)
+            return
+        pause = START_AGAIN_AFTER[max(0, fruitless - 1)]
+        text = f"the training process could not be started ({why}); it is tried again in {pause.seconds} s"
+        self._queue_again(claim, fruitless, text)
+        self._not_before[claim.job_id] = now + pause
 
     def _worker(self, order: Order) -> Worker:
         """The one that waits with its libraries loaded, or a new one."""
-        return self._warm.take(order, self._parts.clock()) or start_on(self._runtime, order)
+        waiting = self._warm.take(order, self._parts.clock())
+        return waiting or start_on(self._runtime, order, self._places)
 
     def _may_start(self, claim: Claim) -> bool:
         """Whether nobody has cancelled it while its files were checked."""
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
         if row is None or (row["attempt"], row["status"]) != (claim.attempt, JobStatus.RUNNING):
-            self._preparing = ""  # as a job that is to be cancelled and has no process
+            self._preparing = None  # as a job that is to be cancelled and has no process
             return False
         return True
 
@@ -196,62 +242,71 @@ class TrainingKeeper:
             check_digest(self._parts.blobs.local(row["blob"]), row["sha256"])
         except ObjectDamaged:
             raise DataDamaged("a stored dataset is damaged") from None
+        except FileNotFoundError:
+            raise DataDamaged("a stored file is missing") from None
         return row
 
     async def _follow_alone(self, run: TrainingRun) -> None:
         """One job's trouble must not stop the others."""
+        now = self._parts.clock()
+        if now < run.not_before:
+            return
         try:
             await self._follow(run)
+            run.failures = 0
         except (KeyError, TypeError, ValueError):  # its process writes what is no progress line
             logger.exception("a training process broke the protocol: %s", run.claim.job_id)
             run.worker.kill()
             with suppress(LeaseLost):
                 text = "the training process reported something unreadable"
-                await asyncio.to_thread(self._failed, run.claim, run.job, "internal", text)
+                await self.threads.run(self._failed, run.claim, run.job, "internal", text)
             self._runs.remove(run)
-        except Exception:  # e.g. the disk is full: the next tick tries again
+        except Exception:  # e.g. the disk is full: it is tried again until the job's time is over
             logger.exception("a job could not be followed: %s", run.claim.job_id)
+            pause_s = min(LONGEST_PAUSE_S, AFTER_A_FAILURE_S * 2**run.failures)
+            run.failures += 1
+            run.not_before = now + timedelta(seconds=pause_s)
+            if now > run.latest_end:
+                await self._end_late(run)
 
     async def _follow(self, run: TrainingRun) -> None:
         """Read progress, keep the lease, pass a cancellation on, and finish what has ended."""
         exit_code = run.worker.exit_code()  # before reading: nothing is written after it
         try:
-            await asyncio.to_thread(self._take_progress, run)
+            await self.threads.run(self._take_progress, run)
             if exit_code is None and run.has_model():
                 exit_code = 0  # how it leaves decides nothing any more
             if exit_code is not None:
-                await asyncio.to_thread(self._finish, run, exit_code)
+                await self.threads.run(self._finish, run, exit_code)
         except LeaseLost:
             exit_code = -1
             logger.warning("lease lost: %s", run.claim.job_id)
         if exit_code is not None:
-            await asyncio.to_thread(run.worker.kill)
+            await self.threads.run(run.worker.kill)
             self._runs.remove(run)
         elif run.is_overdue(self._parts.clock(), CANCEL_PATIENCE):
-            run.worker.kill()
+            await self.threads.run(run.worker.kill)
         elif self._parts.clock() > run.latest_end:
             await self._end_late(run)
 
     async def _end_late(self, run: TrainingRun) -> None:
-        """The process ends by itself after a step; one that hangs in a step does not."""
-        run.worker.kill()
+        """The process ends by itself after a step; one that hangs in a step does not, nor what cannot be recorded."""
+        await self.threads.run(run.worker.kill)
         self._runs.remove(run)
-        text = "the job's maximum runtime was over and the training process did not end"
+        text = "the job's maximum runtime was over before the training process and its results were dealt with"
         with suppress(LeaseLost):
-            await asyncio.to_thread(self._failed, run.claim, run.job, "max_runtime_exceeded", text)
+            await self.threads.run(self._failed, run.claim, run.job, "max_runtime_exceeded", text)
             training_runs.clear(self._work, run.claim.job_id)
 
     def _take_progress(self, run: TrainingRun) -> None:
+        """Store what the process has told. Raises `LeaseLost` when the job is not this attempt's any more."""
         now = self._parts.clock()
-        if self._store_told(run):
-            run.last_beat = now
-        elif now - run.last_beat >= BEAT_EVERY:
-            with self._parts.database.write() as connection:
-                leases.beat(connection, run.claim, now)
-            run.last_beat = now
+        self._store_told(run)
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, run.claim.job_id, client_id=None)
-        if row is not None and row["status"] == JobStatus.CANCELLING and not run.cancelled_at:
+        if row is None or row["attempt"] != run.claim.attempt:
+            raise LeaseLost(run.claim.job_id)
+        if row["status"] == JobStatus.CANCELLING and not run.cancelled_at:
             run.ask_to_cancel(now)
             self._parts.bell.ring(run.claim.job_id)
 
@@ -263,9 +318,8 @@ class TrainingKeeper:
             except (KeyError, OSError, TypeError, ValueError):  # the machine died in mid-write
                 logger.exception("an attempt left unreadable progress: %s", job["id"])
 
-    def _store_told(self, attempt: Attempt) -> bool:
-        """Every line once, whoever dies: where reading stands is kept with what was read. Answers if there was any."""
-        begin = attempt.offset
+    def _store_told(self, attempt: Attempt) -> None:
+        """Every line once, whoever dies: where reading stands is kept with what was read."""
         while True:
             now, (lines, offset) = self._parts.clock(), attempt.new_lines(LINES_AT_ONCE)
             if lines:
@@ -276,7 +330,7 @@ class TrainingKeeper:
                 attempt.offset = offset
                 self._parts.bell.ring(attempt.claim.job_id)
             if not lines:
-                return attempt.offset > begin
+                return
 
     def _finish(self, run: TrainingRun, exit_code: int) -> None:
         """What the process's end means: a model, a failure, a cancellation, or another attempt."""
@@ -297,14 +351,17 @@ class TrainingKeeper:
         if fruitless >= FRUITLESS_ATTEMPTS:
             self._failed(run.claim, run.job, *_why_fruitless(fruitless, exit_code))
             return True
+        text = f"the training process ended with {exit_code}; it resumes from its checkpoint"
+        self._queue_again(run.claim, fruitless, text)
+        return False
+
+    def _queue_again(self, claim: Claim, fruitless: int, text: str) -> None:
         now = self._parts.clock()
         with self._parts.database.write() as connection:
             kept = {"owner": None, "attempts_without_progress": fruitless}
-            leases.end(connection, run.claim, JobStatus.QUEUED, now, **kept)
-            text = f"the training process ended with {exit_code}; it resumes from its checkpoint"
-            job_records.add_log(connection, run.claim.job_id, now, "warning", text)
-        self._parts.bell.ring(run.claim.job_id)
-        return False
+            leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
+            job_records.add_log(connection, claim.job_id, now, "warning", text)
+        self._parts.bell.ring(claim.job_id)
 
     def _completed(self, run: TrainingRun, end: dict[str, Any]) -> None:
         job, now = run.job, self._parts.clock()
@@ -368,8 +425,13 @@ def _why_not_started(error: Exception) -> tuple[str, str]:
     """Reason and message."""
     if isinstance(error, SafeguardLost):
         return "not_enforced", f"{error}; make the job again when it can, or without the setting"
-    is_missing = isinstance(error, FileNotFoundError)
-    return "data_unreadable", "a stored file is missing" if is_missing else str(error)
+    return "data_unreadable", str(error)
+
+
+def _kind_of(error: Exception) -> str:
+    """What the job's owner may know of an error: its text may hold paths."""
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or type(error).__name__
 
 
 def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:

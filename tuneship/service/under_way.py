@@ -19,6 +19,8 @@ class Visit:
     """One generation; `limit` is its deadline while the model works on it."""
 
     limit: asyncio.Timeout | None = None
+    is_ended: bool = False
+    """Its deployment is being deleted, and does not wait for it."""
     waits_since: datetime | None = None
     """When it was given to the replicas, until the first token comes."""
 
@@ -78,6 +80,7 @@ class UnderWay:
             if loop.time() >= end or deployment_id in self._hurried:
                 for visit in visits:
                     if visit.limit is not None:
+                        visit.is_ended = True
                         visit.limit.reschedule(loop.time())
             await asyncio.sleep(LOOK_EVERY_S)
         self._hurried.discard(deployment_id)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tuneship.runtime.landlock import Places
 from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
 from tuneship.training.spec import LOG_FILE, Order
 
@@ -22,26 +23,31 @@ AFTER_A_DEATH = timedelta(minutes=1)
 """One that dies while it waits is not replaced at once: there may be no memory for it."""
 
 
-def start_on(runtime: Runtime, order: Order) -> Worker:
+def start_on(runtime: Runtime, order: Order, places: Places) -> Worker:
     """A process for one job. The pipe holds the line before there is a reader. Raises `OSError`."""
     theirs, ours = os.pipe()
     try:
         os.write(ours, order.to_line().encode())
         arguments = (str(order.folder), str(theirs))
         log = order.folder / LOG_FILE
-        return runtime.start(WorkerSpec("tuneship.training", arguments, log, inherited=(theirs,)))
+        return runtime.start(_trainer(arguments, log, theirs, places))
     finally:
         os.close(ours)
         os.close(theirs)
 
 
+def _trainer(arguments: tuple[str, ...], log: Path, line: int, places: Places) -> WorkerSpec:
+    return WorkerSpec("tuneship.training", arguments, log, inherited=(line,), places=places)
+
+
 class WarmTrainer:
     """None or one waiting process."""
 
-    def __init__(self, runtime: Runtime, log: Path, now: datetime) -> None:
-        """Nothing is started yet."""
+    def __init__(self, runtime: Runtime, log: Path, places: Places, now: datetime) -> None:
+        """Nothing is started yet. `places`: of every job; a process gives up those of others when it has its own."""
         self._runtime = runtime
         self._log = log
+        self._places = places
         self._worker: Worker | None = None
         self._line = -1
         """Our end of its pipe, while there is a worker."""
@@ -78,7 +84,7 @@ class WarmTrainer:
     def _start(self) -> None:
         theirs, ours = os.pipe()
         waiting = ("--wait", str(theirs))
-        spec = WorkerSpec("tuneship.training", waiting, self._log, inherited=(theirs,))
+        spec = _trainer(waiting, self._log, theirs, self._places)
         try:
             self._worker = self._runtime.start(spec)
         except OSError:

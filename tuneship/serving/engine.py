@@ -65,8 +65,9 @@ class Engine:
         tokens = limits.rows * model.facts.context_length
         if limits.cache_bytes is not None:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
-        self._cache = SlotCache(model.facts.cache, limits.rows, model.facts.context_length, tokens)
         self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
+        rows, length = self._scheduler.all_rows, model.facts.context_length
+        self._cache = SlotCache(model.facts.cache, rows, length, tokens)
         self._rows = Rows()
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._generated = self._reused = 0

@@ -21,6 +21,7 @@ from typing import Any, Self
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 
 __all__ = [
+    "ANSWER_S",
     "FinishReason",
     "GenerateRequest",
     "Generation",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 FIELDS = tuple(one.name for one in fields(GenerateRequest))
+ANSWER_S = 120.0
+"""For anything but a generation: reading a big adapter from a slow disk takes longest."""
 _FRAME_BYTES = 1 << 20
 """A frame holds one token per running request: far below this."""
 
@@ -213,7 +216,10 @@ class ReplicaLine:
         self._answers[identifier] = answer
         self._send({"op": operation, "id": identifier, **arguments})
         try:
-            return await answer
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            raise ReplicaLost("the replica did not answer in time") from None
         finally:
             self._answers.pop(identifier, None)
 
@@ -232,6 +238,9 @@ class ReplicaLine:
             self._lose(lost)
         except (KeyError, TypeError, ValueError) as error:
             self._lose(ReplicaLost(f"the replica broke the protocol: {type(error).__name__}"))
+        finally:
+            if self._lost is None:  # cancelled: an answer that nobody reads is not to be waited for
+                self._lose(ReplicaLost("the line was closed"))
 
     def _hear(self, frame: dict[str, Any]) -> None:
         if "tokens" in frame:

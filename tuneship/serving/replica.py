@@ -144,6 +144,7 @@ class Replica:
             seed=frame["seed"],
             stop_tokens=tuple(map(index, frame["stop_tokens"])),
             queue=str(frame["queue"]),
+            owner=str(frame["owner"]),
         )
         self._engine.submit(str(frame["id"]), request)
 

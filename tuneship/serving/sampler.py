@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tuneship.serving.sequence import GREEDY_BELOW
+
 _NUCLEUS = 64
 """Candidates looked at first: the nucleus of a trained model is nearly always smaller."""
 _WIDER, _LEAST, _FEW = 8, 1e-9, 8192
@@ -17,15 +19,17 @@ def choose(
 ) -> tuple[list[float], list[int]]:
     """For logits [R, vocabulary] the highest value and the chosen token of each row.
 
-    A draw is uniform in [0, 1); temperature 0 is greedy. The highest value of a row that holds a NaN is NaN.
+    A draw is uniform in [0, 1); a temperature below `GREEDY_BELOW` is greedy. The highest value of a row that
+    holds a NaN is NaN.
     """
     values = logits.numpy()
     best = values.argmax(-1)  # numpy's takes a tenth of the time of torch's
     tokens: list[int] = best.tolist()
-    sampled = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+    sampled = [row for row, temperature in enumerate(temperatures) if temperature >= GREEDY_BELOW]
     if sampled:
         heat = torch.tensor([temperatures[row] for row in sampled])
-        probabilities = (logits[sampled] / heat[:, None]).softmax(-1)
+        below_best = logits[sampled] - logits[sampled, best[sampled], None]
+        probabilities = (below_best / heat[:, None]).softmax(-1)  # the highest stays 0: no overflow
         for row, likely in zip(sampled, probabilities, strict=True):
             tokens[row] = _draw(likely, top_ps[row], draws[row])
     return values[np.arange(len(values)), best].tolist(), tokens

@@ -1,17 +1,29 @@
 """Which sequences run in the next step, and how much of whose prompt enters.
 
-Waiting sequences take turns by queue, so that a hundred requests of one deployment do not hold up one of another.
+Waiting sequences take turns by owner, and those of an owner by queue: a hundred requests of one tenant do not hold up
+one of another, whether they are for one deployment or for fifty. When one owner has all rows, an owner that has none
+gets one of the guests' rows: otherwise it would wait until a generation ends, which may take minutes.
 Of the running ones those that generate come before one whose prompt is entering in parts. Knows nothing of tensors and
 rows; `engine` acts on what it says.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 
 from tuneship.serving.sequence import Sequence
 
 TOKENS_PER_ROW = 2
 """New prompt tokens per generating row that a step may take beyond its fixed share: it takes about three times as long
 then as without any, however many rows there are."""
+
+GUESTS = 0.25
+"""Rows beyond the limit, as a share of it, each for an owner that has nothing running. They are within the cache's."""
+
+SHARED = 0.5
+"""Of the rows, what one owner may have while there are others: a step with all rows takes three times as long as with
+one, and every token of the others would take so long."""
+
+RECENT_STEPS = 1000
+"""For so long there is an owner after its last request has ended."""
 
 UNSHARED = 2
 """Times that share while none generates: larger parts take fewer steps, and only joiners would wait."""
@@ -26,20 +38,26 @@ class Scheduler:
         `cache_tokens`: what rows times the longest of them may come to at most.
         """
         self.rows = rows
+        self.all_rows = rows + int(GUESTS * rows)
+        """The guests' included."""
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
         self.running: list[Sequence] = []
-        self._queues: OrderedDict[str, deque[Sequence]] = OrderedDict()
+        self._owners: OrderedDict[str, OrderedDict[str, deque[Sequence]]] = OrderedDict()
+        """Who waits, by owner and queue, each in the order of their turns."""
+        self._steps = 0
+        self._seen: dict[str, int] = {}
+        """The last step of each owner of late."""
 
     @property
     def idle(self) -> bool:
         """Nothing to run."""
-        return not (self._queues or self.running)
+        return not (self._owners or self.running)
 
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return sum(map(len, self._queues.values()))
+        return sum(len(queue) for queues in self._owners.values() for queue in queues.values())
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether it could run alone."""
@@ -47,14 +65,14 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Wait behind those of the same queue."""
-        self._queues.setdefault(_queue(sequence), deque()).append(sequence)
+        self._seen[sequence.request.owner] = self._steps
+        queues = self._owners.setdefault(sequence.request.owner, OrderedDict())
+        queues.setdefault(_queue(sequence), deque()).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget one that waits."""
-        queue = self._queues[_queue(sequence)]
-        queue.remove(sequence)
-        if not queue:
-            del self._queues[_queue(sequence)]
+        self._owners[sequence.request.owner][_queue(sequence)].remove(sequence)
+        self._turn(sequence, is_over=False)
 
     def schedule(self) -> list[int]:
         """Let waiting sequences join; returns how many prompt tokens each of the last ones brings into this step.
@@ -62,6 +80,7 @@ class Scheduler:
         Only the last one may come to no end in this step: it goes on before others join. Joiners of one adapter stand
         side by side, which makes fewer, larger matrix products of their prompts.
         """
+        self._look_around()
         entering = [sequence for sequence in self.running if sequence.is_entering]
         generating = len(self.running) - len(entering)
         share = self.prompt_tokens if generating else UNSHARED * self.prompt_tokens
@@ -77,26 +96,52 @@ class Scheduler:
         self.running.extend(joiners)
         return [parts[sequence] for sequence in self.running[generating:]]
 
+    def _look_around(self) -> None:
+        """Remember whom this step is for, and forget who has not been there for long."""
+        self._steps += 1
+        present = {*self._owners, *(one.request.owner for one in self.running)}
+        old = [one for one, seen in self._seen.items() if self._steps - seen > RECENT_STEPS]
+        for owner in old:
+            del self._seen[owner]
+        self._seen |= dict.fromkeys(present, self._steps)
+
     def release(self, sequence: Sequence) -> None:
         """Forget one that runs."""
         self.running.remove(sequence)
 
     def _next(self, joiners: list[Sequence]) -> Sequence | None:
-        """The first of the queue whose turn it is, if there is a row and room for it.
+        """The first of the owner and the queue whose turn it is, if there is a row and room for it.
 
         One that has to wait for room is waited for: smaller ones would take what it needs again and again.
         """
-        if not self._queues or len(self.running) + len(joiners) >= self.rows:
+        together = [*self.running, *joiners]
+        owner = self._next_owner(together)
+        if owner is None:
             return None
-        name, queue = next(iter(self._queues.items()))
-        if not self._has_room([*self.running, *joiners, queue[0]]):
+        queue = next(iter(self._owners[owner].values()))
+        if not self._has_room([*together, queue[0]]):
             return None
         sequence = queue.popleft()
-        if queue:
-            self._queues.move_to_end(name)
-        else:
-            del self._queues[name]
+        self._turn(sequence, is_over=True)
         return sequence
+
+    def _next_owner(self, together: list[Sequence]) -> str | None:
+        if not self._owners or len(together) >= self.all_rows:
+            return None
+        rows = Counter(one.request.owner for one in together)
+        most = self.rows if len(self._seen) == 1 else max(1, int(SHARED * self.rows))
+        if len(together) >= self.rows:
+            most = 1
+        return next((owner for owner in self._owners if rows[owner] < most), None)
+
+    def _turn(self, sequence: Sequence, *, is_over: bool) -> None:
+        """One of them waits no more: forget what is empty; after their turn, owner and queue are the last in line."""
+        owner, name = sequence.request.owner, _queue(sequence)
+        for waiting, key in ((self._owners[owner], name), (self._owners, owner)):
+            if not waiting[key]:
+                del waiting[key]
+            elif is_over:
+                waiting.move_to_end(key)
 
     def _has_room(self, sequences: list[Sequence]) -> bool:
         if self.cache_tokens is None:

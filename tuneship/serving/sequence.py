@@ -7,6 +7,10 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+GREEDY_BELOW = 1e-6
+"""Temperatures below it are greedy. They could choose no other token, unless two logits are all but equal, and what
+they divide leaves the range of numbers."""
+
 
 class FinishReason(StrEnum):
     """Why a generation ended."""
@@ -24,14 +28,21 @@ class GenerateRequest:
     adapter: str | None = None
     """None answers with the base model."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 is greedy, and so is anything below `GREEDY_BELOW`."""
     top_p: float = 1.0
     seed: int | None = None
     """None draws from the operating system's randomness."""
     stop_tokens: tuple[int, ...] = ()
     """Any of these ends the generation and is not part of it."""
     queue: str = ""
-    """Who asks, e.g. a deployment: while requests wait, queues take turns. Empty: one queue per adapter."""
+    """What is asked, e.g. a deployment: an owner's queues take turns. Empty: one queue per adapter."""
+    owner: str = ""
+    """Who asks, by any mark: while requests wait, owners take turns, however many queues each of them has."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, whatever is drawn."""
+        return self.temperature < GREEDY_BELOW
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,13 @@ import errno
 import os
 import re
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
+from tuneship.runtime.isolation import narrow
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.launch import INHERITED
 from tuneship.training.progress import (
     NEEDS_LESS_MEMORY,
     Progress,
@@ -89,9 +93,10 @@ def run_job(order: Order) -> int:
     work_dir = order.folder
     progress = Progress(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
-    stop.watch(progress)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
+        give_up_other_jobs(order, spec)
+        stop.watch(progress)
         stop.raise_if_requested()
         from tuneship.training.run import train  # noqa: PLC0415 (loads torch: seconds)
 
@@ -106,6 +111,26 @@ def run_job(order: Order) -> int:
         progress.end("failed", reason=failure.reason.value, message=failure.message)
         return 1
     return 0
+
+
+def give_up_other_jobs(order: Order, spec: TrainingSpec) -> None:
+    """Keep only this job's files open to this process, where it is isolated at all.
+
+    The kernel takes files away from one thread at a time. Where a library has started others, the process begins again
+    as a new program, which has one.
+    """
+    read = (Path(spec.base_model), spec.training_file, spec.validation_file)
+    write = (order.folder, spec.output_dir, spec.checkpoint_dir, Path(tempfile.gettempdir()))
+    is_done = narrow(Places(tuple(one for one in read if one is not None), write))
+    if is_done:
+        return
+    theirs, ours = os.pipe()
+    os.write(ours, order.to_line().encode())
+    os.close(ours)
+    os.set_inheritable(theirs, True)
+    launch = ("-m", "tuneship.runtime.launch", str(os.getppid()), INHERITED)
+    module = ("tuneship.training", str(order.folder), str(theirs))
+    os.execv(sys.executable, [sys.executable, *launch, *module])  # noqa: S606 - ourselves
 
 
 def failure_of(error: Exception) -> TrainingFailed:

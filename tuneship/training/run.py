@@ -28,7 +28,7 @@ from tuneship.training.parity import save_parity
 from tuneship.training.progress import Progress, Reason, StopRequest, TrainingFailed
 from tuneship.training.ranks import Others, Ranks, Setup
 from tuneship.training.rows import Encoder, ReadRows, Rows, carve_out, read_rows
-from tuneship.training.schedule import evaluation_steps, learning_rate
+from tuneship.training.schedule import EvaluationSchedule, learning_rate
 from tuneship.training.spec import DataKeys, TrainingSpec
 
 MOST_TOKENS_MEASURING = 2_048
@@ -104,7 +104,7 @@ class TrainingRun:
         examples = len(data.training_indices)
         self._steps_per_epoch = math.ceil(examples / self._settings.batch_size)
         self._total_steps = self._steps_per_epoch * self._settings.epochs
-        self._evaluation_steps = evaluation_steps(
+        self._evaluations = EvaluationSchedule(
             spec.validation_frequency,
             steps_per_epoch=self._steps_per_epoch,
             total_steps=self._total_steps,
@@ -129,7 +129,7 @@ class TrainingRun:
             pace.begin_step()
             self._learn(batch)
             pace.end_step(int(self._data.training.lengths[batch].sum()))
-            evaluated = self._standing.step in self._evaluation_steps
+            evaluated = self._evaluations.is_due(self._standing.step)
             if evaluated:
                 self._measure()
                 self._keep_best()
@@ -159,12 +159,17 @@ class TrainingRun:
             yield from batches[max(0, done - epoch * self._steps_per_epoch) :]
 
     def _has_stalled(self) -> bool:
-        """Follows from the place of the best measurement alone, so a resumed attempt decides alike."""
+        """Whether the patience is used up. It follows from the step of the best measurement alone, so an attempt that
+        resumes decides as the first one did.
+        """
         patience, standing = self._settings.early_stopping_patience, self._standing
-        since = range(standing.best_step + 1, standing.step + 1)
-        return patience is not None and patience <= sum(
-            step in self._evaluation_steps for step in since
+        if patience is None:
+            return False
+        done, best = (
+            self._evaluations.count(standing.step),
+            self._evaluations.count(standing.best_step),
         )
+        return done - best >= patience
 
     def _tell_early_end(self) -> None:
         standing = self._standing

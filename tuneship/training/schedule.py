@@ -17,18 +17,38 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
     return peak * (total_steps - step + 1) / (total_steps - warmup_steps)
 
 
-def evaluation_steps(
-    validation_frequency: float, *, steps_per_epoch: int, total_steps: int
-) -> frozenset[int]:
-    """After which steps the model is measured; always after the last.
+class EvaluationSchedule:
+    """After which steps the model is measured: at regular intervals, and always after the last step.
 
-    `validation_frequency` up to 1 is a fraction of an epoch, from 2 on a number of steps.
+    Every answer is computed from the step number. A list of all these steps would grow with the length of the job,
+    which its owner chooses: 500 million steps are one small request.
     """
-    if validation_frequency > 1:
-        interval = float(int(validation_frequency))
-    else:
-        interval = max(1.0, validation_frequency * steps_per_epoch)
-    count = int(total_steps / interval)
-    # The small number keeps 0.1 * 30 steps at 3, not at 4.
-    steps = {math.ceil(number * interval - 1e-6) for number in range(1, count + 1)}
-    return frozenset(steps | {total_steps})
+
+    def __init__(
+        self, validation_frequency: float, *, steps_per_epoch: int, total_steps: int
+    ) -> None:
+        """`validation_frequency` up to 1 is a fraction of an epoch, from 2 on a number of steps."""
+        if validation_frequency > 1:
+            self._interval = float(int(validation_frequency))
+        else:
+            self._interval = max(1.0, validation_frequency * steps_per_epoch)
+        self._total_steps = total_steps
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model is measured after this step (from 1 on)."""
+        return self.count(step) > self.count(step - 1)
+
+    def count(self, step: int) -> int:
+        """How many measurements there are from step 1 up to and including `step`."""
+        intervals = self._intervals_until(min(step, self._total_steps))
+        if step < self._total_steps:
+            return intervals
+        is_last_regular = intervals > self._intervals_until(self._total_steps - 1)
+        return intervals if is_last_regular else intervals + 1
+
+    def _intervals_until(self, step: int) -> int:
+        """How many intervals have ended by `step`, each rounded up to a whole step.
+
+        The small number forgives rounding: an interval of 0.1 * 30 ends with step 3, not with step 4.
+        """
+        return math.floor((step + 1e-6) / self._interval)

@@ -26,6 +26,9 @@ OUT_OF_ORDER = (
 )  # fmt: skip
 """What the operating system says of a disk that is full or broken, or when too many files are open."""
 
+READ_ONLY = "25006"
+"""What Postgres says to a write when it has become a standby."""
+
 
 def refusal_of(request: Request, error: Exception) -> ApiError:
     """The declared answer to whatever went wrong; no traceback, path or SQL ever leaves the service."""
@@ -35,7 +38,9 @@ def refusal_of(request: Request, error: Exception) -> ApiError:
         return InvalidRequestError("the body broke off")
     logger.error("%s failed", request.state.request_id, exc_info=error)
     is_disk = isinstance(error, OSError) and error.errno in OUT_OF_ORDER
-    is_cut = isinstance(error, DBAPIError) and error.connection_invalidated
+    is_cut = isinstance(error, DBAPIError) and (
+        error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY
+    )
     if is_disk or is_cut or isinstance(error, OperationalError | PoolTimeout):
         return InternalError("the database or the disk is not available", status=503, retry_after=2)
     return InternalError("the service failed unexpectedly")

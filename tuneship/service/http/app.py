@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -21,38 +23,43 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from tuneship.contract import openapi
-from tuneship.contract.errors import InvalidRequestError, RateLimitExceeded, ResourceNotFound
+from tuneship.contract.errors import (
+    ApiError,
+    InvalidRequestError,
+    RateLimitExceeded,
+    ResourceNotFound,
+)
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service import profiles
 from tuneship.service.access import Principal
 from tuneship.service.arguments import path_arguments, query_arguments, validated
 from tuneship.service.context import Context, Parts
+from tuneship.service.forwarding import is_address_known, is_way_known
 from tuneship.service.hipaa import Caller
 from tuneship.service.http.answers import (
     error_response,
-    json_response,
     refusal_of,
     reply_response,
     sealed_answer,
     stored_response,
 )
-from tuneship.service.http.border import Border
-from tuneship.service.http.content import content_of
+from tuneship.service.http.border import Border, InFlight
+from tuneship.service.http.content import SHORT_BODY, content_of, parsed
 from tuneship.service.http.forms import Content
 from tuneship.service.http.guard import Guard, address_of
 from tuneship.service.http.hang_up import while_heard
+from tuneship.service.http.health import Ready, alive
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
 from tuneship.service.rates import RateWindow
 from tuneship.service.resources import SERVED
-from tuneship.service.safeguards import capabilities
 from tuneship.service.serving_table import Served
 from tuneship.service.streaming import Stream
 from tuneship.service.trail import Trail
 from tuneship.store import idempotency
 
-HANDED_ON = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"}
-"""Headers by which a proxy shows itself."""
+LATE_S = 1.0
+"""By which a refusal is late for a client that does not wait: as long as it should have waited."""
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
@@ -61,30 +68,13 @@ def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
     # Routes are tried in turn, and generations are by far the most requests: they come first.
     operations = sorted(SERVED.values(), key=lambda one: not one.is_async)
     routes = [_operation_route(border, served) for served in operations]
-    healthy = _healthy(border.parts)
-    routes += [_route("GET", path, healthy) for path in ("/healthz", "/readyz")]
+    routes.append(_route("GET", "/healthz", alive(border.parts)))
+    routes.append(_route("GET", "/readyz", Ready(border.parts).answer))
     routes.append(_route("GET", "/openapi.json", _described(border.parts)))
     refused = {HTTPException: _routing_refused(routes)}
     app = Starlette(routes=routes, exception_handlers=refused, lifespan=lifespan)
     app.router.redirect_slashes = False
     return Guard(app, border)
-
-
-def _healthy(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
-    able = capabilities(parts)
-
-    def query() -> None:
-        with parts.database.read() as connection:
-            connection.exec_driver_sql("select 1")
-
-    async def health(request: Request) -> Response:
-        try:
-            await asyncio.to_thread(query)
-        except Exception as error:  # noqa: BLE001 - it logs, and answers 503 or 500
-            return error_response(request, refusal_of(request, error))
-        return json_response(200, {"status": "ok", "capabilities": able})
-
-    return health
 
 
 def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
@@ -93,7 +83,8 @@ def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
     body = json.dumps(told, ensure_ascii=False).encode()
 
     async def answer(_request: Request) -> Response:
-        return Response(body, media_type="application/json")
+        # Big, and anybody may ask for it: one for each connection, so that nobody asks for hundreds and reads none.
+        return Response(body, media_type="application/json", headers={"Connection": "close"})
 
     return answer
 
@@ -133,7 +124,7 @@ def _operation_route(border: Border, served: Served) -> Route:
 
 
 def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[Response]]:
-    in_flight = border.generations if served.is_async else border.uploads
+    in_flight = _places(border, served)
 
     async def answer(request: Request) -> Response:
         principal: Principal = request.state.principal
@@ -141,7 +132,8 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
         try:
             _check_rate(request)
             principal.require(served.operation.scope)
-            if not (served.is_async or served.operation.is_form):
+            _check_conditions(served.operation, request)
+            if in_flight is None:
                 return await _run(border, served, request, context)
             with ExitStack() as held:
                 held.enter_context(in_flight.slot(principal.client_id))
@@ -150,9 +142,19 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
                     response.slot = held.pop_all()
                 return response
         except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
+            await _slow_down(border, principal.client_id, error)
             return await _refuse(request, context, error)
 
     return answer
+
+
+def _places(border: Border, served: Served) -> InFlight | None:
+    """Those that the operation needs; most need none."""
+    if served.is_async:
+        return border.generations
+    if served.operation.is_form:
+        return border.uploads
+    return border.merges if served.is_long else None
 
 
 def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
@@ -165,7 +167,11 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
         if_match=request.headers.get("if-match"),
         routing_key=request.headers.get("x-routing-key"),
         last_event_id=request.headers.get("last-event-id"),
-        caller=Caller(_is_private(request, address), principal.lifetime),
+        caller=Caller(
+            is_private=_is_private(request, address),
+            is_address_known=is_address_known(request.scope),
+            key_lifetime=principal.lifetime,
+        ),
         trail=Trail(
             key_id=principal.key_id,
             address=address,
@@ -177,11 +183,16 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
 
 
 def _is_private(request: Request, address: str) -> bool:
-    """Over TLS, or from this machine and not handed on by a proxy that says nothing of TLS."""
-    if request.scope["scheme"] == "https":
-        return True
-    names = {name for name, _ in request.scope["headers"]}
-    return bool(address) and ip_address(address).is_loopback and HANDED_ON.isdisjoint(names)
+    """Over TLS or from this machine, and not handed on by a proxy of which nobody knows how it was reached."""
+    is_here = bool(address) and ip_address(address).is_loopback
+    return is_way_known(request.scope) and (request.scope["scheme"] == "https" or is_here)
+
+
+async def _slow_down(border: Border, client_id: str, error: Exception) -> None:
+    """A client that does not wait although it is told to, again and again: refusing it at once would fill the loop."""
+    asks_to_wait = isinstance(error, ApiError) and error.retry_after is not None
+    if asks_to_wait and border.limits.count_refusal(client_id):
+        await asyncio.sleep(LATE_S)
 
 
 async def _refuse(request: Request, context: Context, error: Exception) -> Response:
@@ -206,23 +217,55 @@ def _check_rate(request: Request) -> None:
         raise RateLimitExceeded(text, retry_after=window.retry_after)
 
 
+def _check_conditions(operation: Operation[..., Any], request: Request) -> None:
+    """A condition that an operation cannot keep is refused: without it the change might not have been wanted."""
+    if (
+        operation.is_change
+        and "if-match" in request.headers
+        and "If-Match" not in operation.headers
+    ):
+        raise InvalidRequestError(
+            "If-Match cannot be kept here, what it names has no version: leave it out"
+        )
+
+
 async def _run(border: Border, served: Served, request: Request, context: Context) -> Response:
-    operation = served.operation
-    async with content_of(operation, request, border.parts) as content:
+    operation, threads = served.operation, border.parts.threads
+    async with content_of(operation, request, border.parts, context.client_id) as content:
         if profiles.HEADER in operation.headers:
             sent = request.headers.getlist(profiles.HEADER)
             context.profile = profiles.chosen(sent, context.client_id, border.parts.settings)
-        key = _idempotency_key(operation, request, content.digest)
-        arguments = _arguments(operation, request, content)
-        if served.is_async:
-            reply = await while_heard(request, served.handler(context, **arguments))
-            async with AsyncExitStack() as begun:
-                if isinstance(reply, Stream):  # a model works on it already
-                    begun.push_async_callback(reply.frames.aclose)
-                await _write_down(context, operation.status)
-                begun.pop_all()
-            return _response(border, served, reply, context)
-        return await asyncio.to_thread(_in_transaction, border, served, context, arguments, key)
+            is_paged = not {"limit", "offset"}.isdisjoint(request.query_params)
+            context.wants_whole_lists = context.profile == "simplified" and not is_paged
+        if len(content.body or b"") > SHORT_BODY:
+            call = await threads.texts.run(context.client_id, _call, operation, request, content)
+        else:
+            call = _call(operation, request, content)
+        if not served.is_async:
+            turns = threads.files if served.is_long else threads.requests
+            work = partial(_in_transaction, border, served, context, call)
+            return await turns.run(context.client_id, work)
+        reply = await while_heard(request, served.handler(context, **call.arguments))
+        async with AsyncExitStack() as begun:
+            if isinstance(reply, Stream):  # a model works on it already
+                begun.push_async_callback(reply.frames.aclose)
+            await _write_down(context, operation.status)
+            begun.pop_all()
+        return _response(border, served, reply, context)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a request asks for, read and checked."""
+
+    arguments: dict[str, Any]
+    key: idempotency.Key | None
+
+
+def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
+    content = parsed(operation, content)
+    key = _idempotency_key(operation, request, content.digest)
+    return _Call(_arguments(operation, request, content), key)
 
 
 def _response(border: Border, served: Served, reply: Any, context: Context) -> Response:
@@ -232,19 +275,13 @@ def _response(border: Border, served: Served, reply: Any, context: Context) -> R
     return reply_response(served.operation, reply, context)
 
 
-def _in_transaction(
-    border: Border,
-    served: Served,
-    context: Context,
-    arguments: dict[str, Any],
-    key: idempotency.Key | None,
-) -> Response:
+def _in_transaction(border: Border, served: Served, context: Context, call: _Call) -> Response:
     """Run a handler in one transaction together with its idempotency row and its row of the audit chain."""
-    hold = None if key is None else _begin(context, key)
+    hold = None if call.key is None else _begin(context, call.key)
     if isinstance(hold, Response):
         return hold
     try:
-        response = _handled(border, served, context, arguments)
+        response = _handled(border, served, context, call.arguments)
         if hold is not None:
             answer = sealed_answer(response, border.parts.vault, hold.key)
             idempotency.finish(context.transaction, hold, answer)
@@ -293,6 +330,8 @@ def _idempotency_key(
     if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
         raise InvalidRequestError("Idempotency-Key must be 1 to 255 printable ASCII characters")
     text = f"{operation.method}\n{request.url.path}\n{digest}"
+    if "if-match" in request.headers:  # another condition is another request
+        text += f"\n{request.headers['if-match']}"
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     return idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
 

@@ -4,12 +4,11 @@ The file is hashed while it is written, the parts may come in any order, and aft
 read and thrown away, so that the caller gets to see the answer.
 """
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
@@ -17,10 +16,12 @@ from starlette.requests import Request
 from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation
 from tuneship.service.arguments import check_file_media, form_tags
+from tuneship.service.context import Parts
 from tuneship.service.dataset_reading import FILE_LIMIT
 from tuneship.service.disk import check_room
-from tuneship.settings import ServiceSettings
 from tuneship.store.blobs import StagedFile
+
+R = TypeVar("R")
 
 FORM_LIMIT = FILE_LIMIT + (1 << 20)
 """The file and all that stands around it."""
@@ -39,6 +40,21 @@ class Content:
     fields: dict[str, Any]
     digest: str = ""
     file: StagedFile | None = None
+    body: bytes | None = None
+    """JSON that nobody has parsed yet."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Where a form's file goes, and whose it is."""
+
+    staged: StagedFile
+    parts: Parts
+    client_id: str
+
+    async def work(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Do it in a thread: the event loop has others to serve."""
+        return await self.parts.threads.uploads.run(self.client_id, work, *arguments)
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
@@ -64,22 +80,20 @@ def _too_large(what: str, limit: int) -> InvalidRequestError:
     return InvalidRequestError(f"the {what} is larger than {limit >> 20} MiB", status=413)
 
 
-async def read_form(
-    operation: Operation[..., Any], request: Request, staged: StagedFile, settings: ServiceSettings
-) -> Content:
-    """The fields of a form; its file is then in `staged`."""
+async def read_form(operation: Operation[..., Any], request: Request, upload: Upload) -> Content:
+    """The fields of a form; its file is then in the staged file of the upload."""
     announced = check_length(request, FORM_LIMIT)
     media, options = parse_options_header(request.headers.get("content-type", ""))
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
         raise InvalidRequestError("the body must be multipart/form-data", status=415)
-    check_room(settings, announced)
-    form = _Form(options.get(b"boundary", b""), staged)
-    await _fill(form, request, settings)
-    return await asyncio.to_thread(_content, operation, form)
+    check_room(upload.parts.settings, announced)
+    form = _Form(options.get(b"boundary", b""), upload.staged)
+    await _fill(form, request, upload)
+    return await upload.work(_content, operation, form)
 
 
-async def _fill(form: "_Form", request: Request, settings: ServiceSettings) -> None:
-    """Parsing, hashing and writing are work for a thread: the event loop has others to serve."""
+async def _fill(form: "_Form", request: Request, upload: Upload) -> None:
+    """Parse, hash and write the body, a block at a time."""
     pending: list[bytes] = []
     size = read = 0
     async for block in limited(request, FORM_LIMIT):
@@ -88,11 +102,11 @@ async def _fill(form: "_Form", request: Request, settings: ServiceSettings) -> N
         if size < AT_ONCE:
             continue
         if (read + size) // LOOK_EVERY > read // LOOK_EVERY:
-            form.attempt(lambda: check_room(settings))
-        await asyncio.to_thread(form.write, b"".join(pending))
+            form.attempt(lambda: check_room(upload.parts.settings))
+        await upload.work(form.write, b"".join(pending))
         read += size
         pending, size = [], 0
-    await asyncio.to_thread(form.write, b"".join(pending))
+    await upload.work(form.write, b"".join(pending))
 
 
 def _content(operation: Operation[..., Any], form: "_Form") -> Content:

@@ -4,17 +4,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
 from functools import cache
-from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tuneship.contract.errors import AuthenticationError, InternalError, InvalidRequestError
+from tuneship.contract.errors import (
+    AuthenticationError,
+    InternalError,
+    InvalidRequestError,
+    RateLimitExceeded,
+)
 from tuneship.contract.operation import DECLARED
+from tuneship.service.access import Principal
 from tuneship.service.body import Patience
+from tuneship.service.connections import CONNECTION, Connection
+from tuneship.service.forwarding import plain_address, source_of
 from tuneship.service.http.answers import error_response, refusal_of
 from tuneship.service.http.border import Border
 from tuneship.service.rates import RateWindow
@@ -23,9 +29,14 @@ from tuneship.store.audit import NOBODY, AuditEntry
 from tuneship.store.identifiers import new_id
 
 logger = logging.getLogger(__name__)
+KEYLESS = f"{__name__}.keyless"
+"""Logs the requests that anybody can make: the server lets through a few lines a second and counts the others."""
+keyless_logger = logging.getLogger(KEYLESS)
 
 HEADER_LIMIT = 16 << 10
 TARGET_LIMIT = 8 << 10
+PIECE_BYTES = 64 << 10
+"""Of an answer that waits in memory for its reader, at the most, beside what the system keeps."""
 OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 
 
@@ -35,6 +46,7 @@ class Guard:
     def __init__(self, app: ASGIApp, border: Border) -> None:
         self._app = app
         self._border = border
+        self._reading_ids = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,30 +73,55 @@ class Guard:
                 response.headers["Connection"] = "close"
             await response(scope, receive, answer.send)
         finally:
-            _log_access(scope, state["request_id"], answer.status, started)
+            log = logger if "principal" in state else keyless_logger
+            _log_access(log, scope, answer.status, started)
 
     def _refuse_newcomers(self) -> None:
         if self._border.parts.drain.has_begun:
             raise InternalError("the service is shutting down", status=503, retry_after=1)
 
     async def _authenticate(self, request: Request) -> None:
-        border, address = self._border, request.client.host if request.client else ""
-        border.limits.check_source(address)
-        headers = request.headers
-        given = headers.getlist("authorization"), headers.getlist("x-client-id")
+        """Know the caller by its key, or refuse it.
+
+        Only failures are limited. A good key passes from an address that has failed too often: behind it may be a
+        whole hospital, with one stale agent.
+        """
+        limits = self._border.limits
+        source = source_of(request.client.host if request.client else "")
+        failures = limits.failures(source)
+        connection: Connection | None = request.scope["state"].get(CONNECTION)
         try:
-            if border.keys.is_at_hand(given[0]):  # nearly always: a thread would cost more
-                principal = border.keys.recognise(*given)
-            else:
-                principal = await asyncio.to_thread(border.keys.recognise, *given)
+            principal = await self._recognise(request, is_held_off=failures.exceeded)
         except AuthenticationError:
-            is_written = border.limits.count_failure(address)
-            if is_written and given[0]:  # who shows no key at all has not tried one
+            if connection is not None:
+                connection.show_key(is_valid=False)
+            request.state.window = limits.count_failure(source)
+            if failures.exceeded:
+                text = "too many failed authentications"
+                raise RateLimitExceeded(text, retry_after=failures.retry_after) from None
+            # Who shows no key at all has not tried one.
+            if request.headers.getlist("authorization") and limits.count_written():
                 await asyncio.to_thread(self._write_down, request)
             raise
+        if connection is not None:
+            connection.show_key(is_valid=True)
         request.state.principal = principal
         kind = "generate" if request.scope["path"].endswith("/generate") else "control"
-        request.state.window = border.limits.count(principal.client_id, kind)
+        request.state.window = limits.count(principal.client_id, kind)
+
+    async def _recognise(self, request: Request, *, is_held_off: bool) -> Principal:
+        """Raises `AuthenticationError`; for an address that is held off, without a look-up for each key it makes up."""
+        keys, headers = self._border.keys, request.headers
+        given = headers.getlist("authorization"), headers.getlist("x-client-id")
+        if keys.is_at_hand(given[0]):  # nearly always: a thread would cost more
+            return keys.recognise(*given)
+        if is_held_off:
+            async with self._reading_ids:  # one reads, the others find it done
+                if not keys.knows_issued():
+                    await asyncio.to_thread(keys.has_issued, given[0])
+            if not keys.has_issued(given[0]):
+                raise AuthenticationError("the API key or the client id is not valid")
+        return await asyncio.to_thread(keys.recognise, *given)
 
     def _write_down(self, request: Request) -> None:
         """A key that was refused, and nothing of it: what somebody guesses may be somebody's key."""
@@ -107,17 +144,20 @@ class _Answer:
             self.status = message["status"]
             for name, value in common_headers(self._state).items():
                 message["headers"].append((name.lower().encode(), value.encode()))
-        await self._send(message)
+        body: bytes = message.get("body", b"")
+        if len(body) <= PIECE_BYTES:
+            await self._send(message)
+            return
+        goes_on = message.get("more_body", False)
+        for start in range(0, len(body), PIECE_BYTES):  # the server waits for a slow reader between
+            end = start + PIECE_BYTES
+            piece = {**message, "body": body[start:end], "more_body": goes_on or end < len(body)}
+            await self._send(piece)
 
 
 def address_of(request: Request) -> str:
     """Where the request came from; empty when a proxy says something that is no address."""
-    with suppress(ValueError):
-        address = ip_address(request.client.host if request.client else "")
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        return str(address)
-    return ""
+    return plain_address(request.client.host if request.client else "")
 
 
 def _check_framing(scope: Scope) -> None:
@@ -132,13 +172,14 @@ def _check_framing(scope: Scope) -> None:
         raise InvalidRequestError("the length of the body is given twice")
 
 
-def _log_access(scope: Scope, request_id: str, status: int, started: float) -> None:
+def _log_access(log: logging.Logger, scope: Scope, status: int, started: float) -> None:
     """One line a request: the path as it was encoded, never the query, a header or a body."""
     path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
     if not 0 < status < 400:
         path = "/".join(part if _is_ours(part) else "*" for part in path.split("/"))
     took_ms = (time.perf_counter() - started) * 1000
-    logger.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
+    request_id = scope["state"]["request_id"]
+    log.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
 
 
 def _is_ours(part: str) -> bool:

@@ -1,0 +1,28 @@
+"""Keeps the log small when somebody makes the service say the same thing thousands of times."""
+
+import logging
+from collections import Counter
+
+
+class LogBudget(logging.Filter):
+    """Lets through so many lines of each kind between two reports; a report says how many it held back."""
+
+    def __init__(self, lines: int) -> None:
+        """Lines are of one kind when the first line of what they are made from is the same."""
+        super().__init__()
+        self._most = lines
+        self._seen: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is among the first of its kind since the last report."""
+        kind = str(record.msg).partition("\n")[0]  # asyncio adds lines with addresses of objects
+        self._seen[kind] += 1
+        return self._seen[kind] <= self._most
+
+    def report(self, logger: logging.Logger) -> None:
+        """Log how many lines were held back since the last report, if there were any."""
+        seen, self._seen = self._seen, Counter()
+        for kind, number in seen.items():
+            if number > self._most:
+                text = "%d more lines of this kind were left out: %s"
+                logger.warning(text, number - self._most, kind)
