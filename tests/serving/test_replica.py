@@ -21,7 +21,7 @@ from tuneship.serving.replica import Frames, Replica, load_model
 pytestmark = pytest.mark.slow
 
 GENERATE = {"op": "generate", "adapter": None, "tokens": [9, 8, 7], "max_tokens": 4, "temperature": 0.0, "top_p": 1.0,
-            "seed": None, "stop_tokens": [], "queue": ""}  # fmt: skip
+            "seed": None, "stop_tokens": [], "queue": "", "owner": ""}  # fmt: skip
 
 
 @dataclass
