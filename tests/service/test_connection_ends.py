@@ -177,7 +177,8 @@ def test_with_a_key_a_connection_is_kept_as_long_as_it_is_used(service: Service)
 def test_an_answer_that_nobody_reads_is_ended(service: Service, requests: int) -> None:
     line = connected(service, receive_buffer=4096)
     line.sendall(GET % b"/openapi.json" * requests)
-    service.until(lambda: not none_is_open(service))
+    with suppress(ConnectionResetError):  # a slow test may look when it is over already
+        line.recv(1, socket.MSG_PEEK)
     service.until(lambda: none_is_open(service))
     line.close()
 
