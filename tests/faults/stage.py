@@ -152,6 +152,7 @@ class Stage:
                     latency_ms=100.0 + 3.0 * (number % 100),
                     prompt_tokens=10,
                     completion_tokens=10,
+                    caller=number,
                 )
             )
 
