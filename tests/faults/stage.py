@@ -36,9 +36,9 @@ BEFORE = 3
 class Stage:
     """Two deployments, an endpoint that gives the baseline everything, and users. Enter it to use it."""
 
-    def __init__(self, folder: Path, ahead: timedelta = timedelta()) -> None:
-        """`ahead`: of the runner's clock is the service's."""
-        self.service = Service(folder / "data")
+    def __init__(self, folder: Path, ahead: timedelta = timedelta(), **settings: Any) -> None:
+        """`ahead`: of the runner's clock is the service's. `settings` of the service."""
+        self.service = Service(folder / "data", **settings)
         self.service.clock.ahead = ahead
         self.at_tick: dict[int, Callable[[], object]] = {}
         """What happens once so many buckets of the roll-out are over."""
@@ -152,6 +152,7 @@ class Stage:
                     latency_ms=100.0 + 3.0 * (number % 100),
                     prompt_tokens=10,
                     completion_tokens=10,
+                    caller=number,
                 )
             )
 

@@ -1,6 +1,7 @@
 """Columns say what exact arithmetic over the same samples says, merged or not, and survive storing."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns
 from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.recorder import Recorder
 from tuneship.metrics.windows import Window
 
 LATENCIES = st.floats(0.02, 500_000)
@@ -32,8 +34,17 @@ class Sample:
 def window_of(requests: Sequence[tuple[Outcome, float]]) -> Window:
     window = Window()
     for outcome, latency in requests:
-        window.add(Observation("dep_a", "", 1.0, outcome, latency, 2, 3, is_empty=latency > 100))
+        caller = caller_of((outcome, latency))
+        window.add(
+            Observation(
+                "dep_a", "", 1.0, outcome, latency, 2, 3, is_empty=latency > 100, caller=caller
+            )
+        )
     return window
+
+
+def caller_of(request: tuple[Outcome, float]) -> int:
+    return int(request[1]) % 7
 
 
 def derived(windows: Sequence[Window]) -> Columns:
@@ -61,9 +72,15 @@ def test_a_merged_row_says_what_its_requests_say(
     assert places.tolist() == sorted({place for place, _ in parts})
     for place, row in zip(places, found.facts, strict=True):
         own = [request for into, requests in parts if into == place for request in requests]
-        counted = [one for one in own if one[0] is not Outcome.CALLER_ERROR]
+        counted = [one for one in own if one[0] in (Outcome.SUCCESS, Outcome.SERVER_ERROR)]
         exact = Sample(own).latencies
         assert row["requests"] == len(counted)
+        outcomes = Counter(outcome for outcome, _ in own)
+        assert row["cancelled"] == outcomes[Outcome.CANCELLED]
+        assert row["refused"] == outcomes[Outcome.REFUSED]
+        failed = {caller_of(one) for one in own if one[0] is Outcome.SERVER_ERROR}
+        assert row["error_callers"] == len(failed)
+        assert columns.is_some(found.facts[places == place]).tolist() == [bool(own)]
         assert row["errors"] == len(counted) - len(exact)
         assert (row["input"], row["output"]) == (2 * len(counted), 3 * len(counted))
         assert row["empty"] == sum(latency > 100 for latency in exact)
@@ -82,6 +99,32 @@ def test_what_was_stored_is_read_again_bit_for_bit(
     assert np.array_equal(again.facts, whole.facts)
     assert np.array_equal(again.sketches, whole.sketches)
     assert np.array_equal(again.lengths, whole.lengths)
+    assert np.array_equal(again.callers, whole.callers)
+    assert np.array_equal(again.caller_lengths, whole.caller_lengths)
+
+
+@pytest.mark.parametrize("many", [255, 256, 3_000, 40_000])
+def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int) -> None:
+    """Exact below 256; then by the 256 smallest numbers, which the parts keep: their union keeps the same ones."""
+    recorder = Recorder()
+    numbers = [recorder.number_of(str(one)) for one in range(many)]
+
+    def stored(own: list[int]) -> bytes:
+        window = Window(request_count=len(own), error_count=len(own), error_callers=set(own))
+        return derived([window]).encoded()[0]
+
+    whole = stored(numbers)
+    parts = columns.from_stored([stored(numbers[first::5]) for first in range(5)])
+    _, joined = columns.grouped(columns.joined(parts, parts), np.zeros(10, np.int64))
+    [row] = columns.from_stored([whole]).facts
+    assert joined.facts["error_callers"].tolist() == [row["error_callers"]]
+    assert joined.callers.tolist() == columns.from_stored([whole]).callers.tolist()
+    distinct = len(set(numbers))
+    if distinct < columns.MOST_CALLERS:
+        assert row["error_callers"] == distinct
+    else:  # six standard errors
+        assert row["error_callers"] == pytest.approx(distinct, rel=6 / math.sqrt(256))
+    assert len(whole) <= FACTS.itemsize + columns.MOST_CALLERS * columns.CALLER.itemsize
 
 
 @given(REQUESTS)

@@ -31,10 +31,31 @@ def test_merging_is_associative_and_loses_nothing(one: Window, two: Window, thre
     assert left.request_count == one.request_count + two.request_count + three.request_count
 
 
-def test_the_callers_own_errors_are_not_counted() -> None:
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.REFUSED])
+def test_what_ends_without_an_answer_is_counted_apart_and_is_no_request(outcome: Outcome) -> None:
     window = Window()
-    window.add(replace(OBSERVATION, outcome=Outcome.CALLER_ERROR))
-    assert window == Window()
+    window.add(replace(OBSERVATION, outcome=outcome))
+    assert not window.is_empty
+    expected = Window()
+    setattr(expected, f"{outcome}_count", 1)
+    assert window == expected
+
+
+def test_callers_are_counted_once_and_only_among_the_errors() -> None:
+    window = Window()
+    for outcome in Outcome:
+        for caller in (1, 2, 2):
+            window.add(replace(OBSERVATION, outcome=outcome, caller=caller * len(outcome)))
+    window.add(replace(OBSERVATION, outcome=Outcome.SERVER_ERROR))  # of nobody
+    number = len(Outcome.SERVER_ERROR)
+    assert window.error_callers == {number, 2 * number}
+
+
+def test_a_callers_number_is_the_same_in_one_process_and_another_in_the_next() -> None:
+    one, two = Recorder(), Recorder()
+    assert one.number_of("routing key k") == one.number_of("routing key k") < 2**32
+    assert one.number_of("routing key k") != one.number_of("routing key l")
+    assert [one.number_of(str(n)) for n in range(4)] != [two.number_of(str(n)) for n in range(4)]
 
 
 def test_an_error_counts_as_request_and_has_no_latency() -> None:

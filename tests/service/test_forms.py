@@ -252,13 +252,15 @@ def test_deployment_metrics_have_the_described_series(shared: Service, deploymen
     got = shared.call("GET", path).json()
     assert set(got) == {
         "deployment_id", "start_time", "end_time", "interval", "metrics", "summary",
-        "summary_start_time", "summary_end_time",
+        "summary_start_time", "summary_end_time", "in_flight", "generate_timeout_seconds",
     }  # fmt: skip
     series = got["metrics"]
     times = {"timestamps", "complete"}
     assert set(series["latency"]) == times | {"average", "p50", "p95", "p99", "histogram"}
     assert set(series["throughput"]) == times | {"requests_per_second"}
-    assert set(series["error_rate"]) == times | {"percentage", "request_count", "error_count"}
+    assert set(series["error_rate"]) == times | {
+        "percentage", "request_count", "error_count", "cancelled_count", "refused_count", "error_callers",
+    }  # fmt: skip
     assert set(series["token_usage"]) == times | {"total", "input", "output", "empty_count"}
     assert set(got["summary"]["latency"]) == {"average", "p50", "p95", "p99"}
     assert set(got["summary"]["token_usage"]) == {"total", "input", "output"}

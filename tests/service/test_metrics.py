@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from tests.service.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.metrics.columns import FACTS
 from tuneship.metrics.observations import Observation, Outcome
+from tuneship.store.tables import metric_windows as table
 
 pytestmark = pytest.mark.both_databases
 
+COUNTED = (Outcome.SUCCESS, Outcome.SERVER_ERROR)
 MINUTES = 3 * 60
 """Length of the traffic that most tests look at."""
 
@@ -34,7 +39,8 @@ class Traffic:
             hours=4
         )
         dice = random.Random(3)  # noqa: S311 - traffic of a test
-        kinds = [*[Outcome.SUCCESS] * 8, Outcome.SERVER_ERROR, Outcome.CALLER_ERROR]
+        kinds = [*[Outcome.SUCCESS] * 8, Outcome.SERVER_ERROR]
+        kinds += [Outcome.CANCELLED, Outcome.REFUSED]
         self.observations = [
             Observation(
                 deployment_id=self.deployment,
@@ -45,6 +51,7 @@ class Traffic:
                 prompt_tokens=dice.randrange(9),
                 completion_tokens=dice.randrange(9),
                 is_empty=dice.random() < 0.1,
+                caller=dice.randrange(5),
             )
             for minute in range(MINUTES)
             if minute % 10 != 3
@@ -88,13 +95,16 @@ def test_every_interval_says_what_the_observations_say(
     seconds = int(interval[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[interval[-1]]
     meant = [one for one in traffic.observations if one.endpoint_id or not through_endpoint]
     buckets: dict[int, list[Observation]] = {}
+    ended: dict[int, list[Observation]] = {}
     for one in meant:
-        if one.outcome is not Outcome.CALLER_ERROR:
-            buckets.setdefault(int(one.ended_at) // seconds * seconds, []).append(one)
+        start = int(one.ended_at) // seconds * seconds
+        ended.setdefault(start, []).append(one)
+        if one.outcome in COUNTED:
+            buckets.setdefault(start, []).append(one)
     query = {"endpoint_id": traffic.canary} if through_endpoint else {}
     answer = traffic.ask(interval=interval, **query)
     series, summary = answer["metrics"], answer["summary"]
-    check_errors(series["error_rate"], summary["error_rate"], buckets)
+    check_errors(series["error_rate"], summary["error_rate"], ended)
     check_latency(series["latency"], buckets)
     whole = {"average": [], "p50": [], "p95": [], "p99": []}
     one_row = {name: [summary["latency"][name]] for name in whole}
@@ -109,17 +119,23 @@ def starts_of(series: dict[str, Any]) -> list[int]:
 
 
 def check_errors(
-    series: dict[str, Any], summary: dict[str, Any], buckets: dict[int, list[Observation]]
+    series: dict[str, Any], summary: dict[str, Any], ended: dict[int, list[Observation]]
 ) -> None:
-    errors = [len(of(buckets[start], Outcome.SERVER_ERROR)) for start in sorted(buckets)]
-    requests = [len(buckets[start]) for start in sorted(buckets)]
-    assert starts_of(series) == sorted(buckets)
-    assert (series["request_count"], series["error_count"]) == (requests, errors)
+    """Every bucket in which a request ended, however it did."""
+    rows = [ended[start] for start in sorted(ended)]
+    errors = [of(row, Outcome.SERVER_ERROR) for row in rows]
+    bad = [len(one) for one in errors]
+    requests = [len(of(row, Outcome.SUCCESS)) + count for row, count in zip(rows, bad, strict=True)]
+    assert starts_of(series) == sorted(ended)
+    assert (series["request_count"], series["error_count"]) == (requests, bad)
     assert series["percentage"] == [
-        100 * bad / all_ for bad, all_ in zip(errors, requests, strict=True)
+        100 * few / all_ if all_ else None for few, all_ in zip(bad, requests, strict=True)
     ]
-    assert (summary["request_count"], summary["error_count"]) == (sum(requests), sum(errors))
-    assert summary["average_percentage"] == pytest.approx(100 * sum(errors) / sum(requests))
+    assert series["cancelled_count"] == [len(of(row, Outcome.CANCELLED)) for row in rows]
+    assert series["refused_count"] == [len(of(row, Outcome.REFUSED)) for row in rows]
+    assert series["error_callers"] == [len({one.caller for one in row}) for row in errors]
+    assert (summary["request_count"], summary["error_count"]) == (sum(requests), sum(bad))
+    assert summary["average_percentage"] == pytest.approx(100 * sum(bad) / sum(requests))
 
 
 def check_latency(series: dict[str, Any], buckets: dict[int, list[Observation]]) -> None:
@@ -196,7 +212,7 @@ def seconds_of(answer: dict[str, Any]) -> tuple[int, int]:
 
 def check_summary(summary: dict[str, Any], own: Sequence[Observation], seconds: int) -> None:
     """A summary against exact arithmetic."""
-    counted = [one for one in own if one.outcome is not Outcome.CALLER_ERROR]
+    counted = [one for one in own if one.outcome in COUNTED]
     assert summary["error_rate"]["request_count"] == len(counted)
     assert summary["error_rate"]["error_count"] == len(of(own, Outcome.SERVER_ERROR))
     assert summary["token_usage"]["input"] == sum(one.prompt_tokens for one in counted)
@@ -283,6 +299,50 @@ def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service:
     check_summary(answer["summary"], own[:3], 120)
 
 
+def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
+    service: Service,
+) -> None:
+    """As migration 0008 leaves the windows of an older version."""
+    deployment = service.deployment("d")
+    # At half past: the bucket of a day holds all of it.
+    service.clock.ahead += timedelta(seconds=(1800 - service.clock().timestamp()) % 3600)
+    minute = int(service.clock().timestamp()) // 60 * 60 - 600
+    names = ("cancelled_count", "refused_count", "error_callers")
+
+    def add(start: int, outcome: Outcome) -> None:
+        service.parts.recorder.record(
+            Observation(deployment, "", minute + start, outcome, 5.0, caller=1)
+        )
+        service.parts.store_metrics()
+
+    def rows(interval: str) -> list[tuple[int | None, ...]]:
+        query = {"interval": interval, "metrics": "error_rate"}
+        path = f"/v1/deployments/{deployment}/metrics"
+        series = service.call("GET", path, params=query).json()["metrics"]["error_rate"]
+        return list(zip(*(series[name] for name in names), strict=True))
+
+    add(0, Outcome.SERVER_ERROR)
+    assert rows("1m") == [(0, 0, 1)]
+    with service.database.write() as connection:
+        for row in connection.execute(sa.select(table)).all():
+            facts = np.frombuffer(row.window[: FACTS.itemsize], FACTS).copy()
+            facts["uncounted"] = facts["requests"]
+            minutes = row.minutes and np.frombuffer(row.minutes, FACTS).copy()
+            if minutes is not None:
+                minutes["uncounted"] = minutes["requests"]
+            changed = {
+                "window": facts.tobytes() + row.window[FACTS.itemsize :],
+                "minutes": None if minutes is None else minutes.tobytes(),
+            }
+            is_it = (table.c.width == row.width) & (table.c.start == row.start)
+            connection.execute(sa.update(table).where(is_it).values(changed))
+    add(60, Outcome.CANCELLED)
+    assert rows("1m") == [(None, None, None), (1, 0, 0)]
+    add(0, Outcome.REFUSED)
+    assert rows("30s") == [(None, None, None), (1, 0, 0)]
+    assert rows("1d") == [(None, None, None)]
+
+
 def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:
     deployment = service.deployment("d")
     # In the middle of a minute: just behind its end, the minute before could still change.
@@ -312,7 +372,7 @@ def test_a_month_by_minutes_is_answered(traffic: Traffic) -> None:
     start = traffic.start - timedelta(days=29)
     end = start + timedelta(days=30)
     answer = traffic.ask(start_time=start.isoformat(), end_time=end.isoformat(), interval="1m")
-    counted = [one for one in traffic.observations if one.outcome is not Outcome.CALLER_ERROR]
+    counted = [one for one in traffic.observations if one.outcome in COUNTED]
     assert len(answer["metrics"]["throughput"]["timestamps"]) == 43_200
     assert sum(answer["metrics"]["error_rate"]["request_count"]) == len(counted)
 

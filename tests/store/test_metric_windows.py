@@ -128,6 +128,36 @@ def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
     assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}  # what came back was not made anew
 
 
+def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:
+    lost = {
+        WindowKey("dep_1", "cep_1", NOW): Window(cancelled_count=1),
+        WindowKey("dep_1", "", NOW + 61): Window(refused_count=2),
+    }
+    with database.write() as connection:
+        metric_windows.store(connection, lost, NOW)
+        metric_windows.store(connection, lost, NOW)
+        for width in WIDTHS:
+            starts, found = metric_windows.facts(connection, Series("dep_1"), width, 0, NOW * 2)
+            assert starts.tolist() == sorted({one.start // width * width for one in lost})
+            assert found[["requests", "uncounted"]].tolist() == [(0, 0)] * len(starts)
+            assert (found["cancelled"].sum(), found["refused"].sum()) == (2, 4)
+
+
+def test_callers_are_counted_once_however_often_a_window_is_added_to(database: Database) -> None:
+    def met(first: int, last: int) -> Window:
+        return Window(last - first, last - first, error_callers=set(range(first, last)))
+
+    with database.write() as connection:
+        for second, (first, last) in enumerate([(0, 10), (5, 15), (0, 15), (2**32 - 1, 2**32)]):
+            windows = {WindowKey("dep_1", "", NOW + second % 2): met(first, last)}
+            metric_windows.store(connection, windows, NOW)
+        _, seconds = metric_windows.facts(connection, Series("dep_1"), SECOND, 0, NOW * 2)
+        _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, 0, NOW * 2)
+    assert seconds["error_callers"].tolist() == [15, 11]
+    assert hours.facts["error_callers"].tolist() == [16]
+    assert hours.callers.tolist() == [*range(15), 2**32 - 1]
+
+
 def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
     with database.write() as connection:
         metric_windows.store(connection, {WindowKey("dep_1", "", NOW): Window()}, NOW)
@@ -162,7 +192,20 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
         assert counts(connection, MINUTE) == {NOW - 3 * DAY: 6, NOW: 12}
         assert counts(connection, HOUR, "cep_1") == {NOW - 3 * DAY: 3, NOW: 6}
         _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, NOW, NOW + 1)
+        _, minutes = metric_windows.facts(connection, Series("dep_1"), MINUTE, NOW, NOW + MINUTE)
     assert np.array_equal(hours.sketches["count"], [8])
+    for records in (hours.facts, minutes):  # that nobody hung up is not known of them
+        names = ["uncounted", "cancelled", "refused", "error_callers"]
+        assert records[names].tolist() == [(12, 0, 0, 0)]
+    with database.write() as connection:
+        later = Window(1, 1, cancelled_count=2, refused_count=3, error_callers={4, 5})
+        metric_windows.store(connection, {WindowKey("dep_1", "cep_1", NOW + 2): later}, NOW)
+        _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, NOW, NOW + 1)
+        _, seconds = metric_windows.facts(connection, Series("dep_1"), SECOND, NOW + 2, NOW + 3)
+    assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
+    assert hours.callers.tolist() == [4, 5]
+    assert np.array_equal(hours.sketches["count"], [8])
+    assert seconds[names].tolist() == [(0, 2, 3, 2)]
     database.close()
 
 

@@ -1,8 +1,8 @@
 """Deployment metrics on the wire (§4.5). Series arrays may hold nulls on a foreign server, so they are read leniently.
 
-Additive to the description: `complete`, `latency.histogram`, `error_rate.request_count` and `error_count`,
-`token_usage.empty_count`, `summary_start_time` and `summary_end_time`. The gates (`tuneship/gates/series.py`) decide
-from these series, never from `summary`.
+Additive to the description: `complete`, `latency.histogram`, all counts of `error_rate`, `token_usage.empty_count`,
+`summary_start_time` and `summary_end_time`, `in_flight` and `generate_timeout_seconds`. The gates
+(`tuneship/gates/series.py`) decide from these series, never from `summary`.
 """
 
 from datetime import datetime
@@ -50,11 +50,41 @@ class ThroughputSeries(Series):
 
 
 class ErrorRateSeries(Series):
-    """Server failures and timeouts as a percentage (0..100) of all requests less the caller's own 4xx."""
+    """Server failures and timeouts as a percentage (0..100) of the requests that were answered or failed.
 
-    percentage: Numbers = None
+    A request is in one of `request_count` (successes and errors), `cancelled_count` and `refused_count`. Null in the
+    last three arrays: the bucket holds requests from before the service counted this.
+    """
+
+    percentage: Annotated[
+        Numbers,
+        Field(description="`error_count` in 100 `request_count`; null in a bucket without any."),
+    ] = None
     request_count: Counts = None
     error_count: Counts = None
+    cancelled_count: Annotated[
+        Counts,
+        Field(
+            description="Additive. Callers who hung up before their answer ended, whole or streamed, also while it "
+            "waited in the queue. Counted when they hang up."
+        ),
+    ] = None
+    refused_count: Annotated[
+        Counts,
+        Field(
+            description="Additive. Requests that the deployment refused with a 4xx after they were routed to it: too "
+            "long a prompt, more tokens than it gives, turns that its template does not take. Not 401, 403 and 429, "
+            "nor what is refused before a deployment is chosen; a deployment that cannot serve (409) is an error."
+        ),
+    ] = None
+    error_callers: Annotated[
+        Counts,
+        Field(
+            description="Additive. Distinct callers among the errors, by `X-Routing-Key`, else by API key. Exact below "
+            "256, an estimate (standard error 6 %) from there. A caller counts twice in a bucket in which the service "
+            "was restarted."
+        ),
+    ] = None
 
 
 class TokenUsageSeries(Series):
@@ -115,6 +145,20 @@ class MetricSummary(Reply):
     token_usage: TokenUsageSummary | None = Field(default=None, exclude_if=absent)
 
 
+class RequestAges(Reply):
+    """`counts[j]` requests are at most `le[j]` ms old (null: any)."""
+
+    le: list[float | None]
+    counts: list[int]
+
+
+class InFlight(Reply):
+    """Requests that are being answered now: those in the queue and streams are among them."""
+
+    requests: int
+    ages_ms: RequestAges
+
+
 class DeploymentMetrics(Reply):
     """The answer of §4.5. Times are the service's."""
 
@@ -135,6 +179,22 @@ class DeploymentMetrics(Reply):
     summary_end_time: Annotated[
         Timestamp | None,
         Field(exclude_if=absent, description="Additive. And ends before this moment."),
+    ] = None
+    in_flight: Annotated[
+        InFlight | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. What the deployment is answering at `end_time`, by the time since it was accepted; "
+            "through `endpoint_id`, where that was asked for. Left out where `end_time` is past: nobody remembers it.",
+        ),
+    ] = None
+    generate_timeout_seconds: Annotated[
+        float | None,
+        Field(
+            exclude_if=absent,
+            description="Additive. A generation that lasts longer is ended and becomes an error: a hanging one shows "
+            "in `error_count` no sooner.",
+        ),
     ] = None
 
 

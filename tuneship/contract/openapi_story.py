@@ -242,6 +242,9 @@ METRICS = {
             "percentage": [0.0],
             "request_count": [600],
             "error_count": [0],
+            "cancelled_count": [2],
+            "refused_count": [1],
+            "error_callers": [0],
         },
         "token_usage": {
             **STARTS,
@@ -259,6 +262,11 @@ METRICS = {
     },
     "summary_start_time": NOON,
     "summary_end_time": LATER,
+    "in_flight": {
+        "requests": 3,
+        "ages_ms": {"le": [100.0, 1000.0, 10_000.0, None], "counts": [2, 3, 3, 3]},
+    },
+    "generate_timeout_seconds": 120.0,
 }
 
 RECEIVER = {

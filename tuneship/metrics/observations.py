@@ -5,11 +5,14 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The one definition of an error: server failures and timeouts count, the caller's own 4xx do not."""
+    """The one definition of an error: server failures and timeouts are errors, the other two are counted apart."""
 
     SUCCESS = "success"
     SERVER_ERROR = "server_error"
-    CALLER_ERROR = "caller_error"
+    CANCELLED = "cancelled"
+    """The caller hung up before the answer ended."""
+    REFUSED = "refused"
+    """The deployment refused what it was sent: a 4xx after routing that does not say that it cannot serve."""
 
 
 @dataclass(frozen=True)
@@ -28,3 +31,5 @@ class Observation:
     completion_tokens: int = 0
     is_empty: bool = False
     """A 200 answer with a blank completion."""
+    caller: int | None = None
+    """In an error, a number in place of who asked (`Recorder.number_of`)."""

@@ -22,23 +22,38 @@ class Window:
     """What happened in a span. `latencies` maps a sketch index to a count of successful requests."""
 
     request_count: int = 0
-    """Without the caller's own errors."""
+    """Successes and errors: without the cancelled and the refused ones."""
     error_count: int = 0
     empty_count: int = 0
     latency_sum_ms: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     latencies: dict[int, int] = field(default_factory=dict[int, int])
+    cancelled_count: int = 0
+    refused_count: int = 0
+    error_callers: set[int] = field(default_factory=set[int])
+    """Who met the errors, by number."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not (self.request_count or self.cancelled_count or self.refused_count)
 
     def add(self, observation: Observation) -> None:
         """Count one request."""
-        if observation.outcome is Outcome.CALLER_ERROR:
+        if observation.outcome is Outcome.CANCELLED:
+            self.cancelled_count += 1
+            return
+        if observation.outcome is Outcome.REFUSED:
+            self.refused_count += 1
             return
         self.request_count += 1
         self.input_tokens += observation.prompt_tokens
         self.output_tokens += observation.completion_tokens
         if observation.outcome is Outcome.SERVER_ERROR:
             self.error_count += 1
+            if observation.caller is not None:
+                self.error_callers.add(observation.caller)
             return
         self.empty_count += observation.is_empty
         self.latency_sum_ms += observation.latency_ms
@@ -53,6 +68,9 @@ class Window:
         self.latency_sum_ms += other.latency_sum_ms
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
+        self.cancelled_count += other.cancelled_count
+        self.refused_count += other.refused_count
+        self.error_callers |= other.error_callers
         for index, count in other.latencies.items():
             self.latencies[index] = self.latencies.get(index, 0) + count
 

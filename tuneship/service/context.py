@@ -19,6 +19,7 @@ from tuneship.service.catalogue import Catalogue
 from tuneship.service.clock_watch import ClockWatch
 from tuneship.service.cursors import Cursors
 from tuneship.service.drain import Drain
+from tuneship.service.faults import PromptLengths
 from tuneship.service.hipaa import Caller, is_in_mode, refuse_use
 from tuneship.service.instance_catalogue import InstanceCatalogue
 from tuneship.service.keyring import Keyring
@@ -66,6 +67,7 @@ class Parts:
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     under_way: UnderWay = field(default_factory=UnderWay)
+    prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
     bell: Bell = field(default_factory=Bell)
     drain: Drain = field(default_factory=Drain)

@@ -1,14 +1,13 @@
-"""What generating does: pick the deployment, render, run, cut, answer, and record the outcome without any text.
+"""What generating does: pick the deployment, render, run, cut and answer. A caller who hangs up cancels the run.
 
-A caller who hangs up cancels the run. That counts neither as a success nor as an error of the deployment (it says
-nothing certain about it); the deployment's log tells it. What outlasts `generate_timeout_s` is the deployment's error.
+Next: `generation_ends.py` records how it ended, `generation_stream.py` tells the text while it is written.
 """
 
 import asyncio
 import hashlib
-import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,23 +18,23 @@ from tuneship.contract import generation as contract
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import (
-    ApiError,
     DeploymentError,
     InternalError,
     InvalidRequestError,
     ResourceNotFound,
+    ValidationRefused,
 )
 from tuneship.contract.examples import instruction_messages
 from tuneship.contract.generation import Generate, Generation, Usage
-from tuneship.metrics.observations import Observation, Outcome
 from tuneship.runtime.groups import NoReplica
 from tuneship.service.completion import Completion
 from tuneship.service.context import Context
 from tuneship.service.deployments import shown_deployment
 from tuneship.service.endpoints import endpoint_in_force
-from tuneship.service.faults import Faults, faults_of
+from tuneship.service.faults import Faults, drawn, faults_of, shortened
+from tuneship.service.generation_ends import Routed, Written, recorded
 from tuneship.service.generation_stream import Tell, streamed
-from tuneship.service.models import ServedModel, served_model
+from tuneship.service.models import served_model
 from tuneship.service.prompts import prompt_tokens
 from tuneship.service.refusals import refused
 from tuneship.service.safeguards import SafeguardLost, check_served, is_within_reach
@@ -45,7 +44,6 @@ from tuneship.service.streaming import Stream
 from tuneship.service.under_way import Visit
 from tuneship.serving.line import GenerateRequest, ReplicaLost, RequestTooLarge, ServingError
 from tuneship.store import job_records, rows, tables
-from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.identifiers import new_id
 from tuneship.store.rows import Row
 from tuneship.traffic.split import draw_of_key, split_of
@@ -68,25 +66,6 @@ class Target:
 
     deployment_id: str
     endpoint_id: str = ""
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Who answers: the deployment's record and its model."""
-
-    deployment: Row
-    served: ServedModel
-    endpoint_id: str = ""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What the model wrote."""
-
-    completion: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 @serves_async(contract.generate)
@@ -190,33 +169,9 @@ async def _whole(
     """Run it where the target's record says, unless it is gone."""
     with context.parts.under_way.entered(target.deployment_id) as visit:
         routed = await _routed(context, target)
-        written = partial(_written, context, routed, request, visit, tell)
-        return await _recorded(context, routed, request, written, started)
-
-
-async def _recorded(
-    context: Context,
-    routed: Routed,
-    request: Generate,
-    write: Callable[[], Awaitable[Written]],
-    started: float,
-) -> Generation:
-    """Run it and record how it ended: a success, the caller's fault, or an error of the deployment."""
-    recorder, served_by = context.parts.recorder, {"X-Deployment-ID": routed.deployment["id"]}
-    context.headers |= served_by
-    try:
-        written = await write()
-    except asyncio.CancelledError:
-        recorder.record(_observation(context, routed, Outcome.CALLER_ERROR, started, None))
-        _log(context, routed, "info", "the caller hung up")
-        raise
-    except Exception as error:
-        recorder.record(_observation(context, routed, _blame(error), started, None))
-        _log(context, routed, *_line_of(error))
-        if isinstance(error, ApiError):
-            error.headers |= served_by  # who failed is what a canary's driver has to know
-        raise
-    recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
+        visit.accepted, visit.endpoint_id = started, routed.endpoint_id
+        write = partial(_written, context, routed, request, visit, tell)
+        written = await recorded(context, routed, write, started)
     return Generation(
         id=new_id("gen"),
         deployment_id=routed.deployment["id"],
@@ -228,48 +183,6 @@ async def _recorded(
             completion_tokens=written.completion_tokens,
             total_tokens=written.prompt_tokens + written.completion_tokens,
         ),
-    )
-
-
-def _log(context: Context, routed: Routed, level: str, message: str) -> None:
-    """A line of the deployment's log; what went well is in its metrics."""
-    context.parts.deployment_log.add(
-        LogEntry(
-            routed.deployment["id"], context.now, level, "generate", message, context.request_id
-        )
-    )
-
-
-def _line_of(error: Exception) -> tuple[str, str]:
-    """Level and message of a generation that failed or was refused. Messages never hold what was sent."""
-    if not isinstance(error, ApiError):
-        return "error", "failed unexpectedly"
-    text = f"{error.status} {error.code}: {error.message}"
-    if _blame(error) is Outcome.CALLER_ERROR:
-        return "info", text
-    return ("error" if isinstance(error, InternalError) else "warning"), text
-
-
-def _blame(error: Exception) -> Outcome:
-    """A deployment that cannot serve is at fault even though the answer is a 409."""
-    is_callers = isinstance(error, ApiError) and error.status < 500
-    if is_callers and not isinstance(error, DeploymentError):
-        return Outcome.CALLER_ERROR
-    return Outcome.SERVER_ERROR
-
-
-def _observation(
-    context: Context, routed: Routed, outcome: Outcome, started: float, written: Written | None
-) -> Observation:
-    return Observation(
-        deployment_id=routed.deployment["id"],
-        endpoint_id=routed.endpoint_id,
-        ended_at=context.now.timestamp(),
-        outcome=outcome,
-        latency_ms=(time.perf_counter() - started) * 1000,
-        prompt_tokens=written.prompt_tokens if written else 0,
-        completion_tokens=written.completion_tokens if written else 0,
-        is_empty=written is not None and not written.completion.strip(),
     )
 
 
@@ -285,13 +198,24 @@ async def _written(
         prepared = await texts.run(context.client_id, _prepared, routed, request)
     else:
         prepared = _prepared(routed, request)
-    try:
+    _check_drill(context, routed, request, len(prepared.tokens), faults.refuse)
+    is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
+    told = _unheard if is_emptied or is_cut else tell
+    with _failures_told(visit):
         async with asyncio.timeout(settings.generate_timeout_s) as visit.limit:
             await _break(faults)
-            is_emptied = random.random() < faults.empty_rate  # noqa: S311 - a drill, not a secret
-            tell = _unheard if is_emptied else tell
             run = partial(_run, context, routed, prepared, request, visit)
-            written = await with_second_try(run, tell, request.stream)
+            written = await with_second_try(run, told, request.stream)
+    if is_emptied:
+        return replace(written, completion="")
+    return _cut(written, tell) if is_cut else written
+
+
+@contextmanager
+def _failures_told(visit: Visit) -> Generator[None]:
+    """Raises the contract's errors for those of the replicas and of the clock."""
+    try:
+        yield
     except TimeoutError:
         if visit.is_ended:
             raise DeploymentError(BEING_DELETED) from None
@@ -309,7 +233,6 @@ async def _written(
         raise InternalError("the model could not generate") from None
     finally:
         visit.limit = None
-    return replace(written, completion="") if is_emptied else written
 
 
 def _characters(request: Generate) -> int:
@@ -317,10 +240,28 @@ def _characters(request: Generate) -> int:
     return len(request.prompt or "") + sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
 
 
+def _check_drill(
+    context: Context, routed: Routed, request: Generate, length: int, share: float
+) -> None:
+    """Refuse the longest prompts, in the words of `_prepared`."""
+    lengths = context.parts.prompt_lengths
+    if share and lengths.is_among_longest(routed.deployment["id"], length, share):
+        raise _too_long(_param(request), str(length), length - 1)
+
+
 async def _break(faults: Faults) -> None:
     await asyncio.sleep(faults.delay_ms / 1000)
-    if random.random() < faults.error_rate:  # noqa: S311 - a drill, not a secret
+    if drawn(faults.error_rate):
         raise InternalError("an injected fault of this deployment")
+    if drawn(faults.hang):
+        await asyncio.get_running_loop().create_future()
+
+
+def _cut(written: Written, tell: Tell) -> Written:
+    short, share = shortened(written.completion)
+    tell(short)
+    tokens = max(1, round(share * written.completion_tokens))
+    return replace(written, completion=short, completion_tokens=tokens)
 
 
 def _check_status(deployment: Row) -> None:
@@ -346,17 +287,15 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
     messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
     if request.prompt is not None:
         messages = list(instruction_messages(request.prompt))
-    param = "prompt" if request.prompt is not None else "messages"
+    param = _param(request)
     context_length = generation["context_length"]
     said = sum(len(message["content"]) for message in messages)
     if served.base.is_surely_longer(said, context_length):
-        message = f"has over {context_length} tokens, the context holds {context_length}"
-        raise refused(param, message, "out_of_range")
+        raise _too_long(param, f"over {context_length}", context_length)
     tokens = prompt_tokens(served.base, served.template, messages, param)
     room = context_length - len(tokens)
     if room < 1:
-        message = f"has {len(tokens)} tokens, the context holds {context_length}"
-        raise refused(param, message, "out_of_range")
+        raise _too_long(param, str(len(tokens)), context_length)
     most = generation["max_output_tokens"]
     if request.max_tokens is not None and request.max_tokens > most:
         raise refused("max_tokens", f"must be at most {most}", "out_of_range")
@@ -373,6 +312,15 @@ def _prepared(routed: Routed, request: Generate) -> GenerateRequest:
         queue=routed.deployment["id"],
         owner=hashlib.sha256(routed.deployment["client_id"].encode()).hexdigest()[:16],
     )
+
+
+def _param(request: Generate) -> str:
+    return "prompt" if request.prompt is not None else "messages"
+
+
+def _too_long(param: str, tokens: str, context_length: int) -> ValidationRefused:
+    message = f"has {tokens} tokens, the context holds {context_length}"
+    return refused(param, message, "out_of_range")
 
 
 async def _run(

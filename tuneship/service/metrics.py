@@ -4,6 +4,7 @@ The answer may have 50,000 points, so it is rendered from arrays, not from model
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,12 @@ MOST_POINTS = 50_000
 INGESTION_LAG_S = 1.0
 """A bucket can still change for so long after its end: the recorder stores several times a second."""
 DEFAULT_SPAN = timedelta(hours=1)
+AGES_MS = (
+    *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
+    *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
+    *(150_000.0, 200_000.0, 250_000.0, 300_000.0, 400_000.0, 500_000.0, 600_000.0),
+)
+"""Ages of what is in flight. From 10 s on the gates ask which requests are certainly older than a limit."""
 RENDERING = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 Mask = NDArray[np.bool_]
 
@@ -98,8 +105,20 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
         "summary": {name: SUMMARY[name](buckets) for name in METRIC_NAMES if name in chosen},
         "summary_start_time": _rendered(summed.start),
         "summary_end_time": _rendered(summed.stop),
+        "generate_timeout_seconds": context.parts.settings.generate_timeout_s,
     }
+    if end_time is None or end.timestamp() >= now:
+        answer["in_flight"] = _in_flight(
+            context.parts.under_way.ages_ms(deployment_id, endpoint_id)
+        )
     return orjson.dumps(answer, option=RENDERING)
+
+
+def _in_flight(ages_ms: list[float]) -> dict[str, Any]:
+    ages_ms.sort()
+    counts = [bisect_right(ages_ms, edge) for edge in AGES_MS]
+    ages = {"le": [*AGES_MS, None], "counts": [*counts, len(ages_ms)]}
+    return {"requests": len(ages_ms), "ages_ms": ages}
 
 
 def _span(
@@ -207,14 +226,28 @@ def _throughput(buckets: Buckets) -> dict[str, Any]:
 
 
 def _error_rate(buckets: Buckets) -> dict[str, Any]:
-    chosen: Mask = buckets.facts["requests"] > 0
+    """Buckets in which anything was counted."""
+    chosen = columns.is_some(buckets.facts)
     facts = buckets.facts[chosen]
+    requests = np.where(facts["requests"] > 0, facts["requests"], np.nan)
     return {
         **buckets.series(chosen),
-        "percentage": 100.0 * facts["errors"] / facts["requests"],
+        "percentage": 100.0 * facts["errors"] / requests,  # not a number is rendered as null
         "request_count": _column(facts, "requests"),
         "error_count": _column(facts, "errors"),
+        "cancelled_count": _known(facts, "cancelled"),
+        "refused_count": _known(facts, "refused"),
+        "error_callers": _known(facts, "error_callers"),
     }
+
+
+def _known(facts: Records, name: str) -> NDArray[Any] | list[int | None]:
+    """A column, with null where requests were recorded before it was counted."""
+    column, is_unknown = _column(facts, name), facts["uncounted"] > 0
+    if not is_unknown.any():
+        return column
+    pairs = zip(column.tolist(), is_unknown, strict=True)
+    return [None if unknown else count for count, unknown in pairs]
 
 
 def _token_usage(buckets: Buckets) -> dict[str, Any]:

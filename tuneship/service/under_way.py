@@ -4,6 +4,7 @@ Lives on the event loop.
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ class Visit:
     """Its deployment is being deleted, and does not wait for it."""
     waits_since: datetime | None = None
     """When it was given to the replicas, until the first token comes."""
+    accepted: float | None = None
+    """When its request came (`time.perf_counter`); None until its deployment is known to be the caller's."""
+    endpoint_id: str = ""
 
     def waits(self, now: datetime) -> None:
         """It is in a replica's queue, or a replica is started for it."""
@@ -55,6 +59,16 @@ class UnderWay:
             self._visits[deployment_id].discard(visit)
             if not self._visits[deployment_id]:
                 del self._visits[deployment_id]
+
+    def ages_ms(self, deployment_id: str, endpoint_id: str | None = None) -> list[float]:
+        """How long ago the requests came that are being answered (through the endpoint). From any thread."""
+        now = time.perf_counter()
+        visits = list(self._visits.get(deployment_id, ()))  # in one step of the interpreter
+        return [
+            (now - visit.accepted) * 1000
+            for visit in visits
+            if visit.accepted is not None and endpoint_id in (None, visit.endpoint_id)
+        ]
 
     def take_demand(self, deployment_id: str, now: datetime) -> Demand:
         """What the deployment's callers wanted since this was last asked."""

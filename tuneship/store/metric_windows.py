@@ -71,7 +71,7 @@ def store(connection: sa.Connection, windows: Mapping[WindowKey, Window], now: f
     finer = {
         Place(key.deployment_id, key.endpoint_id, SECOND, key.start): window
         for key, window in windows.items()
-        if window.request_count
+        if not window.is_empty
     }
     minutes: dict[Place, bytes] = {}
     for width in WIDTHS:
@@ -194,7 +194,7 @@ def _minutes(
     records = np.frombuffer(b"".join([row.minutes for row in rows]), FACTS)
     hours = np.fromiter((row.start for row in rows), np.int64, len(rows))
     starts = (hours[:, None] + np.arange(0, HOUR, MINUTE)).ravel()
-    is_meant = (starts >= start) & (starts < end) & (records["requests"] > 0)
+    is_meant = (starts >= start) & (starts < end) & columns.is_some(records)
     return starts[is_meant], records[is_meant]
 
 
