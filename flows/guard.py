@@ -1,5 +1,7 @@
 """Give back what a dead run left: the traffic of abandoned roll-outs, and the job and deployment of abandoned releases.
 
+Then it looks after what was promoted: `flows/watch.py` reports what has become worse, and moves nothing.
+
 Safe at any time and as often as one likes: a roll-out whose driver lives, one that was promoted, and a split that
 somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
 `python flows/guard.py`. The rules stand in `flows/rollout/abandoned.py`.
@@ -17,6 +19,7 @@ from flows.guard_rules import GuardResult, GuardRules
 from flows.outcome import RollbackIncomplete
 from flows.rollout.abandoned import Watch, finish_abandoned
 from flows.rollout.records import records_in_use
+from flows.watch import watch_endpoints
 from tuneship.settings import PipelineSettings
 
 DEFAULTS = GuardRules()
@@ -32,11 +35,14 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
     rollouts, notes = finish_abandoned(Watch(folder, now, silence, log))
     silence = timedelta(hours=rules.release_silence_hours)
     releases, kept = close_abandoned(Watch(folder, now, silence, log), settings.records)
+    watch = Watch(folder, now, silence, log)
+    alarms, unwatched = watch_endpoints(watch, settings.records) if rules.watch else ([], [])
     result = GuardResult(
         outcome="returned" if rollouts or releases else "nothing_to_do",
         rollouts=rollouts,
         releases=releases,
-        notes=notes + kept,
+        alarms=alarms,
+        notes=notes + kept + unwatched,
     )
     for note in result.notes:
         log.warning(note)
@@ -46,7 +52,13 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
             update={"outcome": "rollback_incomplete", "reason": ", ".join(stuck)}
         )
         raise RollbackIncomplete(failed, f"not returned: {', '.join(stuck)}")
-    log.info("%s: %d roll-outs, %d releases", result.outcome, len(rollouts), len(releases))
+    log.info(
+        "%s: %d roll-outs, %d releases, %d alarms",
+        result.outcome,
+        len(rollouts),
+        len(releases),
+        len(alarms),
+    )
     return result
 
 

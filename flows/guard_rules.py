@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.rollout.abandoned import Found
+from flows.watch import Alarm
 
 
 class GuardRules(BaseModel):
@@ -24,6 +25,10 @@ class GuardRules(BaseModel):
         le=720,
         description="A release that nobody went on with for so long gives its job and its deployment away.",
     )
+    watch: bool = Field(
+        default=True,
+        description="Weigh what serves each endpoint against its own first day and report what has become worse.",
+    )
 
 
 class GuardResult(BaseModel):
@@ -34,5 +39,9 @@ class GuardResult(BaseModel):
     rollouts: list[Found] = Field(default_factory=list[Found])
     releases: list[str] = Field(
         default_factory=list[str], description="Run keys of the releases that were closed."
+    )
+    alarms: list[Alarm] = Field(
+        default_factory=list[Alarm],
+        description="What has become worse since its first day and was not reported before; no traffic was moved.",
     )
     notes: list[str] = Field(default_factory=list[str], description="What a person must look at.")

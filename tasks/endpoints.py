@@ -57,6 +57,12 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
     return client.canary_endpoints.list(name=name)
 
 
+@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-every-canary-endpoint")
+def list_every_canary_endpoint() -> list[CanaryEndpoint]:
+    """All endpoints of this key's tenant."""
+    return list(api().with_options(timeout_s=CONTROL_TIMEOUT_S).canary_endpoints.iterate())
+
+
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-canary-endpoint-{endpoint_id}")
 def delete_canary_endpoint(endpoint_id: str) -> EndpointDeleted:
     """Remove the endpoint; its deployments stay."""

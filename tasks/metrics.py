@@ -19,6 +19,7 @@ def get_deployment_metrics(
     *,
     interval: str,
     start_time: datetime | None = None,
+    end_time: datetime | None = None,
     endpoint_id: str | None = None,
 ) -> dict[str, Any]:
     """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
@@ -32,7 +33,11 @@ def get_deployment_metrics(
 
     def ask() -> dict[str, Any]:
         answer = client.deployments.metrics(
-            deployment_id, start_time=start_time, interval=interval, endpoint_id=endpoint_id
+            deployment_id,
+            start_time=start_time,
+            end_time=end_time,
+            interval=interval,
+            endpoint_id=endpoint_id,
         )
         return answer.model_dump(mode="json")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.waiting import until
 from tuneship.runtime import replicas
-from tuneship.runtime.intrusion import Targets, opened
+from tuneship.runtime.intrusion_targets import Targets, opened
 from tuneship.runtime.processes import Processes
 from tuneship.runtime.workers import Worker, WorkerSpec
 from tuneship.service import warm_trainer
@@ -32,6 +32,19 @@ targets = (order.folder / "targets").read_text()
 """
 """Runs up to where a training process has its job and nothing else."""
 IN_TRAINER = AS_TRAINER + "sys.exit(intrusion.main([targets]))\n"
+AFTER_THREADS = (
+    """
+import os, threading, time
+begin_again = os.execv
+os.execv = lambda path, command: begin_again(
+    path, ["intruder_again" if one == "tuneship.training" else one for one in command]
+)
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+"""
+    + AS_TRAINER
+    + "sys.exit('it went on with its threads')\n"
+)
+"""A library has started threads before the job came: what begins again is the intruder of `IN_TRAINER`."""
 IN_RANK = AS_TRAINER + (
     """
 import json, subprocess
@@ -148,6 +161,7 @@ class Stage:
         log, (theirs, ours) = self.modules / "training.log", os.pipe()
         (order.folder / "targets").write_text(self.targets.to_json())
         (self.modules / "intruder.py").write_text(program)
+        (self.modules / "intruder_again.py").write_text(IN_TRAINER)
         with os.fdopen(ours, "w") as line:
             line.write(order.to_line())
         spec = self.installation.training(log, theirs)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.intruders import IN_RANK, IN_TRAINER, Stage, staged
-from tuneship.runtime.intrusion import ON_PROCESSES, ON_TARGETS, WAYS
+from tests.runtime.intruders import AFTER_THREADS, IN_RANK, IN_TRAINER, Stage, staged
+from tuneship.runtime.intrusion import WAYS
+from tuneship.runtime.ways_into_processes import ON_PROCESSES
+from tuneship.runtime.ways_out import ON_TARGETS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing isolates")
 
@@ -71,6 +73,15 @@ def test_nothing_succeeds_in_a_serving_process(stage: Stage, without: dict[str, 
 
 def test_nothing_succeeds_in_a_training_process(stage: Stage, without: dict[str, str]) -> None:
     found = stage.training(IN_TRAINER)
+    assert found.keys() == without.keys()
+    assert set(found.values()) == {"refused"}, opened_ways(found)
+
+
+def test_nothing_succeeds_in_a_training_process_that_had_threads(
+    stage: Stage, without: dict[str, str]
+) -> None:
+    """The kernel takes files from one thread at a time, so it begins again as a program with one."""
+    found = stage.training(AFTER_THREADS)
     assert found.keys() == without.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 

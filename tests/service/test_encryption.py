@@ -299,7 +299,7 @@ def test_exchanged_files_stop_their_deployment_and_no_other(service: Service) ->
     service.deployment("fine", model_name=fine)
 
 
-def test_an_order_for_a_process_is_in_no_file(service: Service) -> None:
+def test_an_order_for_a_process_is_in_no_file_and_no_argument(service: Service) -> None:
     job = service.job(dataset_id=service.dataset(content=jsonl(*LINES)))
     service.until(lambda: service.job_status(job) == "running")
     trainer = service.trainer()
@@ -308,3 +308,4 @@ def test_an_order_for_a_process_is_in_no_file(service: Service) -> None:
     assert keys.training is not None
     assert keys.training not in (trainer.folder / "spec.json").read_text()
     assert keys.training not in repr(trainer.order)
+    assert keys.training not in " ".join(trainer.spec.arguments)

@@ -73,6 +73,38 @@ def test_a_data_directory_among_what_workers_read_withdraws_the_promise(tmp_path
     assert "TCP" not in log
 
 
+AT_THE_KEY = """
+import ctypes, os, sys
+from pathlib import Path
+from tuneship.service import serve
+from tuneship.settings import ServiceSettings
+
+def is_opened(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("/master.key"):
+        os.write(1, b"%d" % ctypes.CDLL(None).prctl(3))  # PR_GET_DUMPABLE
+        os._exit(0)
+
+if sys.argv[2] == "open":
+    serve.hide = lambda: None
+sys.addaudithook(is_opened)
+serve.serve(ServiceSettings(data_dir=Path(sys.argv[1]), port=0))
+"""
+"""Starts a service up to where it opens its master key, and says whether others could look into it then."""
+
+
+@pytest.mark.parametrize(("mode", "dumpable"), [("hidden", "0"), ("open", "1")])
+def test_a_service_is_hidden_before_it_opens_its_key(
+    tmp_path: Path, mode: str, dumpable: str
+) -> None:
+    """The second row: that this test would see it."""
+    data = tmp_path / "data"
+    command = [sys.executable, "-c", AT_THE_KEY, str(data), mode]
+    said = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_S
+    )
+    assert said.stdout == dumpable
+
+
 class TestAService:
     def test_promises_what_its_workers_keep_and_leaves_no_core_file(self, tmp_path: Path) -> None:
         """Started without the limit for core files, which does not bind a program that gets them."""

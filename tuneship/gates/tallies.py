@@ -112,13 +112,14 @@ def tally(
             for bucket, one in zip(buckets, counts, strict=True)
         )
     if by_caller and gate.name == "error":
-        distinct = tuple(map(_by_caller, buckets, counts))
+        distinct = tuple(map(one_per_caller, buckets, counts))
     starts = tuple(first_after(buckets, mark.at) for mark in term_marks(record))
     live = all_counts[:cut] if record.weight == 100 else None
     return Tally(counts, heard, distinct, starts, live)
 
 
-def _by_caller(bucket: Bucket, counts: Counts) -> Counts:
+def one_per_caller(bucket: Bucket, counts: Counts) -> Counts:
+    """The counts with the candidate's failures of one caller as one failure, where callers are counted."""
     callers = bucket.candidate.error_callers
     if callers is None or callers >= counts.x_c:
         return counts

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuneship.runtime.intrusion import opened
+from tuneship.runtime.intrusion_targets import opened
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.processes import TEMPORARY, Processes
 from tuneship.runtime.workers import WorkerSpec

@@ -1,0 +1,220 @@
+"""After the bake: what a deployment serves now against what it served on its own first day.
+
+Pure. Within the first day every stretch is compared with the hours before it (hour 2 with hour 1, hours 3 and 4 with
+hours 1 and 2, ...); from then on each day with the first one, quarter hour with the same quarter hour, so that what
+comes back every day is no finding. Each stretch is a test of its own that may be looked at at any time (`evidence.py`),
+and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/watch.py` asks and tells.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Final
+
+from tuneship.gates import evidence
+from tuneship.gates.evidence import Counts, Limits, Term
+from tuneship.gates.kinds import GATES, Measured
+from tuneship.gates.latency import freeze_limits, has_latency
+from tuneship.gates.series import Arm, Bucket, Json, Series, Traffic, Unusable, read_series
+from tuneship.gates.tallies import one_per_caller
+
+ALPHA: Final = 0.05
+"""Chance that a deployment which stays as it was is ever reported, for whatever finding."""
+INTERVAL: Final = "15m"
+QUARTER, DAY = timedelta(minutes=15), timedelta(days=1)
+HOUR_LONG, DAY_LONG = 4, 96
+"""In quarter hours."""
+STARTS: Final = 8
+"""A stretch is weighed from so many moments on, so that its good beginning does not hide a bad end."""
+LIMITS: Final[Mapping[str, Limits]] = {
+    name: Limits(ratio, harm, harm)
+    for name, ratio, harm in (
+        ("error", 2.0, 0.02),
+        ("slow", 4.0, 0.25),
+        ("very_slow", 4.0, 0.03),
+        ("empty", 2.0, 0.02),
+        ("abandoned", 3.0, 0.05),
+        ("refused", 3.0, 0.05),
+    )
+}
+"""By gate: the share allowed as a multiple of the first day's, and the share always allowed.
+
+Wider than a roll-out's: days differ, and a person is called. The latency limits let pass what a busier day brings (all
+answers 1.6 times as slow) and find twice as slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Quarter hours `start` to `end` since the deployment began; compared with as many from its beginning on."""
+
+    number: int
+    start: int
+    end: int
+
+    @property
+    def log_limit(self) -> float:
+        """Levels fall with 1 / number^2, so that all of them sum to ALPHA."""
+        return math.log(len(LIMITS) / ALPHA) + self._log_share
+
+    @property
+    def log_burst_limit(self) -> float:
+        """The limit for evidence in which one quarter hour alone may decide."""
+        return evidence.LOG_UNCAPPED_TIER + self._log_share
+
+    @property
+    def _log_share(self) -> float:
+        return math.log((math.pi * self.number) ** 2 / 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One gate in one stretch: shares now and then, and how strongly they speak against what serves now."""
+
+    gate: str
+    reason: str
+    begins: datetime
+    """Of the stretch."""
+    requests: int
+    bad: int
+    first_requests: int
+    first_bad: int
+    log_e: float
+    log_e_limit: float
+    log_u: float
+    log_u_limit: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Beyond the limits; by chance once in `1 / ALPHA` lives of deployments that stay as they were."""
+        return self.log_e >= self.log_e_limit or self.log_u >= self.log_u_limit
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What could be weighed, and why something could not."""
+
+    readings: tuple[Reading, ...]
+    unusable: Mapping[str, str]
+    """Reason by gate."""
+
+
+def rounded_up(moment: datetime) -> datetime:
+    """The next moment at which a quarter hour begins."""
+    since = moment.astimezone(UTC) - datetime.min.replace(tzinfo=UTC)
+    return moment + (-since % QUARTER)
+
+
+def first_traffic(answer: Json | None) -> datetime | None:
+    """Where the first quarter hour with requests begins. Raises `Unusable`."""
+    buckets = read_series(answer, answer, INTERVAL).buckets
+    return next((b.end - QUARTER for b in buckets if b.candidate.requests), None)
+
+
+def stretches(began: datetime, now: datetime) -> tuple[Stretch, ...]:
+    """Those of the last 24 hours; the first hour of a deployment is compared with nothing."""
+    until = (now - began) // QUARTER
+    return tuple(one for one in _every_stretch(until) if one.end > until - DAY_LONG)
+
+
+def _every_stretch(until: int) -> Iterator[Stretch]:
+    """The first day in lengths that double, then days."""
+    start = HOUR_LONG
+    for number in count(1):
+        if start >= until:
+            return
+        length = min(start, DAY_LONG - start) if start < DAY_LONG else DAY_LONG
+        yield Stretch(number, start, start + length)
+        start += length
+
+
+def asked_from(began: datetime, now: datetime) -> datetime:
+    """From where on the metrics of the last 24 hours are needed, to the beginning of their oldest stretch."""
+    return began + min((one.start for one in stretches(began, now)), default=0) * QUARTER
+
+
+def weigh(first: Json | None, recent: Json | None, began: datetime, now: datetime) -> Weighed:
+    """Weigh every stretch of the last 24 hours. Raises `Unusable` where an answer as a whole cannot be counted.
+
+    `first`: the metrics of the first day, as far as it has passed; `recent`: those from `asked_from` on.
+    """
+    then, lately = (read_series(answer, answer, INTERVAL) for answer in (first, recent))
+    pair = _Pair(then, lately, _by_number(then, began), _by_number(lately, began), began)
+    unusable: dict[str, str] = {}
+    readings: list[Reading] = []
+    for stretch in stretches(began, now):
+        measured = pair.measured(stretch)
+        for name in LIMITS:
+            if GATES[name].is_published(first) and GATES[name].is_published(recent):
+                try:
+                    readings.append(_read(name, stretch, measured, began))
+                except Unusable as error:
+                    unusable[name] = str(error)
+    return Weighed(tuple(readings), unusable)
+
+
+def _by_number(series: Series, began: datetime) -> dict[int, Traffic]:
+    return {(b.end - began) // QUARTER - 1: b.candidate for b in series.buckets}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The first day as the baseline of now."""
+
+    then: Series
+    lately: Series
+    first: Mapping[int, Traffic]
+    recent: Mapping[int, Traffic]
+    began: datetime
+
+    def measured(self, stretch: Stretch) -> Measured:
+        """The stretch beside the hours that it is compared with, which set the latency limits, too."""
+        ends = min(stretch.end, max(self.recent, default=-1) + 1)
+        buckets = [self._bucket(number, stretch) for number in range(stretch.start, ends)]
+        whole = [self._bucket(number, stretch) for number in range(stretch.start, stretch.end)]
+        edges: dict[Arm, tuple[float, ...] | None] = {
+            "baseline": self.then.edges_ms["candidate"],
+            "candidate": self.lately.edges_ms["candidate"],
+        }
+        series = replace(self.lately, edges_ms=edges)
+        answered = [b for b in whole if b.baseline.served and has_latency(b.baseline)]
+        return Measured(series, buckets, freeze_limits(series, answered) if answered else None, 1.0)
+
+    def _bucket(self, number: int, stretch: Stretch) -> Bucket:
+        then = self.first.get(number - stretch.start, Traffic())
+        end = self.began + (number + 1) * QUARTER
+        return Bucket(end, then, self.recent.get(number, Traffic()))
+
+
+def _read(name: str, stretch: Stretch, measured: Measured, began: datetime) -> Reading:
+    kind = GATES[name]
+    if kind.count is None:
+        raise Unusable(f"the service publishes no counts for the gate {name}")
+    counts = kind.count(measured)
+    weighed = _evidence(counts, LIMITS[name], stretch)
+    alone = weighed
+    if name == "error":  # one caller's repeated failures never decide in a single quarter hour
+        distinct = list(map(one_per_caller, measured.buckets, counts))
+        alone = _evidence(distinct, LIMITS[name], stretch)
+    return Reading(
+        gate=name,
+        reason=kind.reason,
+        begins=began + stretch.start * QUARTER,
+        requests=sum(one.n_c for one in counts),
+        bad=sum(one.x_c for one in counts),
+        first_requests=sum(one.n_b for one in counts),
+        first_bad=sum(one.x_b for one in counts),
+        log_e=weighed.log_e,
+        log_e_limit=stretch.log_limit,
+        log_u=alone.log_u,
+        log_u_limit=stretch.log_burst_limit,
+    )
+
+
+def _evidence(counts: Sequence[Counts], limits: Limits, stretch: Stretch) -> evidence.Harm:
+    """From equally spaced starts with equal weights; a start that is still to come counts once."""
+    length = stretch.end - stretch.start
+    starts = range(0, length, max(1, length // STARTS))
+    terms = [Term(start, 1.0 / len(starts)) for start in starts]
+    return evidence.harm(counts, limits, terms, 0.0)
