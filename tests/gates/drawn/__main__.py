@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tests.gates.drawn.kinds import KINDS, Kind
-from tests.gates.drawn.rules import Run, argo, kayenta, runs_of, watched
+from tests.gates.drawn.rules import Run, argo, kayenta, runs_of, share_wrong, watched
 
 
 def _cell(kind: Kind, runs: Sequence[Run]) -> str:
@@ -20,6 +20,15 @@ def _cell(kind: Kind, runs: Sequence[Run]) -> str:
     reasons = sorted({run.reason for run in wrong if run.reason and not run.is_inconclusive})
     why = f" {', '.join(reasons)}" if reasons else ""
     return f"{percent * (len(wrong) - unclear):.0f}{more}{why}{at}"
+
+
+def _note(kind: Kind, runs: Sequence[Run]) -> str:
+    """Which bound these runs do not meet."""
+    if kind.most is not None and share_wrong(kind, runs) > kind.most:
+        return f"bound {kind.most:.0%} not met"
+    if kind.by is not None and statistics.median(run.looks for run in runs) > kind.by:
+        return f"bound @{kind.by} not met"
+    return kind.note
 
 
 def _rivals(kind: Kind, seeds: Iterable[int]) -> list[list[Run]]:
@@ -45,12 +54,13 @@ def table(
     yield "|---|---|---|---|---|---|---|"
     for name in names:
         kind = KINDS[name]
-        cells = [_cell(kind, runs_of(kind, seeds, **fields))]
+        ours = runs_of(kind, seeds, **fields)
+        cells = [_cell(kind, ours)]
         if kind.seconds == 60:
             cells += [_cell(kind, runs) for runs in _rivals(kind, seeds)]
         else:
             cells += ["-"] * 3
-        yield f"| {name} | {kind.must} | {' | '.join(cells)} | {kind.note} |"
+        yield f"| {name} | {kind.must} | {' | '.join(cells)} | {_note(kind, ours)} |"
 
 
 def main() -> None:
