@@ -11,8 +11,9 @@ arXiv 1810.08240, 2011.03567).
 What decides is E~, E with a cap on bursts: E~_t = min(E_t, E~_(t-1) * min(max(E_t / E_(t-1), 1), 4)), E~_0 = E_0 = 1.
 It is E_t or less by its first argument, on every path: {ever E~ >= 1/a} lies within {ever E >= 1/a}, so the limit above
 holds for it too, and likewise for weighted sums of terms and for the smaller of two halves. The cap is for requests
-that depend on each other, about which the limit says nothing. A rise counts by at most 4. A fall first uses up what the cap cut off, and lowers E~ only where E comes down to it: so
-errors that come and go add up, and what quiet buckets refute is refuted. Formula version 1 charged every fall at once.
+that depend on each other, of which the limit knows nothing. A rise counts by at most 4. A fall first uses up what the
+cap cut off, and lowers E~ only where E comes down to it: so errors that come and go add up, and what quiet buckets
+refute is refuted. Formula version 1 charged every fall at once.
 Next: `tallies.py` makes the counts, `canary.py` decides.
 """
 
