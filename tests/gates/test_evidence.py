@@ -35,9 +35,20 @@ limits = st.builds(
 
 
 def harm_from(
-    counts: Sequence[Counts], gate: Limits, *, absolute_only: bool = False
+    counts: Sequence[Counts],
+    gate: Limits,
+    *,
+    absolute_only: bool = False,
+    charge_falls: bool = False,
 ) -> evidence.Harm:
-    return evidence.harm(counts, gate, [Term(0, 1.0)], 0.0, absolute_only=absolute_only)
+    return evidence.harm(
+        counts,
+        gate,
+        [Term(0, 1.0)],
+        0.0,
+        absolute_only=absolute_only,
+        charge_falls=charge_falls,
+    )
 
 
 # Worked numbers of the design: clean requests that prove p_c below the margin, requests that roll back.
@@ -105,7 +116,9 @@ def test_without_any_bucket_there_is_no_evidence_either_way() -> None:
 # An independent computation with 50 digits.
 
 
-def decimal_values(counts: Sequence[Counts], gate: Limits) -> tuple[Decimal, Decimal, Decimal]:
+def decimal_values(
+    counts: Sequence[Counts], gate: Limits, *, charge_falls: bool
+) -> tuple[Decimal, Decimal, Decimal]:
     """(min of the capped halves, min of the uncapped halves, E_ok) by the formulas as they are written."""
     getcontext().prec = 50
     d, r, ok = Decimal(gate.harm), Decimal(gate.ratio), Decimal(gate.ok)
@@ -122,7 +135,9 @@ def decimal_values(counts: Sequence[Counts], gate: Limits) -> tuple[Decimal, Dec
             pass_relative[k] *= decimal_ratio(b, r, Decimal(k + 1) / 10)
         for half, factors in enumerate((absolute, relative)):
             value = sum(factors) / 12
-            capped[half] *= min(value / e[half], Decimal(4))
+            change = min(value / e[half], Decimal(4))
+            risen = min(value, capped[half] * max(change, Decimal(1)))
+            capped[half] = capped[half] * change if charge_falls else risen
             e[half] = value
     n, x = sum(b.n_c for b in counts), sum(b.x_c for b in counts)
     ks = [Decimal(k) / 10 for k in range(1, 10)]
@@ -139,12 +154,12 @@ def decimal_ratio(b: Counts, r: Decimal, rho: Decimal) -> Decimal:
 
 
 @settings(max_examples=60, deadline=None)
-@given(buckets(most=6), limits)
+@given(buckets(most=6), limits, st.booleans())
 def test_all_values_equal_a_computation_with_fifty_digits(
-    counts: list[Counts], gate: Limits
+    counts: list[Counts], gate: Limits, charge_falls: bool
 ) -> None:
-    capped, uncapped, ok = decimal_values(counts, gate)
-    found = harm_from(counts, gate)
+    capped, uncapped, ok = decimal_values(counts, gate, charge_falls=charge_falls)
+    found = harm_from(counts, gate, charge_falls=charge_falls)
     assert found.log_e == pytest.approx(float(capped.ln()), rel=1e-9, abs=1e-8)
     assert found.log_u == pytest.approx(float(uncapped.ln()), rel=1e-9, abs=1e-8)
     assert evidence.log_e_ok(counts, gate) == pytest.approx(float(ok.ln()), rel=1e-9, abs=1e-8)
@@ -222,8 +237,25 @@ def test_what_is_remembered_of_earlier_looks_changes_no_number(
 
 @given(buckets(), limits)
 def test_the_cap_only_lowers_evidence(counts: list[Counts], gate: Limits) -> None:
-    found = harm_from(counts, gate)
-    assert found.log_e <= found.log_u + 1e-9
+    """At every bucket, so that the limit on false rollbacks is that of the evidence without the cap."""
+    for seen in range(1, len(counts) + 1):
+        found, first = (
+            harm_from(counts[:seen], gate, charge_falls=charge_falls)
+            for charge_falls in (False, True)
+        )
+        assert first.log_e - 1e-9 <= found.log_e <= found.log_u + 1e-9
+
+
+def test_a_fall_uses_up_what_the_cap_cut_off_before_it_lowers_the_evidence() -> None:
+    bad, good = Counts(75, 7), Counts(75, 0)
+    once = harm_from([bad], ERROR, absolute_only=True)
+    assert once.log_e == pytest.approx(math.log(4.0))
+    after = harm_from([bad, good], ERROR, absolute_only=True)
+    assert after.log_u < once.log_u
+    assert after.log_e == once.log_e
+    assert harm_from([bad, good], ERROR, absolute_only=True, charge_falls=True).log_e < once.log_e
+    long = harm_from([bad, *[good] * 8], ERROR, absolute_only=True)
+    assert long.log_e == long.log_u < 0.0
 
 
 def test_one_burst_multiplies_the_evidence_by_four_at_most() -> None:
@@ -293,8 +325,12 @@ def log_harm_paths(
         for factors in (absolute, relative):
             sums = np.cumsum(factors[:, :, start:], axis=2)
             log_e = np.logaddexp.reduce(sums, axis=0) - np.log(12)
-            steps = np.diff(log_e, axis=1, prepend=0.0)
-            halves.append(np.cumsum(np.minimum(steps, np.log(4)), axis=1))
+            rises = np.clip(np.diff(log_e, axis=1, prepend=0.0), 0.0, np.log(4))
+            capped = np.zeros_like(log_e)
+            for i in range(log_e.shape[1]):
+                before = capped[:, i - 1] if i else 0.0
+                capped[:, i] = np.minimum(log_e[:, i], before + rises[:, i])
+            halves.append(capped)
         term = np.concatenate([np.zeros((x_c.shape[0], start)), np.minimum(*halves)], axis=1)
         total = np.logaddexp(total, np.log(weight) + term)
     return total

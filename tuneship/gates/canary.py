@@ -116,7 +116,7 @@ def circuit_breaker(view: View) -> Ruling | None:
     pooled = error_share(view.span.compared, "baseline")
     buckets = view.span.compared if view.has_baseline else view.span.baked
     broken = any(
-        _half_fails(b.candidate, by_caller=view.formula.counts_callers)
+        _half_fails(b.candidate, by_caller=view.formula >= 2)
         and (error_share([b], "baseline") if b.baseline.requests else pooled) < BREAKER_BASELINE
         for b in buckets
     )
@@ -236,16 +236,17 @@ def _is_running(deployment: Seen) -> bool:
 
 def _length_holds(view: View) -> bool:
     """Answers of another length than the baseline's, where nobody said that this is meant."""
-    bounds = view.plan.output_length if view.formula.compares_length else _FIRST_BOUNDS
+    is_first = view.formula < 2
+    bounds = _FIRST_BOUNDS if is_first else view.plan.output_length
     if bounds is None or view.tokens is None:
         return False
     latency = view.plan.latency_gates
     is_meant = latency is not None and latency.per_output_token
     no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
-    if not no_source and (is_meant or not view.formula.compares_length):
+    if not no_source and (is_meant or is_first):
         return False
     requests = sum(bucket.candidate.requests for bucket in view.span.compared)
-    is_longer = view.tokens > bounds.longest and view.formula.compares_length
+    is_longer = view.tokens > bounds.longest and not is_first
     return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
 
 
@@ -447,7 +448,7 @@ def _look(view: View, ruling: Ruling) -> Look:
         warnings=_warnings(view),
         plan_digest=view.plan.digest(),
         series_digest=series.digest() if series else None,
-        formula_version=view.formula.version,
+        formula_version=str(view.formula),
     )
 
 

@@ -5,8 +5,16 @@ with `math.log`; it knows no metrics, no steps and no verdict. All values are na
 
 Why a limit holds for every number of looks: each harm factor has mean <= 1 for every candidate within the margin.
 Absolute: because p_k > d. Relative: E[A^x_c B^x_b] <= exp(p_b (r n_c + n_b)(th0 (A-1) + (1-th0)(B-1))) = 1 on the
-margin, whatever the shared rate p_b does. So the product is a supermartingale and P(ever >= 1/a) <= a (Ville 1939;
-arXiv 1810.08240, 2011.03567). Next: `tallies.py` makes the counts, `canary.py` decides.
+margin, whatever the shared rate p_b does. So the product E is a supermartingale and P(ever >= 1/a) <= a (Ville 1939;
+arXiv 1810.08240, 2011.03567).
+
+What decides is E~, E with a cap on bursts: E~_t = min(E_t, E~_(t-1) * min(max(E_t / E_(t-1), 1), 4)), E~_0 = E_0 = 1.
+It is E_t or less by its first argument, on every path: {ever E~ >= 1/a} lies within {ever E >= 1/a}, so the limit above
+holds for it too, and likewise for weighted sums of terms and for the smaller of two halves. The cap is for requests
+that depend on each other, of which the limit knows nothing. A rise counts by at most 4. A fall first uses up what the
+cap cut off, and lowers E~ only where E comes down to it: so errors that come and go add up, and what quiet buckets
+refute is refuted. Formula version 1 charged every fall at once.
+Next: `tallies.py` makes the counts, `canary.py` decides.
 """
 
 import math
@@ -95,12 +103,15 @@ def harm(
     idle: float,
     *,
     absolute_only: bool = False,
+    charge_falls: bool = False,
 ) -> Harm:
     """Evidence that the candidate is beyond the margin. `idle`: weight of terms that have not begun, counted once each.
 
     `absolute_only` is for the bake, where no baseline takes traffic: `limits.harm` is then the whole margin.
+    `charge_falls`: as in formula version 1, every fall lowers the capped evidence at once.
     """
-    walk = _walk(tuple(buckets), limits, tuple(terms), idle, absolute_only)
+    how = _How(limits, tuple(terms), idle, absolute_only, charge_falls)
+    walk = _walk(tuple(buckets), how)
     rest = [math.log(idle)] if idle > 0.0 else []
     log_none = log_sum_exp([*map(math.log, (term.weight for term in terms)), *rest])
     uncapped = [math.log(t.term.weight) + min(h.log_e for h in t.halves) for t in walk.terms]
@@ -116,13 +127,16 @@ class _Half:
     log_e: float = 0.0
     capped: float = 0.0
 
-    def after(self, factor: Logs | None) -> "_Half":
+    def after(self, factor: Logs | None, *, charge_falls: bool) -> "_Half":
         """The half one bucket later; None: that bucket says nothing."""
         if factor is None:
             return self
         sums = list(map(add, self.sums, factor))
         value = log_sum_exp(sums) - _LOG_GRID_SIZE
-        return _Half(sums, value, self.capped + min(value - self.log_e, LOG_BURST_CAP))
+        change = min(value - self.log_e, LOG_BURST_CAP)
+        if charge_falls:
+            return _Half(sums, value, self.capped + change)
+        return _Half(sums, value, min(value, self.capped + max(change, 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,46 +157,49 @@ class _Walk:
     warned: bool = False
 
 
-_WalkKey = tuple[tuple[Counts, ...], Limits, tuple[Term, ...], float, bool]
-_walks: dict[_WalkKey, _Walk] = {}
+class _How(NamedTuple):
+    """What one mixture weighs its buckets with: the arguments of `harm`."""
+
+    limits: Limits
+    terms: tuple[Term, ...]
+    idle: float
+    absolute_only: bool
+    charge_falls: bool
 
 
-def _walk(
-    buckets: tuple[Counts, ...],
-    limits: Limits,
-    terms: tuple[Term, ...],
-    idle: float,
-    absolute_only: bool,
-) -> _Walk:
+_walks: dict[tuple[tuple[Counts, ...], _How], _Walk] = {}
+
+
+def _walk(buckets: tuple[Counts, ...], how: _How) -> _Walk:
     """The mixture over all the buckets; one step further than that of the look before, where that is remembered."""
-    key = (buckets, limits, terms, idle, absolute_only)
-    known = _walks.get(key) or _walks.get((buckets[:-1], *key[1:]))
-    halves = (_Half(),) if absolute_only else (_Half(), _Half())
-    walk = known or _Walk(0, tuple(_TermWalk(term, halves) for term in terms))
-    rest = [math.log(idle)] if idle > 0.0 else []
+    halves = (_Half(),) if how.absolute_only else (_Half(), _Half())
+    start = _Walk(0, tuple(_TermWalk(term, halves) for term in how.terms))
+    walk = _walks.get((buckets, how)) or _walks.get((buckets[:-1], how)) or start
     for bucket in buckets[walk.seen :]:
-        walk = _step(walk, bucket, limits, rest)
+        walk = _step(walk, bucket, how)
     if len(_walks) >= _WALKS_KEPT:
         _walks.clear()
-    _walks[key] = walk
+    _walks[buckets, how] = walk
     return walk
 
 
-def _step(walk: _Walk, bucket: Counts, limits: Limits, rest: Logs) -> _Walk:
+def _step(walk: _Walk, bucket: Counts, how: _How) -> _Walk:
     first = min((one.term.start for one in walk.terms), default=walk.seen + 1)
     if walk.seen < first:
         return _Walk(walk.seen + 1, walk.terms)
+    limits = how.limits
     factors = (_absolute_factor(bucket, limits.harm), _relative_factor(bucket, limits.ratio))
-    terms = tuple(
-        _TermWalk(
-            one.term,
-            tuple(half.after(factor) for half, factor in zip(one.halves, factors, strict=False)),
-        )
-        if walk.seen >= one.term.start
-        else one
-        for one in walk.terms
-    )
+
+    def after(one: _TermWalk) -> _TermWalk:
+        if walk.seen < one.term.start:
+            return one
+        pairs = zip(one.halves, factors, strict=False)
+        halves = (half.after(factor, charge_falls=how.charge_falls) for half, factor in pairs)
+        return _TermWalk(one.term, tuple(halves))
+
+    terms = tuple(map(after, walk.terms))
     values = [math.log(t.term.weight) + min(half.capped for half in t.halves) for t in terms]
+    rest = [math.log(how.idle)] if how.idle > 0.0 else []
     log_e = log_sum_exp([*values, *rest])
     # The warning switches on at 5 and off only below 2, so that it does not flicker.
     warned = log_e >= (LOG_RELEASE if walk.warned else LOG_WARN)

@@ -18,11 +18,12 @@ from tuneship.gates.tallies import Tally
 
 @dataclass(frozen=True)
 class Stage:
-    """How one phase tests: its name, the number of compared steps, and the threshold 1/alpha_g as a logarithm."""
+    """How one phase tests: its name, the compared steps, the threshold 1/alpha_g as a logarithm, and the formula."""
 
     phase: Phase
     steps: int
     log_threshold: float
+    formula: int
 
 
 def choose_gates(plan: CanaryRules, baseline_metrics: Json | None) -> tuple[Gate, ...]:
@@ -50,7 +51,10 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
         terms, idle = evidence.step_terms(tally.starts, stage.steps)
     else:
         terms, idle = evidence.wait_terms(tally.starts)
-    harm, heard = _weigh(tally, lambda part: evidence.harm(part, limits, terms, idle))
+    harm, heard = _weigh(
+        tally,
+        lambda part: evidence.harm(part, limits, terms, idle, charge_falls=stage.formula < 2),
+    )
     log_e_ok = evidence.log_e_ok(counts, limits)
     state = _harm_state(harm, heard, stage)
     if state == "open" and (heard.warned or evidence.early_warning(tally.warning, limits)):
@@ -87,7 +91,10 @@ def _read_alone(
     terms, idle = evidence.wait_terms(tally.starts)
     against = Limits(limits.ratio, margin, limits.ok)
     harm, heard = _weigh(
-        tally, lambda part: evidence.harm(part, against, terms, idle, absolute_only=True)
+        tally,
+        lambda part: evidence.harm(
+            part, against, terms, idle, absolute_only=True, charge_falls=stage.formula < 2
+        ),
     )
     state = _harm_state(harm, heard, stage)
     reading = _counted(gate, state, tally.counts, (harm, heard), stage)

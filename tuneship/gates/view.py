@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from tuneship.gates import readings, tallies
-from tuneship.gates.formula import Formula, formula, formula_of
+from tuneship.gates.formula import formula_of
 from tuneship.gates.kinds import Measured
 from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
@@ -56,7 +56,7 @@ class View:
     gates: tuple[GateReading, ...]
     limits: LatencyLimits | None
     tokens: float | None
-    formula: Formula
+    formula: int
     hanging: Mapping[Arm, tuple[int, ...]]
     """Requests that have been open for too long, by the bucket in which they came, the newest first."""
 
@@ -90,7 +90,7 @@ class View:
     @cached_property
     def warm(self) -> frozenset[datetime]:
         """Ends of the buckets in which latency is not weighed."""
-        looks = self.plan.warmup_looks if self.formula.warms_up else 0
+        looks = self.plan.warmup_looks if self.formula >= 2 else 0
         return tallies.warm_up(self.span.all, self.record, looks)
 
     @cached_property
@@ -146,7 +146,7 @@ class View:
     @cached_property
     def split_mismatches(self) -> bool:
         """More of the candidate's requests than chance explains were counted nowhere."""
-        if not (self.plan.has_split_check and self.formula.checks_split) or not self.has_baseline:
+        if not self.plan.has_split_check or not self.has_baseline or self.formula < 2:
             return False
         slow_ms = self.limits.very_slow_ms if self.limits else 0.0
         length = timedelta(seconds=self.plan.bucket_seconds)
@@ -199,12 +199,12 @@ def make_view(
         gates=(),
         limits=record.limits,
         tokens=None,
-        formula=formula(recorded.formula_version) if recorded else formula_of(record),
+        formula=formula_of(record, recorded),
         hanging={},
     )
     if view.missing or known is None:
         return replace(view, series=None)
-    freeze = freeze_limits if view.formula.freezes_last_hour else freeze_first_limits
+    freeze = freeze_first_limits if view.formula < 2 else freeze_limits
     limits = record.limits or freeze(known, view.span.compared)
     view = replace(
         view,
@@ -225,7 +225,7 @@ def _hanging(view: View, series: Series, recorded: Look | None) -> Mapping[Arm, 
     """Who waits too long now. A snapshot is of its moment, so a look that is decided again brings its own."""
     if recorded is not None:
         return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
-    if not view.formula.counts_hanging or view.limits is None:
+    if view.formula < 2 or view.limits is None:
         return {}
     age_ms = max(HANGING_MS, HANGING_LIMITS * view.limits.very_slow_ms)
     return {
@@ -265,13 +265,14 @@ def _reading(view: View, series: Series, gate: Gate) -> GateReading:
         phase=view.phase,
         steps=len(view.plan.compared_steps),
         log_threshold=readings.log_threshold(view.plan, view.record.begun.gates, gate.name),
+        formula=view.formula,
     )
     counts = tallies.tally(
         gate,
         view.record,
         Measured(series, view.span.all, view.limits, scale, view.hanging),
         warm=view.warm,
-        by_caller=view.formula.counts_callers,
+        by_caller=view.formula >= 2,
     )
     return readings.read_gate(gate, limits, counts, stage)
 
