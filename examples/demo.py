@@ -36,7 +36,7 @@ CANARY: dict[str, Any] = {
     "look_every_seconds": 1,
     "min_looks_per_step": 5,
     "min_requests_per_step": 30,
-    "bake_looks": 15,
+    "bake_looks": 12,  # with the three looks at 100 % that follow a quarter of a minute
     "lease_seconds": 30,
     # Wide, because a machine that does other things too stalls now and then; a model that is several times slower
     # is found all the same. The base model's answers have another length, hence the last one.

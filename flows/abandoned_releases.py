@@ -58,6 +58,6 @@ def _is_rolling_out(record: ReleaseRecord, folder: RecordFolder) -> bool:
     begun = record.last("rollout")
     if begun is None:
         return False
-    plan = CanaryPlan.model_validate(begun["plan"])
+    plan = CanaryPlan.recorded(begun["plan"])
     is_open = any(file.may_have_moved for file in folder.of(plan))
     return is_open or any(one.blocks(plan) for one in folder.damaged())

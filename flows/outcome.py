@@ -3,12 +3,14 @@
 Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
+from flows.rollout.words import driven, forecast_in_words, gates_in_words, look_in_words
 from tuneship.gates.record import (
     Begun,
     Ended,
@@ -52,6 +54,16 @@ class RolloutResult(BaseModel):
         description="Every look: verdict, counts, shares and e-values of the active gates, each limit beside its"
         " value. What has no value at a look is left out.",
     )
+    forecast: dict[str, Any] | None = Field(
+        default=None,
+        description="What was expected before the first shift, in numbers and in sentences; null: no forecast.",
+    )
+    in_words: list[str] = Field(
+        default_factory=list[str], description="What the gates saw at the last look."
+    )
+    driver: dict[str, float] | None = Field(
+        default=None, description="Requests of the plan's own traffic, by what became of them."
+    )
     approval: dict[str, str] | None = Field(
         default=None, description="What a person decided: decision, approver, comment."
     )
@@ -90,11 +102,27 @@ def result_of(record: Record, notes: list[str]) -> RolloutResult:
             "history": _history(record),
             "gates": [_gate(gate) for gate in begun.gates],
             "decisions": [_decision(look, begun.gates) for look in record.looks],
+            "forecast": _forecast(begun),
+            "in_words": _last_look(record),
+            "driver": driven(record) or None,
             "approval": _approval(record),
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
     )
+
+
+def _forecast(begun: Begun) -> dict[str, Any] | None:
+    if begun.forecast is None or begun.today is None:
+        return None
+    numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
+    del numbers["sentence"]
+    return numbers | {"in_words": forecast_in_words(begun)}
+
+
+def _last_look(record: Record) -> list[str]:
+    look = record.looks[-1] if record.looks else None
+    return [*gates_in_words(look.gates), *look_in_words(look)] if look else []
 
 
 def _approval(record: Record) -> dict[str, str] | None:
@@ -109,7 +137,7 @@ def _approval(record: Record) -> dict[str, str] | None:
 
 
 def _standing_notes(begun: Begun) -> list[str]:
-    notes: list[str] = []
+    notes = [*begun.warnings]
     for state in ("disabled", "not_available", "not_evaluated"):
         names = ", ".join(gate.name for gate in begun.gates if gate.state == state)
         if names:

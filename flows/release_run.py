@@ -186,7 +186,7 @@ class ReleaseRun:
         begun = self.record.last("rollout")
         if begun is None:
             return None
-        plan = CanaryPlan.model_validate(begun["plan"])
+        plan = CanaryPlan.recorded(begun["plan"])
         files = records_in_use().of(plan)
         if not files:
             return None
@@ -275,7 +275,7 @@ def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     rollout = RolloutResult(outcome="aborted", reason="cancelled")
     begun = record.last("rollout")
     if begun is not None:
-        for file in records_in_use().of(CanaryPlan.model_validate(begun["plan"])):
+        for file in records_in_use().of(CanaryPlan.recorded(begun["plan"])):
             if not file.is_open:
                 rollout = result_of(file.record, [])
     candidate = record.made("candidate")

@@ -16,6 +16,7 @@ from flows.markdown import plain
 from flows.parameters import ReleaseParameters
 from flows.plots import Limit, limits_of, plot_losses, plot_rollout
 from flows.release_result import Contender, ReleaseResult
+from flows.rollout.words import in_words
 from flows.step_load import StepLoad, explained, loads_by_step, rows
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
@@ -105,12 +106,15 @@ def report(
         lines += ["## Hyperparameter sets", "", *_contenders(result.contenders)]
     if "loss.png" in pictures:
         lines += ["![Loss curves](loss.png)", ""]
+    if result.forecast:
+        lines += ["## Forecast before the first shift", "", *_list(result.forecast["in_words"])]
     if result.history:
         lines += ["## Traffic", "", *_table(["time", "split", "why"], _history(result)), ""]
     if "rollout.png" in pictures:
         lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
     if result.decisions:
-        lines += ["## Gates at the last look", "", *_gates(result.decisions[-1])]
+        lines += ["## Gates at the last look", "", *_list(result.in_words)]
+        lines += _gates(result.decisions[-1])
         lines += ["## Decisions", "", *_decisions(result.decisions)]
     return "\n".join(lines) + "\n"
 
@@ -118,7 +122,9 @@ def report(
 def _why(result: ReleaseResult) -> str:
     if result.reason == "none":
         return ""
-    return f" Reason: `{result.reason}`" + (f", gate `{result.gate}`." if result.gate else ".")
+    text = f" Reason: `{result.reason}`" + (f", gate `{result.gate}`" if result.gate else "")
+    meant = in_words(result.reason)
+    return text + ("." if meant == result.reason else f": {meant}.")
 
 
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
@@ -134,6 +140,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "candidate deployment": _candidate(result),
         "candidate's tags": ", ".join(f"{tag}={value}" for tag, value in tags.items()),
         "endpoint": result.endpoint_id,
+        "requests of the pipeline": _driver(result.driver),
         "exact match before": _share(accuracy.before, accuracy.rows) if accuracy else None,
         "exact match after": _share(accuracy.after, accuracy.rows) if accuracy else None,
         "run key": result.run_key,
@@ -222,6 +229,13 @@ def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Pa
         show_link("endpoint", result.endpoint_id)
 
 
+def _driver(driver: dict[str, float] | None) -> str | None:
+    if not driver:
+        return None
+    lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
+    return f"{driver['candidate'] + driver['baseline']:g} answered or failed, {lost:g} broken off"
+
+
 def _candidate(result: ReleaseResult) -> str | None:
     if result.candidate_deployment_id is None:
         return None
@@ -279,6 +293,10 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
     lines = [titles, ["---"] * len(titles), *rows]
     cells = [[plain(cell) for cell in line] for line in lines]
     return [f"| {' | '.join(line)} |" for line in cells] + [""]
+
+
+def _list(sentences: Sequence[str]) -> list[str]:
+    return [*(f"- {one}" for one in sentences), ""]
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,8 +1,9 @@
 """Shift an endpoint's traffic from a baseline deployment to a candidate, step by step, as far as the evidence carries.
 
-Order: open the record -> find or create the endpoint -> first step -> looks (renew the lease, read both deployments'
-metrics, decide, move) -> bake at 100 % -> retire the baseline. Requires: two deployments. Parameters: `CanaryPlan`.
-The decisions are made in `tuneship/gates/canary.py`; the way back stands in `flows/rollout/way_back.py`.
+Order: open the record -> find or create the endpoint -> forecast -> first step -> looks (renew the lease, read both
+deployments' metrics, decide, move) -> bake at 95 % -> 100 % -> retire the baseline. Requires: two
+deployments. Parameters: `CanaryPlan`. The decisions are made in `tuneship/gates/canary.py`; the way back
+stands in `flows/rollout/way_back.py`.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
@@ -101,7 +102,7 @@ def drive(split: Split, prompts: list[str]) -> Ended:
 def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
     """First step, then look after look: hear a person's answer, keep the lease, ask, decide, act."""
     if split.file.record.weight == 0:
-        split.shift(split.plan.steps[0], "first step")
+        split.shift(split.plan.known_steps[0], "first step")
     pace = every(split.plan.look_every_seconds)
     while True:
         next(pace)

@@ -87,7 +87,7 @@ def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
     if not file.record.facts or not file.may_have_moved:
         yield None
         return
-    plan = CanaryPlan.model_validate(file.record.begun.plan)
+    plan = CanaryPlan.recorded(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
         again = RecordFile(file.path)  # its driver may have ended it while it was read
         is_left = is_free and again.may_have_moved and _is_silent(again, plan, watch)

@@ -38,10 +38,16 @@ def question_text(record: Record, plan: CanaryPlan) -> str:
     candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
-        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}.",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {_bake(plan)}",
         evidence_table(record.looks[-1].gates) if record.looks else "",
     ]
     return "\n\n".join(text)
+
+
+def _bake(plan: CanaryPlan) -> str:
+    if plan.bake_weight is None:
+        return f"It then bakes at 100 % for {plan.bake_looks} looks."
+    return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
 
 
 def hear(split: Split) -> None:

@@ -95,7 +95,7 @@ def retire(split: Split) -> list[str]:
     """Delete the baseline of a promoted roll-out. Returns what a reader must know; a refusal keeps the baseline.
 
     In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
-    drains what the baseline still generates; the bake has kept new requests away from it.
+    drains what the baseline still generates; the looks at 100 % have kept new requests away from it.
     """
     baseline, candidate = split.plan.baseline_deployment_id, split.plan.candidate_deployment_id
     if not split.plan.retire_baseline:

@@ -4,12 +4,13 @@ Everything that can refuse it refuses here, before any traffic moves. Next: `shi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from flows.outcome import RolloutResult, rejected
 from flows.rollout.endings import lost
+from flows.rollout.expectations import Before, expect
 from flows.rollout.looks import raise_if_refused, seen
+from flows.rollout.page import show
 from flows.rollout.records import Damaged, RecordFile, RecordFolder
 from flows.rollout.split import (
     FAILURES,
@@ -20,6 +21,7 @@ from flows.rollout.split import (
     describe,
     last_intended,
 )
+from flows.rollout.words import forecast_in_words
 from tasks.deployments import DeploymentNotRunning, wait_for_deployment
 from tasks.endpoints import (
     NO_SUCH_ROUTE,
@@ -35,13 +37,8 @@ from tuneship.gates.canary import GONE
 from tuneship.gates.latency import freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
-from tuneship.gates.record import (
-    Begun,
-    Ended,
-    LatencyLimits,
-    Resumed,
-)
-from tuneship.gates.series import Json, Unusable, read_series
+from tuneship.gates.record import Begun, Ended, Resumed
+from tuneship.gates.series import Unusable, read_series
 
 LACKING = ("reading back", "versions", "leases")
 """What a server of the bare description does not offer."""
@@ -52,8 +49,8 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | Ro
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
-        recorded = CanaryPlan.model_validate(file.record.begun.plan)
-        if recorded.digest() == plan.digest():
+        recorded = CanaryPlan.recorded(file.record.begun.plan)
+        if recorded.is_resumed_by(plan, file.record.begun.plan_digest):
             return resume(recorded, file, log)  # with what its defaults were when it began
         if file.record.weight > 0 and not _came_back(plan, file, log):
             note = f"{file.path.stem} is unfinished: run its own plan again"
@@ -84,7 +81,7 @@ def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
 def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
     begun = file.record.begun
     if begun.server:
-        return Split(plan, file, None, log, began_at=_before(plan, None, log).at)
+        return Split(plan, file, None, log, began_at=_now(_before(plan, None, log)))
     endpoint = get_canary_endpoint(begun.endpoint_id)
     # Killed in its first shift, the record knows no time of the service; without one no evidence would ever count.
     return Split(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
@@ -130,19 +127,42 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutR
         return refusal
     version = endpoint.version if endpoint else None
     before = _before(plan, endpoint_id if version is not None else None, log)
+    gates = choose_gates(plan, before.answer)
+    expected = expect(plan, before, gates, endpoint_id)
+    if isinstance(expected, RolloutResult):
+        return expected
     file.append(
         Begun(
             rollout_id=file.path.stem,
             endpoint_id=endpoint_id,
-            plan=plan.model_dump(mode="json"),
+            endpoint_name=endpoint.name if endpoint else None,
+            plan=expected.plan.model_dump(mode="json"),
             plan_digest=plan.digest(),
-            gates=choose_gates(plan, before.answer),
+            gates=gates,
             limits=before.limits,
+            today=expected.today,
+            forecast=expected.forecast,
+            warnings=expected.warnings,
             server=() if version is not None else LACKING,
         )
     )
-    log.info("roll-out %s begins on %s", file.path.stem, endpoint_id)
-    return Split(plan, file, version, log, began_at=before.at)
+    _tell(file, log)
+    return Split(expected.plan, file, version, log, began_at=_now(before))
+
+
+def _tell(file: RecordFile, log: Log) -> None:
+    """What a person knows before anything is shifted."""
+    begun = file.record.begun
+    log.info("roll-out %s begins on %s", begun.rollout_id, begun.endpoint_id)
+    for sentence in forecast_in_words(begun):
+        log.info("forecast: %s", sentence)
+    for warning in begun.warnings:
+        log.warning("%s", warning)
+    show(file.record, log)
+
+
+def _now(before: Before) -> datetime | None:
+    return before.series.at if before.series else None
 
 
 def _refusal_of_damaged(
@@ -215,15 +235,6 @@ def _read_or_none(endpoint_id: str) -> CanaryEndpoint | None:
     raise missing  # the server can read endpoints, and has none of this id
 
 
-@dataclass(frozen=True)
-class Before:
-    """What the service said about the baseline before the start."""
-
-    answer: Json | None = None
-    at: datetime | None = None
-    limits: LatencyLimits | None = None
-
-
 def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
     try:
         answer = get_deployment_metrics(
@@ -238,4 +249,4 @@ def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
     except Unusable:
         return Before(answer)
     newest_first = tuple(reversed(series.buckets))
-    return Before(answer, series.at, freeze_limits(series, newest_first))
+    return Before(answer, series, freeze_limits(series, newest_first))

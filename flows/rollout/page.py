@@ -11,6 +11,13 @@ from prefect.artifacts import create_markdown_artifact
 from flows.markdown import code, plain
 from flows.outcome import RolloutResult
 from flows.rollout.split import Log, Split
+from flows.rollout.words import (
+    driver_in_words,
+    forecast_in_words,
+    gates_in_words,
+    in_words,
+    look_in_words,
+)
 from tasks.progress import report
 from tuneship.gates.record import GateReading, Look, Record, ThresholdReading, Verdict
 
@@ -52,24 +59,37 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     plan = begun.plan
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
     pair = "Baseline {}, candidate {}".format(*ids)
+    bake = plan.get("bake_weight") or 100
     state = _ending(result) if result else f"at {record.weight} %"
     sections = [
         f"# Roll-out {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
-        f"{pair}, steps {plan['steps']}",
+        f"{pair}, steps {plan['steps']}, bake at {bake} %",
     ]
     if result and result.notes:
         sections.append("\n".join(f"- {plain(note)}" for note in result.notes))
+    if told := [*forecast_in_words(begun), *(f"warning: {one}" for one in begun.warnings)]:
+        sections += ["## Forecast", listed(told)]
+    if driver := driver_in_words(record):
+        sections.append(driver)
     if looks:
-        sections += ["## Gates at the last look", gate_table(looks[-1].gates)]
+        sections += ["## Gates at the last look", listed(gates_in_words(looks[-1].gates))]
+        sections += [listed(look_in_words(looks[-1])), gate_table(looks[-1].gates)]
         if looks[-1].thresholds:
             sections += ["## Plain thresholds", threshold_table(looks[-1].thresholds)]
         sections += ["## Looks", _look_table(looks)]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def listed(told: Sequence[str]) -> str:
+    """Sentences of ours, one below the other."""
+    return "\n".join(f"- {one}" for one in told)
 
 
 def _ending(result: RolloutResult) -> str:
-    return f"**{result.outcome}**" + ("" if result.reason == "none" else f" ({result.reason})")
+    if result.reason == "none":
+        return f"**{result.outcome}**"
+    return f"**{result.outcome}** ({result.reason}: {in_words(result.reason)})"
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:

@@ -164,15 +164,31 @@ class RecordFolder:
 
     @contextmanager
     def lock(self, plan: CanaryPlan) -> Generator[bool]:
-        """Hold the endpoint for this process; False where another live run on this host holds it."""
-        endpoint = str(plan.endpoint_id or plan.endpoint_name)
-        name = hashlib.sha256(endpoint.encode()).hexdigest()[:16]
-        locks = [FileLock(folder / f"{name}.lock") for folder in self._folders()]
+        """Hold the endpoint for this process; False where another live run on this host holds it.
+
+        One plan may call it by its id, another by its name, so both are held as far as the records know them.
+        """
+        names = [hashlib.sha256(one.encode()).hexdigest()[:16] for one in self._names_of(plan)]
+        files = [folder / f"{name}.lock" for folder in self._folders() for name in names]
+        locks = [FileLock(file) for file in files]
         try:
             yield all(lock.take() for lock in locks)
         finally:
             for lock in locks:
                 lock.release()
+
+    def _names_of(self, plan: CanaryPlan) -> list[str]:
+        """What the endpoint is called: in the plan, and in the newest record that says both; in an order for all."""
+        given = plan.endpoint_id or plan.endpoint_name
+        for path in sorted(self.paths(), key=lambda one: one.stat().st_mtime, reverse=True):
+            file = read_record(path)
+            if isinstance(file, Damaged) or not file.record.facts:
+                continue
+            begun = file.record.begun
+            names = {begun.endpoint_id, begun.endpoint_name or begun.plan.get("endpoint_name")}
+            if given in names and None not in names:
+                return sorted(str(name) for name in names)
+        return [str(given)]
 
     def _folders(self) -> list[Path]:
         """Those of earlier spellings first: their records are older."""
@@ -221,7 +237,7 @@ def read_record(path: Path) -> RecordFile | Damaged:
     """The record in a file, or what is wrong with it."""
     try:
         file = RecordFile(path)
-        if not file.record.facts or CanaryPlan.model_validate(file.record.begun.plan):
+        if not file.record.facts or CanaryPlan.recorded(file.record.begun.plan):
             return file
     except OSError as error:
         return Damaged(path, f"the record {path} cannot be read ({error.strerror})", None, False)

@@ -1,16 +1,18 @@
 """The traffic driver: sends prompts to the endpoint at a steady rate and counts the answers per deployment.
 
-Each prompt is sent once, because an error must reach the gate; a 429 is no observation and slows the driver. It keeps
-counts, never text. Knows no gate: `tuneship/gates/record.py` says what a `Probed` fact is.
+Each prompt is sent once, because an error must reach the gate; a 429 is no observation and slows the driver. Answers
+are streamed, so that the head says whose a request is before it ends. It keeps counts, never text. Knows no gate:
+`tuneship/gates/record.py` says what a `Probed` fact is.
 """
 
 import asyncio
 import json
+import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import cycle
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -71,6 +73,11 @@ class Counts:
         with self._lock:
             self._seen.update((deployment_id, kind) for kind in ("requests", "failed"))
 
+    def broke_off(self, deployment_id: str | None) -> None:
+        """Count a request that ended without the end of its answer; None: before anybody said whose it was."""
+        with self._lock:
+            self._seen[deployment_id or "", "abandoned"] += 1
+
     def take(self, baseline: str, candidate: str) -> Probed:
         """The counts since the last time, as a fact for the record."""
         with self._lock:
@@ -82,6 +89,9 @@ class Counts:
             baseline_failed=seen[baseline, "failed"],
             candidate_bad={gate: seen[candidate, gate] for gate in BAD_ANSWERS},
             baseline_bad={gate: seen[baseline, gate] for gate in BAD_ANSWERS},
+            candidate_abandoned=seen[candidate, "abandoned"],
+            baseline_abandoned=seen[baseline, "abandoned"],
+            unanswered=seen["", "abandoned"],
         )
 
 
@@ -97,6 +107,7 @@ class TrafficDriver:
         self._endpoint_id = endpoint_id
         self._traffic = traffic
         self._prompts = cycle(prompts)
+        self._name, self._sent = secrets.token_hex(8), count()
         self._loop = asyncio.new_event_loop()
         self._driving: asyncio.Task[None] | None = None
         self._slow_until = 0.0
@@ -147,18 +158,36 @@ class TrafficDriver:
         request = Generate(prompt=next(self._prompts))
         if self._traffic.max_tokens is not None:
             request = request.model_copy(update={"max_tokens": self._traffic.max_tokens})
+        served_by: list[str] = []
+
+        def heard(headers: Mapping[str, str]) -> None:
+            served_by.extend(one for one in (headers.get("x-deployment-id"),) if one)
+
+        # A key for each time that a prompt is sent: every request is drawn anew, and is a caller of its own.
+        key = f"{self._name}-{next(self._sent)}"
+        asking = client.with_options(routing_key=key, heard=heard)
         try:
-            self.counts.answered(await client.canary_endpoints.generate(self._endpoint_id, request))
+            async with asyncio.timeout(GENERATE_TIMEOUT_S):
+                self.counts.answered(await self._whole(asking, request))
         except ApiError as error:
-            self._judge(error)
-        except (BadResponse, ServiceUnreachable):
-            self._slow_until = self._loop.time() + 1.0  # nobody says which deployment this was
+            self._judge(error, served_by)
+        except (BadResponse, ServiceUnreachable, TimeoutError):
+            self.counts.broke_off(served_by[0] if served_by else None)
+            self._slow_until = self._loop.time() + 1.0
         finally:
             room.release()
 
-    def _judge(self, error: ApiError) -> None:
+    async def _whole(self, client: AsyncClient, request: Generate) -> Generation:
+        """The reply at the end of the stream."""
+        async with aclosing(client.canary_endpoints.stream(self._endpoint_id, request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Generation):
+                    return piece
+        raise ServiceUnreachable("the stream ended without its reply")
+
+    def _judge(self, error: ApiError, heard: Sequence[str]) -> None:
         """Count a server's failure where the answer says whose it was; the caller's own 4xx is no observation."""
-        served_by = error.headers.get("x-deployment-id")
+        served_by = error.headers.get("x-deployment-id") or next(iter(heard), None)
         if error.status == 429:
             wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)
             self._slow_until = self._loop.time() + wait

@@ -97,8 +97,15 @@ def test_a_refusal_is_tried_again_like_any_call() -> None:
         both_lists(Played(lambda: httpx.Response(503, json=REFUSAL)), stream)
 
 
+def test_a_server_that_does_not_stream_answers_in_one_piece() -> None:
+    (whole,) = both_lists(Played(lambda: httpx.Response(200, json=REPLY)), stream)[0]
+    assert whole == Generation.model_validate(REPLY)
+
+
 def test_an_answer_of_another_kind_is_named() -> None:
     with pytest.raises(BadResponse, match="no stream of events"):
-        both_lists(Played(lambda: httpx.Response(200, json=REPLY)), stream)
+        both_lists(Played(lambda: httpx.Response(200, text="hello")), stream)
+    with pytest.raises(BadResponse, match="the answer is not readable"):
+        both_lists(Played(lambda: httpx.Response(200, json={"id": 5})), stream)
     with pytest.raises(BadResponse, match="token event is not readable"):
         both_lists(Played((event("token", {}),)), stream)

@@ -104,6 +104,12 @@ class FakeService:
         self.deleted: list[str] = []
         self.created = 0
         self.generations: list[str] = []
+        self.routing_keys: list[str | None] = []
+        """Of each request to generate."""
+        self.streams = False
+        """Whether a request for a stream is answered by one."""
+        self.breaks_off = ""
+        """Where the connection of a generation ends: "before it" or "after the head"."""
         self.at_tick: dict[int, Callable[[], object]] = {}
         """What happens when so many buckets are finished."""
         self.before_patch: Callable[[], object] | None = None
@@ -235,6 +241,7 @@ class FakeService:
             if resource == "canary-endpoints":
                 return self._endpoints(method, rest, query, body, headers)
             if resource == "endpoints" and method == "POST" and rest[1:] == ["generate"]:
+                self.routing_keys.append(headers.get("X-Routing-Key"))
                 return self._generate(body)
             return self.other(method, parts, query, body)
 
@@ -513,6 +520,12 @@ class _Handler(BaseHTTPRequestHandler):
         except LostAnswer:
             self.close_connection = True
             return
+        if parts.path.endswith("/generate") and self.service.breaks_off == "before it":
+            self.close_connection = True
+            return
+        if status == 200 and self.service.streams and (body or {}).get("stream"):
+            self._stream(answer)
+            return
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -521,6 +534,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+    def _stream(self, answer: dict[str, Any]) -> None:
+        """The answer as events: a piece of its text, then all of it."""
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("X-Deployment-ID", answer["deployment_id"])
+        self.end_headers()
+        piece = json.dumps({"text": answer["completion"]})
+        self.wfile.write(f"event: token\ndata: {piece}\n\n".encode())
+        if not self.service.breaks_off:
+            self.wfile.write(f"event: done\ndata: {json.dumps(answer)}\n\n".encode())
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - names by http.server
 

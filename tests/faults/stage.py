@@ -106,6 +106,7 @@ class Stage:
             "stale_looks": 2,
             "missing_looks": 4,
             "bake_looks": 2,
+            "bake_weight": None,
         }
         return CanaryPlan.model_validate(fields | changes)
 

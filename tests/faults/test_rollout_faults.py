@@ -84,7 +84,7 @@ def test_21_without_leases_the_traffic_stays_where_it_was(prefect_api: None, rec
         bare.at_tick[MIDDLE] = lambda: proxy.play(ALL, ANY, [fault], for_ever=True)
 
         with pytest.raises((ApiError, RollbackIncomplete)):
-            shift_traffic(plan(quality_gates=None, steps=[25, 50, 100]))
+            shift_traffic(plan(quality_gates=None, steps=[25, 50, 100], bake_weight=None))
 
         assert bare.weights[CANDIDATE] == 25
         disconnect()
@@ -291,7 +291,7 @@ def test_27_a_server_that_cannot_be_read_is_told_the_same_again(
         connect(ClientSettings(url=f"http://127.0.0.1:{proxy.port}", api_key="k", client_id="t"))
         proxy.play("PATCH", ANY, [cut_request(1), passed, reset_unheard, passed, cut_request(1)])
 
-        result = shift_traffic(plan(quality_gates=None, steps=[25, 50, 100]))
+        result = shift_traffic(plan(quality_gates=None, steps=[25, 50, 100], bake_weight=None))
 
         assert result.outcome == "promoted"
         applied = [patch.weights[CANDIDATE] for patch in bare.patches if len(patch.weights) == 2]

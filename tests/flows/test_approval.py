@@ -89,7 +89,7 @@ def test_who_approves_is_asked_once_and_the_candidate_is_promoted(fake: FakeServ
 
     assert (result.outcome, result.reason) == ("promoted", "none")
     assert result.approval == {"decision": "promote", "approver": "Ann", "comment": ""}
-    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [50, 100]
+    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [50, 95, 100]
     assert [one["verdict"] for one in result.decisions].count("ask") == 1
     asked = questions()[0]
     assert asked.state is not None

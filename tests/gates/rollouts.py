@@ -45,11 +45,13 @@ Buckets = Sequence[tuple[Served, Served]]  # baseline, candidate
 
 
 def plan_with(**fields: Any) -> CanaryPlan:
+    """The default plan, but for a bake at 100 %: its absolute test is the harder one to keep."""
     return CanaryPlan.model_validate(
         {
             "endpoint_id": "cep_1",
             "baseline_deployment_id": "dep_b",
             "candidate_deployment_id": "dep_c",
+            "bake_weight": None,
             **fields,
         }
     )

@@ -17,7 +17,8 @@ def demo_plan() -> CanaryPlan:
         look_every_seconds=1,
         min_looks_per_step=5,
         min_requests_per_step=30,
-        bake_looks=15,
+        bake_weight=95,
+        bake_looks=12,
         lease_seconds=30,
         latency_gates={"per_output_token": True},
         traffic={

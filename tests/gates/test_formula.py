@@ -20,7 +20,7 @@ RECORDS = Path(__file__).parent / "records"
 def of_version_1(name: str) -> tuple[CanaryPlan, Series, Record]:
     """A roll-out that the release before formula version 2 decided and wrote."""
     stored: dict[str, Any] = json.loads((RECORDS / f"version_1_{name}.json").read_text())
-    plan = CanaryPlan.model_validate(stored["plan"])
+    plan = CanaryPlan.recorded(stored["plan"])
     series = read_series(stored["baseline_metrics"], stored["candidate_metrics"], plan.interval)
     return plan, series, from_lines(json.dumps(line) for line in stored["record"])
 

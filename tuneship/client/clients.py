@@ -7,7 +7,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Self, TypeVar
@@ -47,6 +47,8 @@ class Options:
     timeout_s: float | None = None
     progress: Progress | None = None
     """Told how far an upload is."""
+    heard: Callable[[Mapping[str, str]], None] | None = None
+    """Told the headers of a streamed answer when they come, before its first piece."""
     ends_at: float | None = None
     """Moment of `time.monotonic()` at which a call has an answer or raises `DeadlineExceeded`, pauses included.
 
@@ -129,6 +131,11 @@ class _Core:
         patience = httpx.Timeout(patience_s, connect=self.settings.connect_timeout_s)
         arguments = {"timeout": patience} | self._arguments(call)
         return arguments | {"headers": self._headers(call) | {"Accept": MEDIA}}
+
+    def _heard(self, answer: Answer) -> Answer:
+        if self.options.heard is not None and answer.response is not None:
+            self.options.heard(answer.response.headers)
+        return answer
 
     def _trust(self) -> ssl.SSLContext | bool:
         file = self.settings.ca_file
@@ -317,7 +324,7 @@ class Client(_Core):
                 elif isinstance(step, Read):
                     told = line.read()
                 else:
-                    told = line.open(self._stream_arguments(step.call, patience_s))
+                    told = self._heard(line.open(self._stream_arguments(step.call, patience_s)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -437,7 +444,8 @@ class AsyncClient(_Core):
                 elif isinstance(step, Read):
                     told = await line.read()
                 else:
-                    told = await line.open(self._stream_arguments(step.call, patience_s))
+                    arguments = self._stream_arguments(step.call, patience_s)
+                    told = self._heard(await line.open(arguments))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,5 +1,7 @@
 """Reading a generation as it is written, without I/O: open it as any call, then give its pieces until its end.
 
+A server that does not stream answers whole; then the reply is the only piece.
+
 Opening is tried again like any call; a stream that has begun is not, since its text would come a second time. A
 generator like the core in `conversation.py`.
 """
@@ -8,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tuneship.client.conversation import Answer, Pause, backoff, judge
 from tuneship.client.events import EventReader, ServerEvent
@@ -21,7 +23,7 @@ from tuneship.client.following import (
     read_event,
     reader_of,
 )
-from tuneship.contract.errors import ServiceUnreachable, error_from_answer
+from tuneship.contract.errors import BadResponse, ServiceUnreachable, error_from_answer
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
 from tuneship.contract.operation import Call, Operation
 
@@ -50,7 +52,10 @@ def stream_generation(
             raise TypeError("an answer was asked for")
         failure, pause = judge(operation, answer)
         if failure is None:
-            yield from _pieces(name, reader_of(name, answer.response))
+            if _is_whole(answer):
+                yield from _only_piece(name)
+            else:
+                yield from _pieces(name, reader_of(name, answer.response))
             return
         if pause is None or attempt == tries:
             raise failure
@@ -65,6 +70,21 @@ def _pieces(name: str, reader: EventReader) -> Following:
             if event.kind == "done":
                 return
     raise ServiceUnreachable(f"{name}: the stream broke off")
+
+
+def _is_whole(answer: Answer) -> bool:
+    media = answer.response.headers.get("content-type", "") if answer.response is not None else ""
+    return media.partition(";")[0].strip() == "application/json"
+
+
+def _only_piece(name: str) -> Following:
+    content = b""
+    while (block := content_of((yield Read()))) is not None:
+        content += block
+    try:
+        yield Found(Generation.model_validate_json(content))
+    except ValidationError:
+        raise BadResponse(f"{name}: the answer is not readable") from None
 
 
 def _entry(name: str, event: ServerEvent) -> GeneratedText | Generation:

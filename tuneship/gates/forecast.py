@@ -1,18 +1,26 @@
 """What a plan can be expected to do at today's traffic, before anything is shifted: how long, and what it cannot prove.
 
 Pure: roll-outs are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
-and never knows better than the gates. Takes about a second. Next: `canary.py`.
+and never knows better than the gates. Looks that come between the ends of two buckets learn nothing and are not drawn.
+Takes about a second. Next: `canary.py`.
 """
 
 import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
 from tuneship.gates.kinds import GATES
+from tuneship.gates.outlook import (
+    DOUBLING,
+    INSUFFICIENT_DATA,
+    UNHEALTHY_BASELINE,
+    Forecast,
+    Today,
+    Unprovable,
+)
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.readings import limits_of
 from tuneship.gates.record import (
@@ -38,43 +46,6 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _RUNNING = Seen("running", 1)
 
 
-@dataclass(frozen=True)
-class Today:
-    """The baseline as the last hour showed it. Shares are of its requests."""
-
-    requests_per_minute: float
-    """Of the endpoint, all deployments together."""
-    errors: float = 0.0
-    blank: float = 0.0
-    abandoned: float = 0.0
-    refused: float = 0.0
-
-
-@dataclass(frozen=True)
-class Unprovable:
-    """Something that this plan cannot show at this traffic, and why."""
-
-    what: str
-    """A gate's name, or `insufficient_data`."""
-    why: str
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Minutes from the first shift. None: not to be expected within the plan's looks."""
-
-    promote_minutes: float | None
-    """Until an equal candidate is promoted: the median, ..."""
-    promote_minutes_most: float | None
-    """... and what nine of ten do not exceed."""
-    doubling_minutes: float | None
-    """Until a candidate with twice the errors is rolled back."""
-    more_errors_minutes: float | None
-    """Until a candidate with five points more errors is rolled back."""
-    unprovable: tuple[Unprovable, ...]
-    sentence: str
-
-
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     """What to expect of a roll-out that begins now. `gates` as `readings.choose_gates` fixes them for it."""
     lacking = _lacking_requests(plan, today)
@@ -83,7 +54,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     begun = _begin(plan, gates)
     equal = _several(plan, today, today.errors, begun)
     promoted = sorted(run.number for run in equal if run.verdict in (Verdict.PROMOTE, Verdict.ASK))
-    minutes = plan.look_every_seconds / 60.0
+    minutes = plan.data_every_seconds / 60.0
     typical = most = None
     if 2 * len(promoted) > len(equal):
         typical = statistics.median(promoted) * minutes
@@ -94,32 +65,35 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
         doubling = _minutes_to_find(plan, today, 2.0 * today.errors, begun)
     else:
         why = f"a doubling of {100 * today.errors:.2g} % errors is within the plan's margin"
-        unprovable = (*unprovable, Unprovable("doubling", why))
+        unprovable = (*unprovable, Unprovable(DOUBLING, why))
     more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS, begun)
     first = unprovable[0] if unprovable and typical is None else None
     sentence = _sentence(typical, doubling, more, first)
-    return Forecast(typical, most, doubling, more, unprovable, sentence)
+    share = len(promoted) / len(equal)
+    return Forecast(typical, most, doubling, more, unprovable, sentence, share)
 
 
 def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
     """The plan's steps, beginning with the first at which its shortest stay brings enough requests, at most 50 %."""
-    looks = plan.min_looks_per_step * plan.look_every_seconds / 60.0
+    looks = plan.min_looks_per_step * plan.data_every_seconds / 60.0
     needed = 100.0 * plan.min_requests_per_step / max(requests_per_minute * looks, 1e-9)
-    first = min(max(plan.steps[0], math.ceil(min(needed, 100.0))), MOST_FIRST_STEP)
-    if first not in plan.steps:
+    first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MOST_FIRST_STEP)
+    if first not in plan.known_steps:
         first = min(5 * math.ceil(first / 5), MOST_FIRST_STEP)
-    return [first, *(step for step in plan.steps if step > first)]
+    return [first, *(step for step in plan.known_steps if step > first)]
 
 
 def _lacking_requests(plan: CanaryPlan, today: Today) -> Unprovable | None:
-    per_look = today.requests_per_minute * plan.look_every_seconds / 60.0 * plan.steps[0] / 100.0
+    per_look = (
+        today.requests_per_minute * plan.data_every_seconds / 60.0 * plan.known_steps[0] / 100.0
+    )
     if per_look * plan.max_looks_per_step >= plan.min_requests_per_step:
         return None
     why = (
-        f"{plan.steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
+        f"{plan.known_steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
         f" {plan.min_requests_per_step} that a step needs within {plan.max_looks_per_step} looks"
     )
-    return Unprovable("insufficient_data", why)
+    return Unprovable(INSUFFICIENT_DATA, why)
 
 
 def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
@@ -130,7 +104,7 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
         if gate.name in GATES and (GATES[gate.name].count or gate.state != "active")
     )
     begun = Begun("forecast", "", {}, plan.digest(), counted, _LIMITS)
-    return Record((begun, SplitConfirmed(plan.steps[0], _EPOCH)))
+    return Record((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 
 def _several(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> list[Look]:
@@ -156,7 +130,7 @@ def _minutes_to_find(plan: CanaryPlan, today: Today, errors: float, begun: Recor
     ]
     if 2 * len(found) < len(ends):
         return None
-    return statistics.median(found) * plan.look_every_seconds / 60.0
+    return statistics.median(found) * plan.data_every_seconds / 60.0
 
 
 def _draw(
@@ -165,7 +139,7 @@ def _draw(
     """One roll-out, to its promotion or its end."""
     buckets: list[Bucket] = []
     length = timedelta(seconds=plan.bucket_seconds)
-    per_look = today.requests_per_minute * plan.look_every_seconds / 60.0
+    per_look = today.requests_per_minute * plan.data_every_seconds / 60.0
     while True:
         total = _poisson(dice, per_look)
         n_c = _binomial(dice, total, record.weight / 100.0)
@@ -212,11 +186,13 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
     ]
     names = sorted({gate.name for gate in held})
     found = [Unprovable(name, f"the gate {name} is not proven at this traffic") for name in names]
-    reasons = sorted({look.reason for look in ends if look.reason == "insufficient_data"})
+    reasons = sorted({look.reason for look in ends if look.reason == INSUFFICIENT_DATA})
     found += [Unprovable(reason, "too few requests within the plan's looks") for reason in reasons]
     unhealthy = any("baseline_unhealthy" in look.reasons for look in ends)
     if unhealthy:
-        found.insert(0, Unprovable("error", "the baseline fails more often than `slo_max` allows"))
+        found.insert(
+            0, Unprovable(UNHEALTHY_BASELINE, "the baseline fails more often than `slo_max` allows")
+        )
     return tuple(found)
 
 

@@ -14,11 +14,11 @@ from typing import Any, Literal, cast
 
 from tuneship.contract.generation import Generation
 from tuneship.gates.evidence import Counts
+from tuneship.gates.gate_limits import GateLimits
 from tuneship.gates.latency import has_latency, slow_requests
 from tuneship.gates.plan import (
     CallerGates,
     CanaryRules,
-    GateLimits,
     LatencyGates,
     QualityGates,
 )

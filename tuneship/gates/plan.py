@@ -5,11 +5,23 @@ lease are seconds. Next: `canary.py` decides by it.
 """
 
 import hashlib
-from typing import Literal, Self
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+from pydantic_core import to_json
 
-from tuneship.gates.evidence import Limits
+from tuneship.gates.gate_limits import (
+    AbandonedGate,
+    AnswerGate,
+    EmptyGate,
+    ErrorGate,
+    Form,
+    RefusedGate,
+    SlowGate,
+    VerySlowGate,
+)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -22,95 +34,7 @@ def interval_seconds(interval: str) -> int:
     return int(number) * _SECONDS[unit]
 
 
-class _Form(BaseModel):
-    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-RATIO = "Bad share allowed, as a multiple of the baseline's."
-HARM = "Bad share always allowed before a rollback."
-PROVEN = "Bad share below which the gate may be proven."
-
-
-class GateLimits(_Form):
-    """Limits of one gate. A gate that is on but has a null among them is not evaluated and blocks the promotion."""
-
-    ratio: float | None = Field(
-        default=None,
-        ge=1,
-        le=100,
-        description=RATIO,
-    )
-    harm: float | None = Field(default=None, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=None, gt=0, le=0.5, description=PROVEN)
-
-    def limits(self) -> Limits | None:
-        """The three numbers, or None when one of them is missing."""
-        if self.ratio is None or self.harm is None or self.ok is None:
-            return None
-        return Limits(ratio=self.ratio, harm=self.harm, ok=self.ok)
-
-
-class ErrorGate(GateLimits):
-    """Server failures, time-outs and broken streams."""
-
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
-    slo_max: float = Field(
-        default=0.05,
-        gt=0,
-        le=1,
-        description="Error share above which no deployment is promoted and a baseline counts as unhealthy.",
-    )
-
-
-class SlowGate(GateLimits):
-    """Share of answers slower than the baseline's frozen p95."""
-
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.075, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.10, gt=0, le=0.5, description=PROVEN)
-
-
-class VerySlowGate(GateLimits):
-    """Share of answers slower than 1.5 x the baseline's frozen p99."""
-
-    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.02, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.04, gt=0, le=0.5, description=PROVEN)
-
-
-class EmptyGate(GateLimits):
-    """Blank completions."""
-
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
-
-
-class AbandonedGate(GateLimits):
-    """Callers who hang up before their answer ends; they have many reasons for that, so the ratio is wide."""
-
-    ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
-
-
-class RefusedGate(GateLimits):
-    """Requests that the deployment refuses although they are well formed, such as a prompt too long for it."""
-
-    ratio: float | None = Field(default=1.5, ge=1, le=100, description=RATIO)
-    harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)
-    ok: float | None = Field(default=0.02, gt=0, le=0.5, description=PROVEN)
-
-
-class AnswerGate(GateLimits):
-    """A gate on what answers say. Only the traffic driver reads them, so it needs `traffic`."""
-
-
-class LatencyGates(_Form):
+class LatencyGates(Form):
     """Latency as the share of slow answers; null switches a gate off."""
 
     slow: SlowGate | None = Field(
@@ -125,7 +49,7 @@ class LatencyGates(_Form):
     )
 
 
-class QualityGates(_Form):
+class QualityGates(Form):
     """What is wrong with an answer that did arrive. All but `empty` are counted by the traffic driver only."""
 
     empty: EmptyGate | None = Field(
@@ -142,7 +66,7 @@ class QualityGates(_Form):
     )
 
 
-class CallerGates(_Form):
+class CallerGates(Form):
     """Requests that end without an answer and without an error. Not available where the service does not count them."""
 
     abandoned: AbandonedGate | None = Field(
@@ -153,7 +77,7 @@ class CallerGates(_Form):
     )
 
 
-class OutputLength(_Form):
+class OutputLength(Form):
     """Output tokens per answer, candidate over baseline: outside these bounds the roll-out is held."""
 
     shortest: float = Field(
@@ -167,7 +91,7 @@ class OutputLength(_Form):
     )
 
 
-class Thresholds(_Form):
+class Thresholds(Form):
     """Plain limits on the candidate alone, beside the gates; each one set to a number is on.
 
     They only add a reason to hold or to roll back, and promise no error rate: a shared incident, or noise, trips them.
@@ -205,7 +129,7 @@ class Thresholds(_Form):
         return self
 
 
-class Traffic(_Form):
+class Traffic(Form):
     """Prompts that the pipeline itself sends to the endpoint during the roll-out."""
 
     prompts: str = Field(
@@ -220,13 +144,18 @@ class Traffic(_Form):
     )
 
 
-class CanaryRules(_Form):
+Steps = Annotated[list[int], Field(min_length=2)]
+USUAL_STEPS = (5, 25, 50, 75, 100)
+USUAL_BAKE_WEIGHT = 95
+
+
+class CanaryRules(Form):
     """How to shift and when to stop, for any pair of deployments."""
 
-    steps: list[int] = Field(
-        default=[5, 25, 50, 75, 100],
-        min_length=2,
-        description="Candidate's traffic in percent, rising, last 100; all but the last are compared steps.",
+    steps: Steps | Literal["auto"] = Field(
+        default=[*USUAL_STEPS],
+        description="Candidate's traffic in percent, rising, last 100; all but the last are compared steps. auto: 5,"
+        " 25, 50, 75, 100, beginning where today's traffic is enough for a step.",
     )
     interval: str = Field(
         default="1m",
@@ -276,8 +205,8 @@ class CanaryRules(_Form):
     )
     split_check: bool | None = Field(
         default=None,
-        description="Hold when the candidate's counted requests fall short of its weight. Not for callers with routing"
-        " keys; null: only where `traffic` is set, whose requests have none.",
+        description="Hold when the candidate's counted requests fall short of its weight. Not for callers who keep a"
+        " routing key; null: only where `traffic` is set, whose requests have a key each.",
     )
     warmup_looks: int = Field(
         default=3,
@@ -292,26 +221,35 @@ class CanaryRules(_Form):
     on_inconclusive: Literal["rollback", "pause"] = Field(
         default="rollback", description="What to do when the looks are used up."
     )
+    on_little_traffic: Literal["reject", "go_on"] = Field(
+        default="reject",
+        description="What to do when today's traffic is too little for a promotion within the plan's looks. go_on, or"
+        " `on_inconclusive: pause`: begin all the same, with a warning.",
+    )
     approval: Literal["never", "required"] = Field(
-        default="never", description="Ask a person once, before 100 %."
+        default="never", description="Ask a person once, before the bake."
     )
     approval_timeout_seconds: int = Field(
         default=86400, ge=1, le=604800, description="No answer within this time: rollback."
     )
     bake_looks: int = Field(
-        default=30, ge=1, description="Looks at 100 % before the baseline may be retired."
+        default=30,
+        ge=1,
+        description="Looks at `bake_weight` before the candidate gets all traffic; without it, looks at 100 %.",
     )
     bake_weight: int | None = Field(
-        default=None,
+        default=USUAL_BAKE_WEIGHT,
         ge=2,
         le=99,
-        description="Candidate's traffic in percent during the bake, so that a live baseline is still compared;"
-        " null: 100.",
+        description="Candidate's traffic in percent during the bake. What is left keeps the old deployment in the"
+        " comparison: an incident that hits both rolls nobody back. It costs that share of the traffic for the bake,"
+        " and a candidate that turns bad in it is found later. null: bake at 100 %, against fixed limits.",
     )
     settle_looks: int = Field(
         default=3,
         ge=1,
-        description="Looks at 100 % after a bake at `bake_weight`, before the baseline may be retired.",
+        description="Looks at 100 % after a bake at `bake_weight`, before the old deployment may be retired. Only the"
+        " circuit breaker, the deployment's state and missing metrics are watched then.",
     )
     retire_baseline: bool = Field(
         default=True, description="Delete the old deployment after the bake."
@@ -326,8 +264,8 @@ class CanaryRules(_Form):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        pairs = zip(self.steps, self.steps[1:], strict=False)
-        if self.steps[0] < 1 or self.steps[-1] != 100 or any(a >= b for a, b in pairs):
+        steps = self.known_steps
+        if steps[0] < 1 or steps[-1] != 100 or any(a >= b for a, b in pairwise(steps)):
             raise ValueError("steps must rise strictly from at least 1 to exactly 100")
         if interval_seconds(self.interval) > 86400:
             raise ValueError("interval must be at most 1d")
@@ -335,8 +273,10 @@ class CanaryRules(_Form):
             raise ValueError("max_looks_per_step must not be below min_looks_per_step")
         if self.missing_looks < self.stale_looks:
             raise ValueError("missing_looks must not be below stale_looks")
-        if self.bake_weight is not None and self.bake_weight <= self.steps[-2]:
-            raise ValueError("bake_weight must be above the last step before 100")
+        if self.bake_weight is not None and self.bake_weight <= steps[-2]:
+            if "bake_weight" in self.model_fields_set:
+                raise ValueError("bake_weight must be above the last step before 100")
+            self.bake_weight = None  # nobody asked for it
         uncounted = [
             name for name, gate in self.quality_gates or () if isinstance(gate, AnswerGate)
         ]
@@ -348,9 +288,24 @@ class CanaryRules(_Form):
         return self
 
     @property
+    def known_steps(self) -> list[int]:
+        """The steps; of a plan that leaves them to the traffic those from which they are chosen."""
+        return [*USUAL_STEPS] if self.steps == "auto" else self.steps
+
+    @property
     def compared_steps(self) -> list[int]:
         """Candidate weights at which the two deployments are compared."""
-        return self.steps[:-1]
+        return self.known_steps[:-1]
+
+    @property
+    def data_every_seconds(self) -> float:
+        """Seconds between two looks that can bring new data."""
+        return max(self.look_every_seconds, float(self.bucket_seconds))
+
+    @property
+    def shortest_step_seconds(self) -> float:
+        """A step never takes less."""
+        return self.min_looks_per_step * self.data_every_seconds
 
     @property
     def has_split_check(self) -> bool:
@@ -363,7 +318,7 @@ class CanaryRules(_Form):
         return interval_seconds(self.interval)
 
 
-class _Rollout(_Form):
+class _Rollout(Form):
     """What moves where; it stands first in the form."""
 
     baseline_deployment_id: str = Field(
@@ -390,9 +345,30 @@ class CanaryPlan(CanaryRules, _Rollout):
             raise ValueError("baseline and candidate must be two deployments")
         return self
 
+    @classmethod
+    def recorded(cls, fields: Mapping[str, Any]) -> Self:
+        """The plan as a record keeps it. One of before `bake_weight` was known bakes at 100 %."""
+        return cls.model_validate({"bake_weight": None, **fields})
+
     def digest(self) -> str:
         """SHA-256 of the plan: the same plan resumes an open roll-out, another one does not.
 
         Without defaults, so that a release of this package with one more field goes on with what an older one began.
+        What `bake_weight` leaves out is its first default, null: an older digest stays what it was.
         """
-        return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+        said = self.model_dump(exclude_defaults=True) | {"bake_weight": self.bake_weight}
+        if self.bake_weight is None:
+            del said["bake_weight"]
+        in_order = {name: said[name] for name in type(self).model_fields if name in said}
+        return hashlib.sha256(to_json(in_order)).hexdigest()
+
+    def is_resumed_by(self, plan: "CanaryPlan", recorded_digest: str) -> bool:
+        """Whether `plan`, given now, is this one, with which a roll-out began.
+
+        Steps that were left to the traffic stand in the record as chosen; and who leaves `bake_weight` to its default
+        means the same plan as before there was one.
+        """
+        known = (self.digest(), recorded_digest)
+        if plan.bake_weight == USUAL_BAKE_WEIGHT and self.bake_weight is None:
+            plan = plan.model_copy(update={"bake_weight": None})
+        return plan.digest() in known

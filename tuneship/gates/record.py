@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from tuneship.gates.outlook import Forecast, Today
+
 
 class Verdict(StrEnum):
     """What one look decides."""
@@ -123,6 +125,12 @@ class Begun:
     server: tuple[str, ...] = ()
     formula_version: str = ""
     """The formula that judges this roll-out to its end; empty: that of its first look."""
+    today: Today | None = None
+    """The traffic that the forecast is made for; None: nobody knows it."""
+    forecast: Forecast | None = None
+    warnings: tuple[str, ...] = ()
+    """What people were told before the first shift."""
+    endpoint_name: str | None = None
     kind: Literal["begun"] = "begun"
 
 
@@ -153,6 +161,8 @@ class Probed:
     """Answers that the pipeline's own driver saw since the last look; written before the look uses them.
 
     `bad[gate]`: how many of the answered requests (`requests - failed`) were bad in the sense of that quality gate.
+    `abandoned`: answers that began and did not end; `unanswered`: requests that ended before anybody said whose they
+    were. Both are none of `requests`.
     """
 
     candidate_requests: int
@@ -161,6 +171,9 @@ class Probed:
     baseline_failed: int = 0
     candidate_bad: dict[str, int] = field(default_factory=dict[str, int])
     baseline_bad: dict[str, int] = field(default_factory=dict[str, int])
+    candidate_abandoned: int = 0
+    baseline_abandoned: int = 0
+    unanswered: int = 0
     kind: Literal["probed"] = "probed"
 
 

@@ -70,7 +70,7 @@ class View:
 
     @cached_property
     def next_weight(self) -> int | None:
-        step = next((step for step in self.plan.steps if step > self.weight), None)
+        step = next((step for step in self.plan.known_steps if step > self.weight), None)
         bake = self.plan.bake_weight
         return bake if step == 100 and bake is not None and bake > self.weight else step
 

@@ -1,0 +1,169 @@
+"""What is known before the first shift: today's traffic, what the plan can be expected to do, and what forbids it.
+
+Everything is said in sentences for people; the roll-out's page, its report and its result take them from the record.
+Knows no service: `opening.py` brings the baseline's metrics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from flows.outcome import RolloutResult, rejected
+from flows.rollout.words import rate_in_words
+from tuneship.gates.forecast import choose_steps, forecast
+from tuneship.gates.latency import FROZEN_FROM
+from tuneship.gates.outlook import Forecast, Today
+from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
+from tuneship.gates.record import Gate, LatencyLimits
+from tuneship.gates.series import Json, Series
+from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
+
+KNOWN_AFTER = timedelta(minutes=15)
+"""Traffic that began later than this may still be growing, and refuses nothing."""
+TIMEOUT = "generate_timeout_seconds"
+"""Where a service tells, with a deployment's metrics, after how long it ends a generation."""
+HELP = (
+    "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
+    " more looks (`max_looks_per_step`, `max_looks`)"
+)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the service said about the baseline before the start."""
+
+    answer: Json | None = None
+    series: Series | None = None
+    limits: LatencyLimits | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The endpoint's traffic, and how sure that is."""
+
+    today: Today
+    is_certain: bool
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a roll-out begins with."""
+
+    plan: CanaryPlan
+    """With the steps that it will take."""
+    today: Today | None = None
+    forecast: Forecast | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def expect(
+    plan: CanaryPlan, before: Before, gates: Sequence[Gate], endpoint_id: str
+) -> Expected | RolloutResult:
+    """The plan with its steps, the forecast and the warnings; or the refusal, before anything is shifted."""
+    warnings: list[str] = []
+    if timeout_s := _outrun_timeout_s(plan, before.answer):
+        if before.series is None or before.series.in_flight.get("baseline") is None:
+            return rejected("shorter_than_timeout", _outrun(plan, timeout_s), endpoint_id)
+        warnings.append(_outrun_but_seen(plan, timeout_s, before.limits))
+    traffic = _traffic(plan, before)
+    plan = with_steps(plan, traffic.today if traffic else None)
+    if traffic is None:
+        return Expected(plan, warnings=(*warnings, _unknown(plan)))
+    found = forecast(plan, traffic.today, gates)
+    if found.lacks_traffic:
+        warnings.append(_too_little(plan, traffic.today))
+        may_begin = plan.on_inconclusive == "pause" or plan.on_little_traffic == "go_on"
+        if traffic.is_certain and not may_begin:
+            told = f"{warnings[-1]}; `on_little_traffic: go_on` begins all the same"
+            return rejected("too_little_traffic", told, endpoint_id)
+    return Expected(plan, traffic.today, found, tuple(warnings))
+
+
+def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
+    """The plan with plain steps: those that `auto` chooses; the usual ones where nobody knows the traffic."""
+    if plan.steps != "auto":
+        return plan
+    steps = choose_steps(today.requests_per_minute, plan) if today else [*USUAL_STEPS]
+    return plan.model_copy(update={"steps": steps})
+
+
+def _traffic(plan: CanaryPlan, before: Before) -> Seen | None:
+    """The last hour's, or what the plan's own driver will bring, whichever is more; None: nobody knows."""
+    users = _last_hour(before.series, plan) if before.series else None
+    if plan.traffic is None:
+        return users
+    # An earlier roll-out's driver may be in the last hour: the two are not added.
+    rate = 60.0 * plan.traffic.requests_per_second
+    if users is None:
+        return Seen(Today(rate), is_certain=True)
+    if users.today.requests_per_minute >= rate:
+        return users
+    return Seen(replace(users.today, requests_per_minute=rate), is_certain=True)
+
+
+def _last_hour(series: Series, plan: CanaryPlan) -> Seen | None:
+    length = timedelta(seconds=plan.bucket_seconds)
+    hour = [b for b in series.buckets if b.end > series.at - max(FROZEN_FROM, length)]
+    asked = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
+    if not asked:
+        return None
+    of = [bucket.baseline for bucket in asked]
+    counted, served = sum(one.requests for one in of), sum(one.served for one in of)
+    cancelled, refused = (
+        sum(one.cancelled or 0 for one in of),
+        sum(one.refused or 0 for one in of),
+    )
+    total = counted + cancelled + refused
+    span = hour[-1].end - (asked[0].end - length)
+    today = Today(
+        requests_per_minute=total / (span / timedelta(minutes=1)),
+        errors=_share(sum(one.errors for one in of), counted),
+        blank=_share(sum(one.empty or 0 for one in of), served),
+        abandoned=_share(cancelled, total),
+        refused=_share(refused, total - cancelled),
+    )
+    return Seen(today, is_certain=span >= KNOWN_AFTER)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _too_little(plan: CanaryPlan, today: Today) -> str:
+    end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
+    return (
+        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the roll-out"
+        f" then {end}; {HELP}"
+    )
+
+
+def _unknown(plan: CanaryPlan) -> str:
+    end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
+    return (
+        "nothing is known of this endpoint's traffic in the last hour, so nothing can be forecast; a step without"
+        f" {plan.min_requests_per_step} requests in {plan.max_looks_per_step} looks {end}; {HELP}"
+    )
+
+
+def _outrun_timeout_s(plan: CanaryPlan, answer: Json | None) -> float | None:
+    """The server's time-out, where a step may be over before it."""
+    told = answer.get(TIMEOUT) if answer else None
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return None
+    return float(told) if plan.shortest_step_seconds < told else None
+
+
+def _outrun(plan: CanaryPlan, timeout_s: float) -> str:
+    return (
+        f"a step may be over after {plan.shortest_step_seconds:g} s, but the server ends a request only after"
+        f" {timeout_s:g} s, so a candidate whose requests hang would be promoted before the first of them counts:"
+        " raise `min_looks_per_step` or `look_every_seconds`, or lower the server's time-out"
+    )
+
+
+def _outrun_but_seen(plan: CanaryPlan, timeout_s: float, limits: LatencyLimits | None) -> str:
+    age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
+    return (
+        f"a step may be over after {plan.shortest_step_seconds:g} s, and the server ends a request only after"
+        f" {timeout_s:g} s; one that hangs counts against its deployment after {age_ms / 1000:.3g} s"
+    )

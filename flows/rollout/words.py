@@ -1,0 +1,216 @@
+"""What the gates' short words mean, in sentences for people: reasons, gates, states. A word without one fails a test.
+
+Pure. Next: `page.py` and `flows/report.py` show them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import Begun, GateReading, Look, Probed, Record, SplitConfirmed
+
+REASONS: Mapping[str, str] = {
+    # why a roll-out ended
+    "candidate_failed": "the candidate's deployment failed or is gone",
+    "baseline_missing": "the old deployment is gone, so there is nothing to return to",
+    "error_rate": "the candidate fails more requests than the plan allows",
+    "latency": "the candidate is slower than the plan allows",
+    "quality": "the candidate's answers are worse, or of another length, than the plan allows",
+    "abandoned_requests": "more callers hang up on the candidate than the plan allows",
+    "refused_requests": "the candidate refuses requests that the baseline takes",
+    "metrics_unavailable": "there were no usable metrics for too many looks",
+    "split_mismatch": "requests of the candidate vanish: it counts fewer than its share of the traffic",
+    "baseline_unhealthy": "the baseline fails more often than `slo_max` allows, so nothing can be compared with it",
+    "insufficient_data": "too few requests to decide by",
+    "approval_timeout": "nobody answered in time",
+    "human_rejected": "a person said no",
+    # why a look holds, or what it goes by
+    "max_looks": "the plan's looks are used up",
+    "metrics_missing": "this look had no usable metrics",
+    "metrics_stale": "the metrics have stood still for too long",
+    "no_new_data": "nothing new since the last look",
+    "latency_limits_pending": "too few answers of the baseline to set the latency limits",
+    "candidate_not_running": "the candidate is not running",
+    "baseline_not_running": "the baseline is not running",
+    "dwell": "the step has not had its least number of looks",
+    "approval": "a person is asked",
+    "baking": "the bake goes on",
+    "settling": "the candidate has all traffic and is watched for a few looks more",
+    "circuit_breaker": "half of the candidate's requests failed at once, a caller who repeats them counted once",
+    "baseline_broken": "the baseline itself fails half of its requests, so nothing is returned to it",
+    # what the pipeline refuses, or stops for
+    "too_little_traffic": "today's traffic is too little for a promotion within the plan's looks",
+    "shorter_than_timeout": "a step is shorter than the server's time-out, so requests that hang would not count",
+    "rollout_in_progress": "another roll-out holds this endpoint",
+    "foreign_change": "somebody else set the split",
+    "lease_expired": "the service returned the traffic by itself, because nobody renewed the lease",
+    "shift_unconfirmed": "a change of the split could not be confirmed",
+    "record_not_writable": "the record could not be written, and nothing moves without one",
+    "record_damaged": "the record of an earlier roll-out cannot be read",
+    # warnings
+    "output_tokens": "the candidate's answers are more than 1.2 times as long as the baseline's",
+    "low_traffic": "so few requests that the bake says little",
+}
+OF_A_GATE: Mapping[str, str] = {
+    "early_warning": "{} looks worse at the candidate, which is no proof",
+    "not_evaluated": "{} has no limits in the plan",
+    "not_proven": "{} is not proven to be within its limit",
+    "harm": "{} is shown to be beyond its limit",
+    "threshold": "{} is above its plain threshold",
+}
+"""Reasons of the form `word:name`."""
+BAD: Mapping[str, str] = {
+    "error": "failed",
+    "slow": "took longer than the baseline's p95",
+    "very_slow": "took longer than 1.5 x the baseline's p99",
+    "empty": "had a blank answer",
+    "length": "had an answer that was cut off at the token limit",
+    "repetition": "had an answer that repeats itself",
+    "invalid_json": "had an answer that is no JSON",
+    "abandoned": "were given up by their callers",
+    "refused": "were refused by the deployment itself",
+}
+"""What a gate's bad requests did."""
+STATES: Mapping[str, str] = {
+    "harm": "beyond the limit",
+    "hold": "worse than the baseline so far, which is no proof",
+    "open": "not decided",
+    "proven": "proven to be within the limit",
+    "not_evaluated": "the plan gives it no limits",
+    "not_available": "nobody counts it",
+    "disabled": "switched off",
+}
+
+
+def in_words(reason: str) -> str:
+    """One reason; a word that is not known, such as that of an older record, stays as it is."""
+    kind, _, name = reason.partition(":")
+    if name:
+        return OF_A_GATE[kind].format(f"`{name}`") if kind in OF_A_GATE else reason
+    return REASONS.get(reason, reason)
+
+
+def all_in_words(reasons: Iterable[str]) -> str:
+    """Several reasons."""
+    return "; ".join(map(in_words, reasons))
+
+
+def gates_in_words(gates: Sequence[GateReading]) -> list[str]:
+    """What each gate saw; those that saw nothing are left out."""
+    return [_gate(one) for one in gates if one.candidate_requests or one.baseline_requests]
+
+
+def _gate(gate: GateReading) -> str:
+    bad = BAD.get(gate.name, "were bad")
+    candidate = _share(gate.candidate_bad, gate.candidate_requests)
+    baseline = _share(gate.baseline_bad, gate.baseline_requests)
+    seen = f"`{gate.name}`: {candidate} of the candidate's requests {bad}, {baseline} of the baseline's"
+    return f"{seen}: {STATES[gate.state]}"
+
+
+def _share(bad: int, requests: int) -> str:
+    return f"{bad} of {requests} ({100 * bad / requests:.2f} %)" if requests else "none"
+
+
+def look_in_words(look: Look) -> list[str]:
+    """What else a look saw: why it decided so, requests that hang, warnings."""
+    reasons = [look.reason, *look.reasons] if look.reason != "none" else look.reasons
+    told = [all_in_words(dict.fromkeys(reasons))] if reasons else []
+    hanging = sum(look.hanging_candidate), sum(look.hanging_baseline)
+    if any(hanging):
+        told.append(
+            f"{hanging[0]} requests of the candidate and {hanging[1]} of the baseline had been open for too long"
+        )
+    return [*told, *(f"warning: {in_words(one)}" for one in look.warnings)]
+
+
+def driver_in_words(record: Record) -> str | None:
+    """How many requests the pipeline's own driver sent, and what became of those without an answer."""
+    sent = driven(record)
+    if not sent:
+        return None
+    lost = f"{sent['unanswered']} ended before anybody said who served them"
+    if sent["unanswered"]:
+        lost += (
+            f" (by weight {sent['unanswered_candidate']:.3g} of the candidate's and"
+            f" {sent['unanswered_baseline']:.3g} of the baseline's)"
+        )
+    return (
+        f"The pipeline's own requests: {sent['candidate']} to the candidate, {sent['baseline']} to the baseline;"
+        f" {sent['abandoned_candidate']} and {sent['abandoned_baseline']} broke off in the answer; {lost}"
+    )
+
+
+def driven(record: Record) -> dict[str, float]:
+    """The driver's counts over the whole roll-out; nothing without one. What nobody owned is shared by weight."""
+    counts: dict[str, float] = {}
+    share = 0.0
+    for fact in record.facts:
+        if isinstance(fact, Probed):
+            for name, number in (
+                ("candidate", fact.candidate_requests),
+                ("baseline", fact.baseline_requests),
+                ("abandoned_candidate", fact.candidate_abandoned),
+                ("abandoned_baseline", fact.baseline_abandoned),
+                ("unanswered", fact.unanswered),
+                ("unanswered_candidate", fact.unanswered * share),
+                ("unanswered_baseline", fact.unanswered * (1.0 - share)),
+            ):
+                counts[name] = counts.get(name, 0) + number
+        elif isinstance(fact, SplitConfirmed):
+            share = fact.candidate_weight / 100.0
+    return counts
+
+
+def forecast_in_words(begun: Begun) -> list[str]:
+    """The forecast of a roll-out in words; nothing for one that began without."""
+    found, today = begun.forecast, begun.today
+    if found is None or today is None:
+        return []
+    told = [_promotion(found, today, begun)]
+    finds = [
+        f"{what} found within {_minutes(minutes)}"
+        for what, minutes in (
+            ("a doubling of errors is", found.doubling_minutes),
+            ("five points more errors are", found.more_errors_minutes),
+        )
+        if minutes is not None
+    ]
+    return [*told, *finds, *_cannot(found)]
+
+
+def _promotion(found: Forecast, today: Today, begun: Begun) -> str:
+    if found.promote_minutes is None or found.promote_minutes_most is None:
+        return f"at {rate_in_words(today)} an equal candidate is not expected to be promoted"
+    plan = CanaryPlan.recorded(begun.plan)
+    looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
+    bake = _minutes(looks * plan.data_every_seconds / 60.0)
+    text = f"at {rate_in_words(today)} about {_minutes(found.promote_minutes)} to promote an equal candidate"
+    if found.promote_minutes_most > found.promote_minutes:
+        text += f" (nine of ten within {_minutes(found.promote_minutes_most)})"
+    return f"{text}, then {bake} of bake"
+
+
+def _cannot(found: Forecast) -> list[str]:
+    """What the plan cannot show at this traffic. Gates that have the same trouble share a sentence."""
+    said = {
+        UNHEALTHY_BASELINE: "cannot promote an equal candidate",
+        INSUFFICIENT_DATA: "cannot end a step",
+        DOUBLING: "cannot promise to find twice the errors",
+    }
+    gates = [one.what for one in found.unprovable if one.what not in said]
+    told = [f"{said[one.what]}: {one.why}" for one in found.unprovable if one.what in said]
+    if gates:
+        told.insert(0, f"cannot prove {', '.join(gates)}: too few requests within the plan's looks")
+    return told
+
+
+def rate_in_words(today: Today) -> str:
+    """The endpoint's traffic."""
+    return f"{today.requests_per_minute:.3g} requests a minute"
+
+
+def _minutes(minutes: float) -> str:
+    if minutes < 2:
+        return f"{round(60 * minutes)} seconds"
+    return f"{round(minutes)} minutes"
