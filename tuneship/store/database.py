@@ -32,7 +32,7 @@ from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
 from tuneship.store.turns import Turns, TurnTimedOut
 
-HEAD = "0007"
+HEAD = "0009"
 """The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
 IN_USE = 6
