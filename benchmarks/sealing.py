@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tuneship.durable import flush
 from tuneship.sealing import BLOCK, new_key, open_plain, read_plain, write_sealed
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
-from tuneship.store.private_files import flush
 
 UPLOADED = 64 << 10
 """Bytes that come at once from a connection."""

@@ -13,6 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
+from tuneship.durable import flush, flush_open
+
 Fact = TypeVar("Fact")
 _LOST = "it has lost lines since it was read"
 
@@ -89,7 +91,7 @@ class Journal:
                     file.truncate(end)
                 raise
         if is_new:
-            _sync_folder(self.path.parent)
+            flush(self.path.parent)
         self._length = end + len(text)
 
     def _end_of_lines(self, file: FileIO) -> int:
@@ -105,7 +107,7 @@ def _write_through(file: FileIO, text: bytes) -> None:
     """In one write, so that no other process reads a part of it; a write that was cut short is a full disk."""
     if file.write(text) != len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(file.fileno())
+    flush_open(file)
 
 
 def damage_of(path: Path, numbers: Sequence[int]) -> str:
@@ -163,13 +165,4 @@ def _make_folder(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for one in missing:
-        _sync_folder(one.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """The name of a new file survives a power cut only when its folder is synced too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush(one.parent)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import exc
 from standardwebhooks import Webhook
 
 from tests.events.receiver import Names, RecordingNetwork, answer, listening, opened
@@ -480,3 +481,47 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
     assert asyncio.run(story(own, "receiver.test")) == (Outcome(None, 204), ["receiver.test"])
     assert asyncio.run(story(own, "other.test")) == (Outcome("tls_failed"), ["other.test"])
     assert asyncio.run(story(TRUST, "receiver.test"))[0] == Outcome("tls_failed")
+
+
+def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RECORD_AGAIN_S", 0.001)
+    really, refused = webhook_records.delivered, list[str]()
+
+    def delivered(connection: sa.Connection, due: Any, *arguments: Any) -> None:
+        if len(refused) < 5:
+            refused.append(due.key[1])
+            raise exc.OperationalError("update", {}, Exception("disk full"))
+        really(connection, due, *arguments)
+
+    monkeypatch.setattr(webhook_records, "delivered", delivered)
+
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            world.emit()
+            await world.settled()
+            assert len(receiver.received) == 1
+
+    asyncio.run(story())
+    assert len(refused) == 5
+
+
+def test_a_failure_of_ours_is_a_failed_try_and_not_made_again_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(delivery, "event", broken)
+
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            assert world.only()["failure"] == "internal_error"
+            assert receiver.received == []
+
+    asyncio.run(story())

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from tests.store.test_job_records import add_curve
 from tests.store.test_store import add_job
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import (
@@ -76,6 +78,24 @@ def steps_of(database: Database, search: Callable[[sa.Connection], Any]) -> int:
         search(connection)
         driver.set_progress_handler(None, 1000)
     return len(taken)
+
+
+@pytest.mark.parametrize("measured_every", [1, 200_000])
+def test_four_times_the_steps_are_less_than_twice_the_work_for_a_curve(
+    tmp_path: Any, measured_every: int
+) -> None:
+    """What is kept comes to its most; what is left out costs nothing."""
+    taken: list[int] = []
+    for steps in (8_000, 32_000):
+        opened = Database(sqlite_url(tmp_path / f"{steps}.sqlite"))
+        with opened.write() as connection:
+            add_curve(connection, steps, measured_every=measured_every)
+        for only in (True, False):
+            look = partial(job_records.curve_of, job_id="ft_1", evaluated_only=only)
+            taken.append(steps_of(opened, look))
+        opened.close()
+    few, many = taken[:2], taken[2:]
+    assert all(more < 2 * less + 1 for less, more in zip(few, many, strict=True)), taken
 
 
 def test_the_next_job_is_found_without_reading_what_its_tenant_has_had(tmp_path: Any) -> None:

@@ -30,7 +30,8 @@ TOGETHER = 256
 """Tries at the same time in all: each holds a socket. Receivers without trouble come first."""
 DRAIN_S = 5.0
 """At shutdown, for what is in the air; the rest is due after the restart."""
-RECORD_AGAIN_S = 1.0
+RECORD_AGAIN_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""The pause after a failure of ours, which doubles until it is the longest."""
 
 
 class Deliverer:
@@ -104,16 +105,33 @@ class Deliverer:
     async def _deliver(self, due: Due) -> None:
         webhook_id, event_id = due.key
         try:
-            outcome = await self._try(due)
-            await self._threads.run(self._record, due, outcome)
-        except Exception:  # the row is still due; a receiver must not be called again at once
-            logger.exception("a webhook delivery could not be recorded: %s %s", *due.key)
-            await asyncio.sleep(RECORD_AGAIN_S)
+            await self._record_safely(due, await self._try_safely(due))
         finally:
             self._busy[webhook_id].discard(event_id)
             if not self._busy[webhook_id]:
                 del self._busy[webhook_id]
             self._landed.set()
+
+    async def _record_safely(self, due: Due, outcome: Outcome) -> None:
+        """Until it is recorded: the row is still due, and the receiver must not be called again for that."""
+        pause_s = RECORD_AGAIN_S
+        while True:
+            try:
+                await self._threads.run(self._record, due, outcome)
+            except Exception:  # e.g. the disk is full
+                logger.exception("a webhook delivery could not be recorded: %s %s", *due.key)
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                return
+
+    async def _try_safely(self, due: Due) -> Outcome:
+        """What fails here without the receiver's doing counts as a try: it would fail for ever."""
+        try:
+            return await self._try(due)
+        except Exception:
+            logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
+            return Outcome("internal_error")
 
     async def _try(self, due: Due) -> Outcome:
         now, body = self._clock(), event(dict(due.event)).model_dump_json().encode()

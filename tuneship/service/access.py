@@ -19,10 +19,10 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
+from tuneship.durable import write_private
 from tuneship.startup import StartupError
 from tuneship.store.audit import AuditEntry, Chain
 from tuneship.store.database import Database
-from tuneship.store.private_files import write_private
 from tuneship.store.rows import Row
 from tuneship.store.tables import api_keys
 

@@ -1,13 +1,13 @@
 """Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
 
 One file at a time, in a thread; the supervisor runs it. It needs no memory of its own: a row in `processing` is read
-from its start again after a kill, and what it becomes is written once, with its event. Next: `dataset_reading.py`.
+from its start again after a kill, and what it becomes is written once, with its event. One
+that cannot be processed is tried a few times, then it is `failed`. Next: `dataset_reading.py`.
 """
 
 import asyncio
 import logging
 import threading
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,8 @@ from tuneship.service.catalogue import CatalogueFault
 from tuneship.service.context import Parts
 from tuneship.service.dataset_reading import Plan, Reading, ReadingStopped, read_dataset
 from tuneship.service.datasets import announce, counts, object_of, verdict
-from tuneship.store import tables
+from tuneship.service.troubles import Troubles
+from tuneship.store import rows, tables
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
 from tuneship.threads import Threads
@@ -27,7 +28,6 @@ from tuneship.threads import Threads
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-TRIES = 3
 
 
 class DatasetProcessing:
@@ -38,7 +38,7 @@ class DatasetProcessing:
         self._parts = parts
         self._woken = asyncio.Event()
         self._stopped = threading.Event()
-        self._failures: Counter[str] = Counter()
+        self._troubles = Troubles(parts.clock)
         self.threads = Threads("dataset processing", 1)
 
     def wake(self) -> None:
@@ -61,44 +61,51 @@ class DatasetProcessing:
             self._stopped.set()
 
     def _process_next(self) -> bool:
-        """Process the oldest one; answers whether to go on at once."""
+        """Process the oldest one that is due; answers whether to go on at once."""
         try:
             row = self._next()
-            if row is None:
-                return False
+        except Exception:  # the database is away: the next look tries again
+            logger.exception("datasets could not be looked for")
+            return False
+        if row is None:
+            return False
+        try:
             self._process(row)
         except ReadingStopped:
             return False
-        except Exception:  # the loop must outlive any single failure, e.g. a full disk
-            logger.exception("a dataset could not be processed")
-            return False
+        except Exception as error:  # the loop must outlive any single failure, e.g. a full disk
+            logger.exception("a dataset could not be processed: %s", row["id"])
+            self._troubles.add(row["id"], error)
         return True
 
     def _next(self) -> Row | None:
         table = tables.datasets
         query = (
-            sa.select(table)
+            sa.select(table.c.id)
             .where(table.c.status == DatasetStatus.PROCESSING)
             .order_by(table.c.created_at, table.c.id)
-            .limit(1)
         )
         with self._parts.database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else dict(row)
+            waiting = list(connection.scalars(query))
+            self._troubles.keep_only(waiting)
+            due = next((one for one in waiting if not self._troubles.is_waiting(one)), None)
+            return None if due is None else rows.fetch(connection, table, due, client_id=None)
 
     def _process(self, row: Row) -> None:
+        given_up = self._troubles.given_up(row["id"])
+        if given_up is not None:
+            text = f"the dataset could not be processed: {given_up}"
+            self._end(row, _failure("internal_error", text))
+            return
         try:
             reading = self._read(row)
         except CatalogueFault as fault:
             text = f"the files of the base model that counts tokens cannot be used: {fault}"
             self._end(row, _failure("internal_error", text))
             return
-        except OSError:
-            self._failures[row["id"]] += 1
-            if self._failures[row["id"]] < TRIES:
-                raise
-            logger.exception("the file of a dataset cannot be read: %s", row["id"])
-            self._end(row, _failure("internal_error", "the stored file cannot be read"))
+        except FileNotFoundError:
+            logger.exception("the file of a dataset is missing: %s", row["id"])
+            self._end(row, _failure("internal_error", "the stored file is missing"))
             return
         if reading.error_count:
             details = [one.model_dump() for one in reading.errors]
@@ -119,7 +126,6 @@ class DatasetProcessing:
 
     def _end(self, row: Row, values: dict[str, Any]) -> None:
         """Write what became of it with its event, unless it was deleted meanwhile."""
-        self._failures.pop(row["id"], None)
         now, table = self._parts.clock(), tables.datasets
         is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
         with self._parts.database.write() as connection:

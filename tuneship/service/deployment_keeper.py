@@ -22,9 +22,11 @@ from tuneship.service.ending import end_tasks
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.safeguards import SafeguardLost, check_kept, check_served
+from tuneship.service.troubles import GivenUp, Troubles
 from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, rows, tables
 from tuneship.store.blobs import check_digest
+from tuneship.store.database import is_away
 from tuneship.store.rows import Row
 from tuneship.threads import Threads
 
@@ -51,6 +53,7 @@ class DeploymentKeeper:
         """Nothing is loaded yet."""
         self._parts = parts
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._troubles = Troubles(parts.clock)
         self._plan = ReplicaPlan(parts)
         self._rounds = Rounds(parts, self._plan)
         self._records = Threads("deployment records", 4)
@@ -64,8 +67,10 @@ class DeploymentKeeper:
 
     async def reconcile(self) -> None:
         """Start work on rows that are not settled, and a round when one is due."""
-        for row in await self._records.run(self._unsettled):
-            if row["id"] not in self._working:
+        unsettled = await self._records.run(self._unsettled)
+        self._troubles.keep_only({row["id"] for row in unsettled})
+        for row in unsettled:
+            if row["id"] not in self._working and not self._troubles.is_waiting(row["id"]):
                 task = asyncio.create_task(self._settle(row))
                 self._working[row["id"]] = task
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
@@ -77,14 +82,19 @@ class DeploymentKeeper:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     async def _settle(self, row: Row) -> None:
+        given_up = self._troubles.given_up(row["id"])
         try:
             if row["status"] == DeploymentStatus.DELETING:
-                await self._remove(row)
+                await self._remove(row, given_up)
+            elif given_up is not None:
+                await self._failed(row, given_up)
             else:
                 await self._serve(row)
-        except Exception:  # one deployment must not stop the others; the next tick tries again
+        except Exception as error:  # one deployment must not stop the others
             logger.exception("a deployment could not be settled: %s", row["id"])
-            await asyncio.sleep(1)
+            self._troubles.add(row["id"], error)
+        else:
+            self._troubles.end(row["id"])
 
     async def _serve(self, row: Row) -> None:
         """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
@@ -137,17 +147,21 @@ class DeploymentKeeper:
             _check_reading(served, served.adapter)
         return served
 
-    async def _remove(self, row: Row) -> None:
-        await self._parts.under_way.drained(row["id"], DRAIN_S)
-        if not await self._records.run(self._is_needed, row):
-            with_adapter = row["model_name"].startswith("ft:")
-            base = row["model_name"].split(":")[1] if with_adapter else row["model_name"]
-            found = self._parts.catalogue.get(base)
-            if found is not None and with_adapter:
-                await self._parts.replicas.of(found.path).forget(row["model_name"])
+    async def _remove(self, row: Row, given_up: GivenUp | None) -> None:
+        """Where unloading was given up, the adapter goes with its replica; the deployment is deleted all the same."""
+        if given_up is None:
+            await self._parts.under_way.drained(row["id"], DRAIN_S)
+            await self._unload(row)
         await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
+
+    async def _unload(self, row: Row) -> None:
+        if not row["model_name"].startswith("ft:") or await self._records.run(self._is_needed, row):
+            return
+        found = self._parts.catalogue.get(row["model_name"].split(":")[1])
+        if found is not None:
+            await self._parts.replicas.of(found.path).forget(row["model_name"])
 
     def _is_needed(self, row: Row) -> bool:
         """Whether another live deployment serves the same model."""
@@ -190,6 +204,13 @@ class DeploymentKeeper:
             except CANNOT_BE_SERVED as error:
                 for row in deployments:
                     await self._failed(row, error)
+                return
+            except (
+                Exception
+            ) as error:  # one model must not stop the others; the rounds go on with it
+                if is_away(error):
+                    raise
+                logger.exception("a model could not be loaded again: %s", deployments[0]["id"])
                 return
             for row in deployments:
                 try:

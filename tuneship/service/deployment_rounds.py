@@ -23,8 +23,10 @@ from tuneship.service.context import Parts
 from tuneship.service.models import ServedModel, served_model
 from tuneship.service.replica_news import Listener, ReplicaNews
 from tuneship.service.replica_plan import ReplicaPlan, is_asleep
+from tuneship.service.troubles import Troubles, kind_of
 from tuneship.serving.line import ServingError
 from tuneship.store import deployment_records, tables
+from tuneship.store.database import is_away
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.rows import Row
 from tuneship.threads import Threads
@@ -51,7 +53,7 @@ ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
 PROBE_PATIENCE_S = 10.0
 """A replica answers between two steps; a long prompt on a slow machine is one step."""
 STARTS = 3
-"""Starts that may fail in turn before a deployment is failed; they are 1 s, 2 s, ... apart."""
+"""Starts that may fail in turn before a deployment is failed."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,6 @@ class Charge:
         return None if self.served.adapter is None else self.served.adapter.name
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """A deployment whose replicas did not start."""
-
-    failures: int
-    not_before: datetime
-    """No further start until then."""
-
-
 class Rounds:
     """Level-triggered: rows and processes are compared anew each time; only plans and troubles are remembered."""
 
@@ -88,7 +81,7 @@ class Rounds:
         self._due: datetime | None = None
         self._round: asyncio.Task[None] | None = None
         self._visits: dict[Path, asyncio.Task[None]] = {}
-        self._troubles: dict[str, Trouble] = {}
+        self._troubles = Troubles(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, ServedModel] = {}
         self.threads = Threads("deployment rounds", 2)
@@ -144,21 +137,26 @@ class Rounds:
         with self._parts.database.read() as connection:
             live = [dict(row) for row in connection.execute(query).mappings()]
             for row in live:
-                if row["id"] not in self._models:
+                if row["id"] not in self._models and not self._troubles.is_waiting(row["id"]):
                     self._find_model(connection, row)
         known = {row["id"] for row in live}
         self._models = {name: one for name, one in self._models.items() if name in known}
-        self._troubles = {name: one for name, one in self._troubles.items() if name in known}
+        self._troubles.keep_only(known)
         return [Charge(row, self._models[row["id"]]) for row in live if row["id"] in self._models]
 
     def _find_model(self, connection: sa.Connection, row: Row) -> None:
-        """One that is not there is the keeper's to tell, when it settles the row."""
+        """One that is not there is the keeper's to tell, when it settles the row. One must not stop the others."""
         try:
             self._models[row["id"]] = served_model(
                 connection, self._parts, row["client_id"], row["model_name"]
             )
-        except (ModelNotFound, DeploymentError):
-            logger.warning("a deployment's model cannot be had: %s", row["id"])
+        except Exception as error:
+            if is_away(error):
+                raise
+            is_foreseen = isinstance(error, (ModelNotFound, DeploymentError))
+            text = "a deployment's model cannot be had: %s"
+            logger.warning(text, row["id"], exc_info=None if is_foreseen else error)
+            self._troubles.add(row["id"], error)
 
     async def _visit(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
         """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
@@ -190,9 +188,9 @@ class Rounds:
         self, group: BaseReplicas, running: Sequence[Charge]
     ) -> list[tuple[Charge, dict[str, Any]]]:
         """What their rows have to say; starts what is missing, one try a round for all of them."""
-        now = self._parts.clock()
         asleep = [one for one in running if not one.wanted]
-        due = [one for one in running if one.wanted and now >= self._trouble(one, now).not_before]
+        awake = [one for one in running if one.wanted]
+        due = [one for one in awake if not self._troubles.is_waiting(one.row["id"])]
         found: list[tuple[Charge, dict[str, Any]]] = [(one, ASLEEP) for one in asleep]
         fault = await _fault(group, None) if due else None
         for charge in due:
@@ -200,26 +198,22 @@ class Rounds:
             if own is not None:
                 found.append((charge, self._failed_to_start(charge, own)))
                 continue
-            self._troubles.pop(charge.row["id"], None)
+            self._troubles.end(charge.row["id"])
             count = min(charge.wanted, group.answering(charge.model))
             health = "healthy" if count else "unhealthy"
             found.append((charge, {"health": health, "current_replicas": count}))
         return found
 
-    def _trouble(self, charge: Charge, now: datetime) -> Trouble:
-        return self._troubles.get(charge.row["id"], Trouble(0, now))
-
-    def _failed_to_start(self, charge: Charge, why: str) -> dict[str, Any]:
+    def _failed_to_start(self, charge: Charge, error: Exception) -> dict[str, Any]:
         now, identifier = self._parts.clock(), charge.row["id"]
-        failures = self._trouble(charge, now).failures + 1
-        self._troubles[identifier] = Trouble(failures, now + EVERY * failures)
+        failures, why = self._troubles.add(identifier, error), _why_not_started(error)
         text = f"start {failures} of {STARTS} failed: {why}"
         self._parts.deployment_log.add(LogEntry(identifier, now, "error", "replica", text))
         if failures < STARTS:
             return UNHEALTHY
         message = f"the replicas ended and could not be started again: {why}"
-        error = {"code": "deployment_error", "message": message}
-        return {**UNHEALTHY, "status": DeploymentStatus.FAILED, "error": error}
+        failure = {"code": "deployment_error", "message": message}
+        return {**UNHEALTHY, "status": DeploymentStatus.FAILED, "error": failure}
 
     async def _changed(self, found: Sequence[tuple[Charge, dict[str, Any]]]) -> list[Charge]:
         """Write what differs; answers the charges whose rows nobody else has changed."""
@@ -262,13 +256,24 @@ async def _unload_unwanted(group: BaseReplicas, charges: Sequence[Charge]) -> No
         await group.forget(str(model))
 
 
-async def _fault(group: BaseReplicas, adapter: Adapter | None) -> str | None:
+async def _fault(group: BaseReplicas, adapter: Adapter | None) -> Exception | None:
     """Why the replicas cannot be made ready, if so."""
     try:
         await group.ready(adapter)
     except (ServingError, OSError) as error:
-        return "a stored file cannot be read" if isinstance(error, OSError) else str(error)
+        return error
+    except Exception as error:  # one deployment must not stop the others
+        logger.exception("replicas could not be made ready")
+        return error
     return None
+
+
+def _why_not_started(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return "a stored file cannot be read"
+    if isinstance(error, ServingError):
+        return str(error)
+    return f"an internal error ({kind_of(error)}), of which the operator finds more in the service's log"
 
 
 def _differs(row: Row, changes: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from tuneship.service.context import Parts
+from tuneship.service.troubles import Troubles
 from tuneship.store import endpoint_records, leases, tables
 from tuneship.store.leases import Claim
 
@@ -30,6 +31,8 @@ class LeaseKeeper:
         self._parts = parts
         self._held = held
         self._renew_at = parts.clock()
+        self._troubles = Troubles(parts.clock)
+        """Endpoints whose lease cannot be ended, which is tried for ever: requests go by the fallback all the same."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -58,12 +61,18 @@ class LeaseKeeper:
 
     def _end_lapsed(self, now: datetime) -> None:
         with self._parts.database.read(first=True) as connection:
-            query = sa.select(sa.func.count()).where(tables.endpoints.c.lease_until <= now)
-            lapsed = connection.execute(query).scalar_one()
-        if lapsed:
+            query = sa.select(tables.endpoints.c.id).where(endpoint_records.is_lapsed(now))
+            lapsed = set(connection.scalars(query))
+        self._troubles.keep_only(lapsed)
+        waiting = self._troubles.waiting()
+        if lapsed.difference(waiting):
             with self._parts.database.write(first=True) as connection:
-                for endpoint_id in endpoint_records.revert_lapsed(connection, now):
+                ended = endpoint_records.revert_lapsed(connection, now, waiting)
+            for endpoint_id, error in ended.items():
+                if error is None:
                     logger.warning("lease lapsed, split reverted: %s", endpoint_id)
+                else:
+                    self._troubles.add(endpoint_id, error)
 
     def _renew_held(self, now: datetime) -> None:
         if now < self._renew_at:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import uvicorn
 
+from tuneship.durable import write_private
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
@@ -71,7 +72,6 @@ from tuneship.store.audit_heads import Heads, heads_file
 from tuneship.store.belonging import files_in, name_of
 from tuneship.store.blobs import blobs_of
 from tuneship.store.database import IN_USE, url_of
-from tuneship.store.private_files import write_private
 from tuneship.store.set_aside import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.runtime.workers import Runtime, Worker
@@ -26,9 +25,11 @@ from tuneship.service.isolation import training_places
 from tuneship.service.models import model_id
 from tuneship.service.safeguards import SafeguardLost, check_kept, check_sealed
 from tuneship.service.training_runs import Attempt, TrainingRun
+from tuneship.service.troubles import Troubles, kind_of
 from tuneship.service.warm_trainer import WarmTrainer, start_on
 from tuneship.store import job_queue, job_records, leases, rows, tables
 from tuneship.store.blobs import check_digest
+from tuneship.store.database import is_away
 from tuneship.store.leases import Claim, LeaseLost
 from tuneship.store.rows import Row
 from tuneship.threads import Threads
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 AFTER_A_FAILURE_S = 1.0
 """Before jobs are looked for again."""
-LONGEST_PAUSE_S = 30.0
-"""Before a job whose records or files could not be written is looked after again; it begins with a second."""
+TRIES = 10
+"""To follow a process, where what goes wrong is neither the disk nor the database: some two minutes."""
 CANCEL_PATIENCE = timedelta(seconds=3.5)
 """Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
 OVERTIME = timedelta(minutes=5)
@@ -71,6 +72,7 @@ class TrainingKeeper:
         """The job whose files are being checked, before it has a process."""
         self._not_before: dict[str, datetime] = {}
         """When the jobs that could not be started may be tried again."""
+        self._troubles = Troubles(parts.clock, TRIES)
         self.threads = Threads("training", 4)
         log = parts.settings.data_dir / "logs" / "trainer.log"
         self._places = training_places(parts.settings.data_dir, work, parts.catalogue)
@@ -108,9 +110,14 @@ class TrainingKeeper:
         with self._parts.database.read() as connection:
             found = [dict(row) for row in connection.execute(query).mappings()]
         for job in found:
-            if job["id"] not in known:
+            if job["id"] in known or self._troubles.is_waiting(job["id"]):
+                continue
+            try:
                 self._store_left(job)
                 self._cancelled(Claim(job["id"], job["attempt"]), now)
+            except Exception as error:  # one job's trouble must not stop the others
+                logger.exception("a job could not be cancelled: %s", job["id"])
+                self._troubles.add(job["id"], error)
 
     async def _start_jobs(self) -> None:
         """One after the other, beside the ticks: checking a big file must not hold up who follows the others."""
@@ -120,8 +127,10 @@ class TrainingKeeper:
                 if job is None:
                     return
                 await self._start(job)
-        except Exception:  # the next tick tries again
+        except Exception as error:  # the next tick tries again, and others first
             logger.exception("a job could not be started")
+            if self._preparing is not None:
+                self._troubles.add(self._preparing.job_id, error)
             await asyncio.sleep(AFTER_A_FAILURE_S)
         finally:
             self._preparing = None
@@ -129,7 +138,8 @@ class TrainingKeeper:
     def _claim(self) -> Row | None:
         now = self._parts.clock()
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
-        skipped = [*(claim.job_id for claim in self.held()), *self._not_before]
+        held = [claim.job_id for claim in self.held()]
+        skipped = [*held, *self._not_before, *self._troubles.waiting()]
         with self._parts.database.read() as connection:
             others = tables.jobs.c.id.not_in(skipped)
             if not rows.count(connection, tables.jobs, job_queue.waiting(now), others):
@@ -171,9 +181,8 @@ class TrainingKeeper:
             return
         now = self._parts.clock()
         latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
-        run = TrainingRun(
-            claim, folder, job["attempt"], job=job, worker=worker, not_before=now, latest_end=latest
-        )
+        run = TrainingRun(claim, folder, job["attempt"], job=job, worker=worker, latest_end=latest)
+        self._troubles.end(claim.job_id)
         self._runs.append(run)
         self._preparing = None
 
@@ -182,8 +191,8 @@ class TrainingKeeper:
 
         A database that does not answer is no attempt: it would fail every job that waits.
         """
-        why, now = _kind_of(error), self._parts.clock()
-        counts = not isinstance(error, SQLAlchemyError)
+        why, now = kind_of(error), self._parts.clock()
+        counts = not is_away(error)
         fruitless = job["attempts_without_progress"] + counts
         if fruitless >= FRUITLESS_ATTEMPTS:
             text = f"{fruitless} attempts ended without progress: the training process could not be started ({why})"
@@ -248,12 +257,16 @@ class TrainingKeeper:
 
     async def _follow_alone(self, run: TrainingRun) -> None:
         """One job's trouble must not stop the others."""
-        now = self._parts.clock()
-        if now < run.not_before:
+        job_id = run.claim.job_id
+        if self._troubles.is_waiting(job_id):
             return
         try:
+            given_up = self._troubles.given_up(job_id)
+            if given_up is not None:
+                await self._give_up(run, "internal", str(given_up))
+                return
             await self._follow(run)
-            run.failures = 0
+            self._troubles.end(job_id)
         except (KeyError, TypeError, ValueError):  # its process writes what is no progress line
             logger.exception("a training process broke the protocol: %s", run.claim.job_id)
             run.worker.kill()
@@ -261,12 +274,10 @@ class TrainingKeeper:
                 text = "the training process reported something unreadable"
                 await self.threads.run(self._failed, run.claim, run.job, "internal", text)
             self._runs.remove(run)
-        except Exception:  # e.g. the disk is full: it is tried again until the job's time is over
-            logger.exception("a job could not be followed: %s", run.claim.job_id)
-            pause_s = min(LONGEST_PAUSE_S, AFTER_A_FAILURE_S * 2**run.failures)
-            run.failures += 1
-            run.not_before = now + timedelta(seconds=pause_s)
-            if now > run.latest_end:
+        except Exception as error:  # a full disk is waited for until the job's time is over
+            logger.exception("a job could not be followed: %s", job_id)
+            self._troubles.add(job_id, error, counts=not isinstance(error, OSError))
+            if self._parts.clock() > run.latest_end:
                 await self._end_late(run)
 
     async def _follow(self, run: TrainingRun) -> None:
@@ -291,12 +302,16 @@ class TrainingKeeper:
 
     async def _end_late(self, run: TrainingRun) -> None:
         """The process ends by itself after a step; one that hangs in a step does not, nor what cannot be recorded."""
-        await self.threads.run(run.worker.kill)
-        self._runs.remove(run)
         text = "the job's maximum runtime was over before the training process and its results were dealt with"
+        await self._give_up(run, "max_runtime_exceeded", text)
+
+    async def _give_up(self, run: TrainingRun, reason: str, message: str) -> None:
+        await self.threads.run(run.worker.kill)
         with suppress(LeaseLost):
-            await self.threads.run(self._failed, run.claim, run.job, "max_runtime_exceeded", text)
+            await self.threads.run(self._failed, run.claim, run.job, reason, message)
             training_runs.clear(self._work, run.claim.job_id)
+        self._runs.remove(run)
+        self._troubles.end(run.claim.job_id)
 
     def _take_progress(self, run: TrainingRun) -> None:
         """Store what the process has told. Raises `LeaseLost` when the job is not this attempt's any more."""
@@ -426,12 +441,6 @@ def _why_not_started(error: Exception) -> tuple[str, str]:
     if isinstance(error, SafeguardLost):
         return "not_enforced", f"{error}; make the job again when it can, or without the setting"
     return "data_unreadable", str(error)
-
-
-def _kind_of(error: Exception) -> str:
-    """What the job's owner may know of an error: its text may hold paths."""
-    words = error.strerror if isinstance(error, OSError) else None
-    return words or type(error).__name__
 
 
 def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:

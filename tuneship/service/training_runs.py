@@ -82,13 +82,9 @@ class TrainingRun(Attempt):
 
     job: Row
     worker: Worker
-    not_before: datetime
-    """When it may be looked after again, after a failure to do so."""
     latest_end: datetime
     """Then it is ended, whatever it does."""
     cancelled_at: datetime | None = None
-    failures: int = 0
-    """In a row, to read or record what it does."""
 
     def has_model(self) -> bool:
         """Whether its adapter is complete on disk, which is so before it says `completed`, and nobody has cancelled.

@@ -14,6 +14,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from tuneship.durable import flush_open
+
 HEADS_FILE = "audit-heads.jsonl"
 BEGINNING = b'{"seq": '
 """Of each line."""
@@ -68,8 +70,7 @@ class Heads:
         self._last = 0  # until the whole line is there
         with self.file.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+            flush_open(stream)
         self._last = head.seq
 
     def _drop_cut_line(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuneship.durable import flush, write_private
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,
@@ -33,7 +34,6 @@ from tuneship.store.backup_format import (
 )
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
-from tuneship.store.private_files import flush, write_private
 from tuneship.store.stored_files import stored_objects
 
 PINS = "backup-"
@@ -213,8 +213,7 @@ def _write_rows(connection: sa.Connection, file: Path) -> None:
         target.forget()  # everything is in the file itself, nothing in its log
     finally:
         target.close()
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
+    flush(file)
     flush(file.parent)
 
 

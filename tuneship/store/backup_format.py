@@ -12,7 +12,6 @@ new one does not name: at every moment the manifest that is there is that of a c
 
 import hashlib
 import json
-import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,9 +20,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.durable import flush, flush_open, write_private
 from tuneship.startup import StartupError
 from tuneship.store import tables
-from tuneship.store.private_files import flush, write_private
 
 MANIFEST = "tuneship-backup.json"
 UNFINISHED = "tuneship-backup.unfinished"
@@ -122,8 +121,7 @@ def copy_file(source: Path, target: Path) -> str:
             while block := opened.read(1 << 20):
                 digest.update(block)
                 copy.write(block)
-            copy.flush()
-            os.fsync(copy.fileno())
+            flush_open(copy)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

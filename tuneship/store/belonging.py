@@ -11,10 +11,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuneship.durable import write_private
 from tuneship.startup import StartupError
 from tuneship.store.database import SQLITE_FILE, url_of
 from tuneship.store.installation import Found
-from tuneship.store.private_files import write_private
 
 RECORD = "database"
 OWN = "sqlite in this directory"

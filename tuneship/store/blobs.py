@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from tuneship.durable import flush
 from tuneship.sealing import ObjectDamaged, SealingWriter, new_key, open_plain
-from tuneship.store.private_files import flush
 
 STAGED = ".staged-"
 DATA_FILE = "data.jsonl"

@@ -17,7 +17,14 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic import SecretStr
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
 
 from tuneship.startup import StartupError
@@ -25,7 +32,7 @@ from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
 from tuneship.store.turns import Turns, TurnTimedOut
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
 IN_USE = 6
@@ -228,6 +235,13 @@ class Database:
         self._release()
         self.engine.dispose()
         self._first_engine.dispose()
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database failed (it does not answer, is locked, full or damaged), not what was asked of it."""
+    if isinstance(error, (DataError, IntegrityError, ProgrammingError)):
+        return False
+    return isinstance(error, (DBAPIError, WaitedTooLong, PendingRollbackError))
 
 
 def revision_of(connection: sa.Connection) -> str | None:

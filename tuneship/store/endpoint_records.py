@@ -1,7 +1,7 @@
 """Endpoint rows: the split is one row, swapped in one transaction; every change raises its `version`."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.store import rows
+from tuneship.store.database import is_away
 from tuneship.store.events import emit
 from tuneship.store.rows import Row
 from tuneship.store.tables import endpoints
@@ -45,24 +46,34 @@ def rename(connection: sa.Connection, row: Row, name: str, now: datetime) -> Non
     rows.change(connection, endpoints, row["id"], now, name=name, version=row["version"] + 1)
 
 
-def revert_lapsed(connection: sa.Connection, now: datetime) -> list[str]:
-    """Return every endpoint whose lease has lapsed to its fallback; answers their ids.
+def revert_lapsed(
+    connection: sa.Connection, now: datetime, besides: Collection[str] = ()
+) -> dict[str, Exception | None]:
+    """Return every endpoint whose lease has lapsed to its fallback; answers their ids, and for which it failed.
 
-    A row that cannot be used is logged and left as it is: it must not keep the traffic of others.
+    A row that cannot be used is logged and left as it is: it must not keep the traffic of others. `besides`: not these.
     """
     lapsed = connection.execute(
-        sa.select(endpoints).where(endpoints.c.lease_until <= now)
+        sa.select(endpoints).where(is_lapsed(now), endpoints.c.id.not_in(besides))
     ).mappings()
-    reverted: list[str] = []
+    ended: dict[str, Exception | None] = {}
     for row in map(dict, list(lapsed)):
         try:
             with connection.begin_nested():
                 _revert(connection, row, now)
-        except (KeyError, TypeError, ValueError):
+        except Exception as error:
+            if is_away(error):
+                raise
             logger.exception("a lapsed lease could not be ended: %s", row["id"])
+            ended[row["id"]] = error
         else:
-            reverted.append(row["id"])
-    return reverted
+            ended[row["id"]] = None
+    return ended
+
+
+def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:
+    """Which endpoints have a lease that has lapsed and is not ended in the row yet."""
+    return endpoints.c.lease_until <= now
 
 
 def _revert(connection: sa.Connection, row: Row, now: datetime) -> None:

@@ -170,16 +170,19 @@ def _measured_steps(connection: sa.Connection, job_id: str, most: int) -> tuple[
         connection.scalar(sa.select(end(step)).where(own)) or 0
         for end in (sa.func.min, sa.func.max)
     )
-    width = (last - first) // (most - 2) + 1
-    part = ((step - first) // width).label("part")
-    newest, loss = sa.func.max(step), job_metrics.c.validation_loss
-    parts = connection.execute(sa.select(part, newest, sa.func.min(loss)).where(own).group_by(part))
-    found = [tuple(one) for one in parts]
-    lowest, place = min((loss, part) for part, _, loss in found)
-    begins = first + place * width
-    is_best = sa.and_(own, step >= begins, step < begins + width, loss <= lowest)
-    best = connection.scalar(sa.select(sa.func.min(step)).where(is_best))
-    return {first, last, *(one for _, one, _ in found), *([] if best is None else [best])}, True
+    best = sa.select(step).where(own).order_by(job_metrics.c.validation_loss, step).limit(1)
+    spaced = _spaced(own, (last - first) // (most - 2) + 1)
+    return {first, last, *connection.scalars(best), *connection.scalars(spaced)}, True
+
+
+def _spaced(own: sa.ColumnElement[bool], width: int) -> sa.Select[tuple[int]]:
+    """Measured steps, each at least `width` behind the one before; the index is asked once for each of them."""
+    step = job_metrics.c.step
+    picked = sa.select(sa.func.min(step).label("step")).where(own).cte("picked", recursive=True)
+    behind = sa.select(sa.func.min(step)).where(own, step >= picked.c.step + width)
+    more = sa.select(behind.scalar_subquery()).where(picked.c.step.is_not(None))
+    found = picked.union_all(more).c.step
+    return sa.select(found).where(found.is_not(None))
 
 
 def steps_behind(

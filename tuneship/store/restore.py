@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuneship.durable import flush, write_private
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,
@@ -26,7 +27,6 @@ from tuneship.store.backup_format import (
 )
 from tuneship.store.belonging import OWN, RECORD, name_of
 from tuneship.store.database import SQLITE_FILE, Database, sqlite_url
-from tuneship.store.private_files import flush, write_private
 
 RESTORING = "restoring"
 ROWS, HEADS = "rows.sqlite", "heads"

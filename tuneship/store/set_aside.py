@@ -12,9 +12,9 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
+from tuneship.durable import flush
 from tuneship.store import tables
 from tuneship.store.belonging import files_in
-from tuneship.store.private_files import flush
 
 SET_ASIDE = "set-aside"
 

@@ -143,6 +143,17 @@ jobs = _resource(
     sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),
 )
 
+
+def _measured_index(*columns: str) -> sa.Index:
+    """Of the steps at which the model was measured: one in a hundred, and looked for again and again."""
+    return sa.Index(
+        f"ix_job_metrics_{'_'.join(columns)}_measured",
+        *columns,
+        sqlite_where=sa.text("evaluated = 1"),
+        postgresql_where=sa.text("evaluated"),
+    )
+
+
 job_metrics = sa.Table(
     "job_metrics",
     METADATA,
@@ -157,6 +168,8 @@ job_metrics = sa.Table(
     # False: the values of an earlier measurement are repeated.
     sa.Column("evaluated", sa.Boolean, nullable=False, server_default=sa.false()),
     _whole("log_id", server_default="0"),  # the newest entry of the log when the step was stored
+    _measured_index("job_id", "step"),
+    _measured_index("job_id", "validation_loss", "step"),
 )
 
 job_logs = sa.Table(

@@ -7,7 +7,6 @@ neither models nor what the values mean. Next: `tuneship/training/run.py`.
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tuneship.durable import flush
 from tuneship.sealing import read_plain, write_sealed
 
 TENSORS_FILE = "tensors.safetensors"
@@ -95,11 +95,11 @@ def make_directory(final: Path, fill: Callable[[Path], None]) -> None:
     unfinished.mkdir()
     fill(unfinished)
     for path in [*unfinished.rglob("*"), unfinished]:
-        _sync(path)
+        flush(path)
     if final.exists():
         shutil.rmtree(final)
     unfinished.rename(final)
-    _sync(final.parent)
+    flush(final.parent)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -107,14 +107,6 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.glob(".tmp-*"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:
