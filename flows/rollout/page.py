@@ -52,7 +52,7 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     plan = begun.plan
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
     pair = "Baseline {}, candidate {}".format(*ids)
-    state = _ending(result) if result else f"at {record.weight} %"
+    state = f"**{result.told}**" if result else f"at {record.weight} %"
     sections = [
         f"# Roll-out {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
@@ -66,10 +66,6 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
             sections += ["## Plain thresholds", threshold_table(looks[-1].thresholds)]
         sections += ["## Looks", _look_table(looks)]
     return "\n\n".join(sections) + "\n"
-
-
-def _ending(result: RolloutResult) -> str:
-    return f"**{result.outcome}**" + ("" if result.reason == "none" else f" ({result.reason})")
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:
