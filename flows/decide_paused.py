@@ -62,7 +62,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
     result = result_of(file.record, split.notes + file.unwritten)
-    log.info("%s (%s)", result.outcome, result.reason)
+    log.info("%s", result.told)
     if result.outcome == "rollback_incomplete":
         raise RollbackIncomplete(result, f"the split of {result.endpoint_id} is not confirmed")
     return result

@@ -73,6 +73,11 @@ class RolloutResult(BaseModel):
         description="What a reader must know beside the outcome: gates that are off, a server without leases, ...",
     )
 
+    @property
+    def told(self) -> str:
+        """Outcome and reason for people."""
+        return self.outcome + ("" if self.reason == "none" else f" ({self.reason})")
+
 
 class RollbackIncomplete(Exception):
     """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""

@@ -263,7 +263,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     except Exception as error:  # the release has ended: no report may change how
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
-    log.info("%s (%s); report: %s", result.outcome, result.reason, result.report or "none")
+    log.info("%s; report: %s", result.told, result.report or "none")
     return result
 
 

@@ -131,7 +131,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
     """The release in a few rows."""
     accuracy, tags = result.accuracy, release.deployment.tags
     rows = {
-        "outcome": result.outcome + ("" if result.reason == "none" else f" ({result.reason})"),
+        "outcome": result.told,
         "model": result.model,
         "champion before": result.champion_model,
         "base model": release.base_model,

@@ -5,7 +5,11 @@ that standard output holds the result alone.
 """
 
 import logging
+import os
+import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import prefect
@@ -21,12 +25,27 @@ PREFECT_FOLDER = str(Path(prefect.__file__).parent)
 SHOWN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
+class _Console(Console):
+    """Falls silent once nobody reads; rich would end the program, in the middle of a roll-out."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich."""
+        self.fall_silent()
+
+    def fall_silent(self) -> None:
+        """Also for Python itself, whose last flush would fail and take the exit code's place."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
 class Screen:
-    """Lines and bars on standard error."""
+    """Lines and bars on standard error. What cannot be shown is lost: no run depends on who watches it."""
 
     def __init__(self) -> None:
         """Nothing is drawn before there is something to say."""
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._started = time.monotonic()
         self._bars = Progress(
             TextColumn("         {task.description}"),
@@ -42,13 +61,18 @@ class Screen:
     def say(self, text: str, style: str = "") -> None:
         """One line with the seconds since the start."""
         elapsed = time.monotonic() - self._started
-        self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
+        with self._or_silent():
+            self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
 
     def show(self, now: progress.Progress) -> None:
         """Move the bar of this work; it disappears when the work is done."""
         if not self.console.is_terminal:
             self._show_as_line(now)
             return
+        with self._or_silent():
+            self._show_as_bar(now)
+
+    def _show_as_bar(self, now: progress.Progress) -> None:
         if now.work not in self._works:
             self._works[now.work] = self._bars.add_task(now.work, total=None, detail="")
             self._bars.start()
@@ -66,9 +90,17 @@ class Screen:
             self._last_line[now.work] = moment
             self.say(f"{now.work}: {now.done:.0f}/{now.total:.0f}  {now.detail}")
 
+    @contextmanager
+    def _or_silent(self) -> Generator[None]:
+        try:
+            yield
+        except OSError:  # a full disk, a terminal that is gone
+            self.console.fall_silent()
+
     def close(self) -> None:
         """Take the bars away."""
-        self._bars.stop()
+        with self._or_silent():
+            self._bars.stop()
 
 
 class _RunLogs(logging.Handler):

@@ -56,6 +56,10 @@ EXPECTED = (
     JobOverdue,
     DeploymentNotRunning,
 )
+PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
+"""What pydantic says of a file's keys, in words for people who do not know it."""
+REPEATED = "a key stands twice in one mapping"
+MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
 PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
 """A Prefect server for one run needs no UI."""
@@ -147,13 +151,15 @@ def _write(told: dict[str, Any], result: Path, screen: Screen) -> None:
 def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
     """Parameters from a YAML or JSON file; paths in it are relative to it. Raises `BadInput`."""
     try:
-        content: object = yaml.safe_load(file.read_text())
+        content: Any = yaml.load(file.read_text(), _UniqueKeys)  # noqa: S506 - a safe loader
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise BadInput(f"{file}: is not valid YAML or JSON{where}") from None
+        is_repeated = getattr(error, "context", None) == REPEATED
+        wrong = REPEATED if is_repeated else "is not valid YAML or JSON"
+        raise BadInput(f"{file}: {wrong}{where}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{file}: must hold a mapping of parameters")
     try:
@@ -162,14 +168,44 @@ def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
             json.dumps(content, default=str), context={DIRECTORY: file.resolve().parent}
         )
     except ValidationError as error:
-        raise BadInput(f"{file}: {len(error.errors())} problem(s)", _problems(error)) from None
+        problems = _problems(error, content)
+        raise BadInput(f"{file}: {len(problems)} problem(s)", problems) from None
 
 
-def _problems(error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join(str(part) for part in problem['loc']) or 'parameters'}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_input=False)
-    ]
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's last key of a name would win, without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != MERGE_KEY:
+                if name.value in seen:
+                    raise yaml.MarkedYAMLError(REPEATED, problem_mark=name.start_mark)
+                seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def _problems(error: ValidationError, content: Any) -> list[str]:
+    """A line for each place; a value of several kinds has been tried as each of them."""
+    told: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False):
+        place = ".".join(_place(problem["loc"], content, problem["type"])) or "parameters"
+        wrong = PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+        told.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
+    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in told.items()]
+
+
+def _place(location: tuple[str | int, ...], content: Any, kind: str) -> list[str]:
+    """Where it stands in the file: pydantic also names the kinds that it has tried, which are no keys of it."""
+    place: list[str] = []
+    for part in location:
+        try:
+            content = content[part]
+        except (TypeError, LookupError):
+            if kind != "missing" or part != location[-1]:
+                continue
+        place.append(str(part))
+    return place
 
 
 def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:

@@ -58,7 +58,7 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
         withdraw_question(split.file, ended.outcome)
     result = result_of(split.file.record, list(dict.fromkeys(split.notes + split.file.unwritten)))
     show(split.file.record, log, result)
-    log.info("%s (%s)", result.outcome, result.reason)
+    log.info("%s", result.told)
     if result.outcome == "rollback_incomplete":
         message = f"the split of {result.endpoint_id} was not returned: {result.reason}"
         raise RollbackIncomplete(result, message)

@@ -87,9 +87,8 @@ def listed(told: Sequence[str]) -> str:
 
 
 def _ending(result: RolloutResult) -> str:
-    if result.reason == "none":
-        return f"**{result.outcome}**"
-    return f"**{result.outcome}** ({result.reason}: {in_words(result.reason)})"
+    meant = "" if result.reason == "none" else f": {in_words(result.reason)}"
+    return f"**{result.told}**{meant}"
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:

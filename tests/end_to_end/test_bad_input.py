@@ -61,7 +61,7 @@ def test_a_data_file_that_does_not_exist_is_named(place: Place, tmp_path: Path) 
 
 def test_an_unknown_key_is_named(place: Place, tmp_path: Path) -> None:
     said = refused(place, tmp_path, release(ROWS, learning_rat=0.1))
-    assert "learning_rat: Extra inputs are not permitted" in said
+    assert "learning_rat: is not a known key" in said
 
 
 def test_an_approval_that_nobody_can_give_is_refused_before_anything_is_made(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.parameters import ReleaseParameters
+from flows.refusals import BadInput
 from flows.screen import Screen
-from flows.script import _ending_after, _write
+from flows.script import _ending_after, _write, load_parameters
 from tests.flows.conftest import SCRIPT
 from tuneship.client import ServiceUnreachable
 
@@ -96,3 +98,62 @@ def test_a_service_that_does_not_answer_is_named_without_its_password(
     told = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
     assert "models.example:8700 (TUNESHIP_URL)" in told
     assert "secret" not in told
+
+
+SAYS_AND_SHOWS = """
+import sys
+from flows.parameters import ReleaseParameters
+from flows.refusals import BadInput
+from flows.screen import Screen
+from tasks.progress import Progress
+
+screen = Screen()
+screen.say("words")
+screen.show(Progress("training", 1, 2))
+screen.close()
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> None:
+    """As in `... 2>&1 | tee log`, where Ctrl-C ends `tee` too, while the traffic must still be returned."""
+    if is_disk_full:
+        writes = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reads, writes = os.pipe()
+        os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_AND_SHOWS],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
+        stderr=writes,
+        check=False,
+    )
+    os.close(writes)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("{hyperparameters: {epochs: two}}", "hyperparameters.epochs: should be a valid integer, "),
+        ("{hyperparameters: {epoch: 2}}", "hyperparameters.epoch: is not a known key"),
+        (
+            "{data: {validation_file: v.jsonl}}",
+            "data: one of files, dataset_ids and dataset_tags is needed",
+        ),
+        ("{}", "model_name: is needed"),
+        ("{canary: {steps: [50, 10, 100]}}", "canary: steps must rise strictly"),
+        ("a: {b: 1,\n    b: 2}", "a key stands twice in one mapping (line 2, column 5)"),
+    ],
+)
+def test_a_params_file_is_refused_with_the_place_as_it_stands_in_the_file(
+    change: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "release.yaml"
+    file.write_text(change)
+    with pytest.raises(BadInput) as refusal:
+        load_parameters(file, ReleaseParameters)
+    assert said in str(refusal.value)
+    assert "literal" not in str(refusal.value)
+    assert "constrained" not in str(refusal.value)

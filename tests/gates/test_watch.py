@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gates.drawn import EDGES, Behaviour, Minute, Service
+from tests.gates.drawn.worlds import EDGES, Behaviour, Minute, Service
 from tests.gates.rollouts import START
 from tuneship.gates.series import Bucket, Unusable
 from tuneship.gates.watch import (
