@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.journal import FileLock, Journal, NotWritten, damage_of
+from flows.journal import FileLock, Journal, damage_of
 from flows.markdown import code
 from flows.rollout.abandoned import Watch
 from flows.rollout.split import FAILURES, Log, describe
@@ -89,7 +89,7 @@ class Memory:
         """Read it. Raises OSError."""
         self._journal = Journal(path)
         self.facts, damaged = self._journal.read(_fact)
-        self.damage = [damage_of(path, damaged)] if damaged else []
+        self._damage = [damage_of(path, damaged)] if damaged else []
 
     def last(self, kind: str) -> dict[str, Any] | None:
         """The newest fact of this kind."""
@@ -100,10 +100,16 @@ class Memory:
         return any(one["kind"] == "alarm" and one["finding"] == finding for one in self.facts)
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Raises `NotWritten`."""
+        """Remember it; where the disk takes no line, an alarm comes again at the next run rather than never."""
         fact = {"kind": kind, **fields}
-        self._journal.append(json.dumps(fact, separators=(",", ":")))
+        self._journal.append_if_possible(json.dumps(fact, separators=(",", ":")))
         self.facts.append(fact)
+
+    @property
+    def notes(self) -> list[str]:
+        """What cannot be read or written of it, for people."""
+        unwritten = self._journal.unwritten
+        return self._damage + ([unwritten] if unwritten else [])
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:
@@ -158,10 +164,11 @@ def _watch(served: Served, watch: Watch, path: Path) -> tuple[list[Alarm], list[
         memory = Memory(path)
         seen = _look(served, memory, watch.now)
         if seen is None:
-            return [], memory.damage
+            return [], memory.notes
         readings, notes = seen
         alarms = [_alarm(served, one) for one in readings if not memory.has_told(one.gate)]
-        return alarms, memory.damage + notes + _tell(alarms, readings, memory, watch)
+        _tell(alarms, readings, memory, watch)
+        return alarms, notes + memory.notes
     finally:
         lock.release()
 
@@ -225,20 +232,15 @@ def _alarm(served: Served, reading: Reading) -> Alarm:
 
 def _tell(
     alarms: Sequence[Alarm], readings: Sequence[Reading], memory: Memory, watch: Watch
-) -> list[str]:
+) -> None:
     """Told first and remembered then: a process that dies between the two tells twice rather than never."""
-    if not alarms:
-        return []
     for alarm in alarms:
         watch.log.warning(alarm.text)
         _try(lambda alarm=alarm: _emit(alarm), watch.log)
-    _try(lambda: _show(alarms[0], readings), watch.log)
-    try:
-        for alarm in alarms:
-            memory.add("alarm", at=watch.now.isoformat(), **alarm.model_dump(mode="json"))
-    except NotWritten as error:
-        return [f"an alarm is not remembered: {error.filename} ({error.strerror})"]
-    return []
+    if alarms:
+        _try(lambda: _show(alarms[0], readings), watch.log)
+    for alarm in alarms:
+        memory.add("alarm", at=watch.now.isoformat(), **alarm.model_dump(mode="json"))
 
 
 def _try(tell: Callable[[], object], log: Log) -> None:

@@ -1,5 +1,6 @@
 """What the guard reports of a deployment that has become worse after its bake, and that it moves nothing."""
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from prefect.client.orchestration import get_client
 
 from flows.guard import guard
 from flows.guard_rules import GuardResult, GuardRules
+from flows.journal import Journal
 from flows.watch import EVENT, Memory
 from tasks.api import disconnect
 from tests.fakes.canary_service import BASELINE, CANDIDATE, Answer, FakeService, as_text
@@ -165,6 +167,25 @@ def test_missing_or_wrong_metrics_stop_nothing(
     assert result.outcome == "nothing_to_do"
     assert len(result.notes) == 1
     assert CANDIDATE in result.notes[0]
+
+
+def test_a_disk_that_takes_no_line_hides_no_alarm(
+    aging: Callable[[float], Aging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = aging(3.0)
+    service.bad_share = turns_bad_after(1.75)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Journal, "_write", full)
+        result = guard()
+    assert told(result) == [(CANDIDATE, "error")]
+    (note,) = result.notes
+    assert "could not be written (No space left on device)" in note
+    assert told(guard()) == [(CANDIDATE, "error")], "told again, for nothing was remembered"
+    assert told(guard()) == []
 
 
 def test_who_shares_its_traffic_or_has_a_lease_is_not_watched(

@@ -26,7 +26,7 @@ INTERVAL: Final = "15m"
 QUARTER, DAY = timedelta(minutes=15), timedelta(days=1)
 HOUR_LONG, DAY_LONG = 4, 96
 """In quarter hours."""
-STARTS: Final = 8
+STARTS: Final = 24
 """A stretch is weighed from so many moments on, so that its good beginning does not hide a bad end."""
 LIMITS: Final[Mapping[str, Limits]] = {
     name: Limits(ratio, harm, harm)
