@@ -9,8 +9,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.gates.drawn.kinds import KINDS, Kind
-from tests.gates.drawn.rules import Run, argo, kayenta, roll_out, runs_of, share_wrong, watched
+from tests.gates.drawn import (
+    KINDS,
+    Kind,
+    Run,
+    argo,
+    kayenta,
+    roll_out,
+    runs_of,
+    share_wrong,
+    watched,
+)
 
 BOUNDED = [kind for kind in KINDS.values() if kind.most is not None]
 EACH = pytest.mark.parametrize("kind", BOUNDED, ids=[kind.name for kind in BOUNDED])

@@ -4,8 +4,7 @@ from functools import cache
 
 import pytest
 
-from tests.gates.drawn.kinds import KINDS
-from tests.gates.drawn.rules import PUBLISHED, runs_of
+from tests.gates.drawn import KINDS, PUBLISHED, runs_of
 from tests.gates.rollouts import plan_with
 from tuneship.gates.forecast import Forecast, Today, choose_steps, forecast
 from tuneship.gates.readings import choose_gates
