@@ -4,25 +4,28 @@ Only the model is played, and the clock moves a bucket of a minute at each look 
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from flows.shift_traffic import shift_traffic
-from tests.faults.stage import Stage
+from tests.faults.stage import BEFORE, Stage
 from tests.flows.conftest import prefect_api, records
 from tests.service.in_process import CATALOGUE
+from tuneship.service import generation, generation_ends, under_way
+from tuneship.service.http.border import InFlight
 
 __all__ = ["prefect_api", "records"]
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
-PATIENCE_S = 0.3
-"""Of a caller; a good answer takes milliseconds."""
 AT_ONCE = 20
 TOKENIZER: Any = CATALOGUE.default.tokenizer
 
@@ -32,6 +35,7 @@ class Callers(Stage):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, allow_fault_injection=True)
+        self.patience_s = 60.0
         self.per_bucket = 120
         self.service.engines.answer = TOKENIZER.encode("a word " * 10, add_special_tokens=False).ids
 
@@ -48,7 +52,7 @@ class Callers(Stage):
 
     async def _send(self, count: int) -> None:
         limits = httpx.Limits(max_connections=AT_ONCE)
-        timeout = httpx.Timeout(60, read=PATIENCE_S)
+        timeout = httpx.Timeout(60, read=self.patience_s)
         async with httpx.AsyncClient(
             base_url=self.service.url,
             headers=self.service.headers["alice"],
@@ -59,14 +63,49 @@ class Callers(Stage):
             await asyncio.gather(*(self._ask(http, number) for number in range(count)))
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> None:
-        body = {"prompt": "word " * (1 + number % 40), "stream": bool(number % 2)}
         with suppress(httpx.ReadTimeout):  # the caller has hung up
-            await http.post(f"/v1/endpoints/{self.endpoint}/generate", json=body)
+            await http.post(f"/v1/endpoints/{self.endpoint}/generate", json=body_of(number))
+
+
+class PatientCallers(Callers):
+    """Nobody hangs up. Whoever waits at the end of a bucket has waited for a minute, by the clock of this test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.service.limit(generations=InFlight(each=10_000, together=10_000))
+        self.waiting: list[Future[httpx.Response]] = []
+
+    def minutes_later(self) -> float:
+        return time.perf_counter() + 60.0 * (BEFORE + self.ticks)
+
+    async def _send(self, count: int) -> None:
+        path = f"/v1/endpoints/{self.endpoint}/generate"
+        for first in range(0, count, AT_ONCE):
+            for number in range(first, min(first + AT_ONCE, count)):
+                asking = self.service.ask("POST", path, json=body_of(number))
+                self.waiting.append(asyncio.run_coroutine_threadsafe(asking, self.service.loop))
+            self.service.until(self._only_hanging_ones_are_left)
+
+    def _only_hanging_ones_are_left(self) -> bool:
+        self.waiting = [one for one in self.waiting if not one.done()]
+        hanging = self.service.parts.under_way.ages_ms(self.candidate)
+        is_busy = any(replica.running for replica in self.service.engines.replicas)
+        return len(self.waiting) == len(hanging) and not is_busy
+
+
+def body_of(number: int) -> dict[str, Any]:
+    return {"prompt": "word " * (1 + number % 40), "stream": bool(number % 2)}
 
 
 @pytest.fixture
 def callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Callers]:
     with Callers(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def patient_callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[PatientCallers]:
+    with PatientCallers(tmp_path) as made:
         yield made
 
 
@@ -82,6 +121,7 @@ def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
     callers: Callers, fault: str
 ) -> None:
     faults, reason = FAULTS[fault]
+    callers.patience_s = 0.5 if fault == "hang" else callers.patience_s
     callers.meet(**faults)
     # Times on a busy machine are not what is tried here.
     plan = callers.plan(steps=[50, 100], latency_gates=None, max_looks_per_step=5)
@@ -90,4 +130,22 @@ def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
 
     assert (result.outcome, result.reason) == ("rolled_back", reason)
     assert callers.seen == [0, 50]
+    assert callers.weight == 0
+
+
+def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
+    patient_callers: PatientCallers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers = patient_callers
+    callers.meet(hang="0.5")
+    clock = SimpleNamespace(perf_counter=callers.minutes_later)
+    for module in (generation, generation_ends, under_way):
+        monkeypatch.setattr(module, "time", clock)
+
+    result = shift_traffic(callers.plan(steps=[50, 100], max_looks_per_step=12))
+
+    assert (result.outcome, result.reason) == ("rolled_back", "latency")
+    look = result.decisions[-1]
+    assert sum(look["hanging_baseline"]) == 0
+    assert sum(look["hanging_candidate"]) > 0
     assert callers.weight == 0

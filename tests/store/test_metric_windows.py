@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from alembic.config import Config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tuneship.metrics import columns
 from tuneship.metrics.observations import Observation, Outcome
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import Window
@@ -207,6 +209,34 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
     assert np.array_equal(hours.sketches["count"], [8])
     assert seconds[names].tolist() == [(0, 2, 3, 2)]
     database.close()
+
+
+def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
+    """More than the migration reads at once."""
+    file = tmp_path / "old.sqlite"
+    _upgrade(file, "0007")
+    old = struct.pack("<5q4d19I", 3, *bytes(27)) + struct.pack("<hI", 10, 3)
+    keys = [(f"dep_{number % 3}", width, number) for number in range(700) for width in WIDTHS]
+    with sqlite3.connect(file) as raw:
+        raw.executemany(
+            "INSERT INTO metric_windows (deployment_id, endpoint_id, width, start, window, minutes)"
+            " VALUES (?, '', ?, ?, ?, ?)",
+            [(*key, old, old[:148] * 60 if key[1] == HOUR else None) for key in keys],
+        )
+    raw.close()
+    database = Database(sqlite_url(file))
+    with database.read() as connection:
+        rows = connection.execute(sa.select(tables.metric_windows)).all()
+    database.close()
+    assert len(rows) == len(keys)
+    whole = columns.from_stored([row.window for row in rows])
+    assert set(whole.facts[["requests", "uncounted", "error_callers"]].tolist()) == {(3, 3, 0)}
+    assert set(whole.sketches.tolist()) == {(10, 3)}
+    assert whole.lengths.tolist() == [1] * len(rows)
+    minutes = [row.minutes for row in rows if row.width == HOUR]
+    found = np.frombuffer(b"".join(minutes), columns.FACTS)
+    assert set(found[["requests", "uncounted"]].tolist()) == {(3, 3)}
+    assert len(found) == 60 * 700
 
 
 def _upgrade(file: Path, revision: str) -> None:
