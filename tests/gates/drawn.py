@@ -266,7 +266,7 @@ def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> R
                 freeze(series_of(hour), tuple(reversed(hour))),
                 formula_version="1" if before else "",
             ),
-            SplitConfirmed(plan.steps[0], START),
+            SplitConfirmed(plan.known_steps[0], START),
         )
     )
     return _looks(service, plan, record, counts_all=counts_all)
