@@ -207,7 +207,8 @@ def _cannot(found: Forecast) -> list[str]:
 
 def rate_in_words(today: Today) -> str:
     """The endpoint's traffic."""
-    return f"{today.requests_per_minute:.3g} requests a minute"
+    rate = today.requests_per_minute
+    return f"{rate:,.0f} requests a minute" if rate >= 10 else f"{rate:.2g} requests a minute"
 
 
 def _minutes(minutes: float) -> str:

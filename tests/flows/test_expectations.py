@@ -28,9 +28,14 @@ def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = Fa
     buckets = tuple(
         Bucket(end, Traffic(requests=per_minute, errors=failed), Traffic()) for end in ends
     )
-    in_flight = {"baseline": InFlight((1000.0, 20000.0), (0, 0))} if ages else {}
+    snapshot = InFlight((1000.0, 20000.0), (0, 0)) if ages else None
     series = Series(
-        buckets, NOW, dict.fromkeys(ARMS, NOW), dict.fromkeys(ARMS), True, in_flight=in_flight
+        buckets,
+        NOW,
+        dict.fromkeys(ARMS, NOW),
+        dict.fromkeys(ARMS),
+        True,
+        in_flight={"baseline": snapshot},
     )
     return Before({"metrics": {}}, series)
 

@@ -156,7 +156,7 @@ class Rollout:
             first["metrics"]["error_rate"] |= {name: [] for name in names}
         begun = Begun("ro_1", "cep_1", {}, self.plan.digest(), choose_gates(self.plan, first))
         self.record = self.record.plus(begun)
-        return self._shift(self.plan.steps[0], START)
+        return self._shift(self.plan.known_steps[0], START)
 
     def _shift(self, weight: int, at: datetime | None) -> "Rollout":
         self.weights.append(weight)

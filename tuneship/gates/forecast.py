@@ -64,13 +64,14 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     if _is_harm(plan, today.errors, 2.0 * today.errors):
         doubling = _minutes_to_find(plan, today, 2.0 * today.errors, begun)
     else:
-        why = f"a doubling of {100 * today.errors:.2g} % errors is within the plan's margin"
+        share = f"{100 * today.errors:.2g} % errors" if today.errors else "no errors"
+        why = f"a doubling of {share} is within the plan's margin"
         unprovable = (*unprovable, Unprovable(DOUBLING, why))
     more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS, begun)
     first = unprovable[0] if unprovable and typical is None else None
     sentence = _sentence(typical, doubling, more, first)
-    share = len(promoted) / len(equal)
-    return Forecast(typical, most, doubling, more, unprovable, sentence, share)
+    promoted_share = len(promoted) / len(equal)
+    return Forecast(typical, most, doubling, more, unprovable, sentence, promoted_share)
 
 
 def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
