@@ -145,7 +145,7 @@ def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all()
     assert len(scheduler.running) == scheduler.all_rows == 5
 
 
-def test_an_owner_has_half_of_the_rows_while_there_are_others() -> None:
+def test_an_owner_has_a_quarter_of_the_rows_while_there_are_others() -> None:
     """And all of them again a while after the last request of another."""
     scheduler = Scheduler(rows=8, prompt_tokens=100)
     scheduler.add(of_owner("bob", "b.", 0))
@@ -153,11 +153,11 @@ def test_an_owner_has_half_of_the_rows_while_there_are_others() -> None:
     for number in range(20):
         scheduler.add(of_owner("alice", "a.", number))
     step(scheduler)
-    assert len(scheduler.running) == 1 + 4
+    assert len(scheduler.running) == 1 + 2
     scheduler.release(scheduler.running[0])
     for _ in range(RECENT_STEPS):
         step(scheduler)
-    assert len(scheduler.running) == 4
+    assert len(scheduler.running) == 2
     step(scheduler)
     assert len(scheduler.running) == 8
 

@@ -12,9 +12,10 @@ from tuneship.events.vault import SealBroken
 from tuneship.sealing import ObjectDamaged
 from tuneship.service.keyring import TENANTS, Keyring
 from tuneship.store import tables
+from tuneship.store.belonging import files_in
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database
-from tuneship.store.set_aside import left_over
+from tuneship.store.set_aside import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
 RECHECK_S = 5.0
@@ -50,7 +51,7 @@ def _look(
 ) -> Report:
     with database.read() as connection:
         objects = list(stored_objects(connection))
-        extra = left_over(data_dir, connection)
+        extra = left_over(connection, files_in(data_dir), objects_of(connection))
         keys = _Keys(connection, keyring)
         faults = {**keys.broken(), **keys.missing(objects)}
     for one in objects:

@@ -21,7 +21,6 @@ from tuneship.store.belonging import (
     RECORD,
     check_belonging,
     check_name,
-    files_in,
     read_record,
     record_belonging,
 )
@@ -157,10 +156,11 @@ def _check_files(
     identity = installation.row_of(connection)["id"]
     way_on = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
     named = {one for one in objects_of(connection) if not one.startswith("work/")}
-    if named and not named & files_in(settings.data_dir):
+    blobs = settings.data_dir / "blobs"
+    if named and not any((blobs / one).exists() for one in named):
         raise FilesOfAnotherTime(
-            f"none of the {len(named)} datasets and models that the database names is in "
-            f"{settings.data_dir / 'blobs'}: mount or restore that folder; {way_on}"
+            f"none of the {len(named)} datasets and models that the database names is in {blobs}: "
+            f"mount or restore that folder; {way_on}"
         )
     try:
         head = heads.last()

@@ -240,7 +240,7 @@ def _recover(parts: Parts) -> None:
         endpoint_records.revert_lapsed(connection, now)
     with parts.database.read() as connection:
         files, known = files_in(data_dir), objects_of(connection)
-        unknown = left_over(data_dir, connection)
+        unknown = left_over(connection, files, known)
     place = set_aside(data_dir, unknown, now)
     if place is not None:
         text = "%d folders of files without a row were moved to %s, and stay there until you remove them"

@@ -5,7 +5,7 @@ the database.
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from tuneship.contract.jobs import ALIVE
 from tuneship.durable import flush
 from tuneship.store import tables
-from tuneship.store.belonging import files_in
 
 SET_ASIDE = "set-aside"
 
@@ -65,9 +64,12 @@ def _new_folder(root: Path, now: datetime) -> Path:
             return folder
 
 
-def left_over(data_dir: Path, connection: sa.Connection) -> set[str]:
-    """Folders that no row names. Those of jobs that have ended are not among them: a row names these jobs."""
-    known = objects_of(connection) | {
-        f"work/{identifier}" for identifier in connection.scalars(sa.select(tables.jobs.c.id))
-    }
-    return files_in(data_dir) - known
+def left_over(connection: sa.Connection, files: Set[str], known: Set[str]) -> set[str]:
+    """Folders that no row names. Those of jobs that have ended are not among them: a row names these jobs.
+
+    `files`: as `files_in` has them; `known`: as `objects_of` does.
+    """
+    unknown = set(files - known)
+    if any(one.startswith("work/") for one in unknown):
+        unknown -= {f"work/{name}" for name in connection.scalars(sa.select(tables.jobs.c.id))}
+    return unknown
