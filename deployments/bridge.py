@@ -6,6 +6,7 @@ then. `make up` starts it; by hand: `python -m deployments.bridge`, with `TUNESH
 PREFECT_API_URL.
 """
 
+import argparse
 import json
 import logging
 import sys
@@ -100,6 +101,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 def main() -> None:
     """Serve on this machine only."""
+    argparse.ArgumentParser(prog="deployments.bridge", description=__doc__).parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings, prefect_url = LocalSettings(), PREFECT_API_URL.value()
     if not prefect_url or not settings.bridge_secret_file.is_file():

@@ -71,6 +71,7 @@ class Local:
         self.status()
 
     def _up(self) -> None:
+        self._refuse_taken_ports()
         self._ensure("service", self._start_service)
         self._ensure("prefect-server", self._start_prefect)
         client = self._client()
@@ -86,6 +87,24 @@ class Local:
         self._ensure("bridge", self._start_bridge)
         self._ensure("worker", lambda: self._start_worker(environment))
 
+    def _refuse_taken_ports(self) -> None:
+        """Before anything is started. Raises `NotStarted`."""
+        ports = {
+            "service": (self._service.host, self._service.port, "TUNESHIP_PORT"),
+            "prefect-server": ("127.0.0.1", self._local.prefect_port, "TUNESHIP_PREFECT_PORT"),
+            "bridge": ("127.0.0.1", self._local.bridge_port, "TUNESHIP_BRIDGE_PORT"),
+        }
+        if self._other_service():
+            del ports["service"]
+        for name, (host, port, setting) in ports.items():
+            if self._processes.running(name) is None:
+                _refuse_taken(host, port, setting)
+
+    def _other_service(self) -> bool:
+        """Whether a service that this program did not start answers on the data directory."""
+        url = _url_in(self._service.data_dir / "service.json")
+        return bool(url) and _answers(f"{url}/healthz")
+
     def _ensure(self, name: str, start: Callable[[], None]) -> None:
         if self._processes.running(name) is None:
             _say(f"starting {name}")
@@ -94,7 +113,7 @@ class Local:
     def _start_service(self) -> None:
         command = [sys.executable, "-m", "tuneship.cli", "serve"]
         place = self._service.data_dir / "service.json"
-        if _url_in(place) and _answers(f"{_url_in(place)}/healthz"):
+        if self._other_service():
             _say("another `tuneship serve` on this data directory is used as it is")
             return
         place.unlink(missing_ok=True)
@@ -104,7 +123,6 @@ class Local:
     def _start_prefect(self) -> None:
         address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))
         command = [sys.executable, "-m", "prefect", "server", "start", *address]
-        _refuse_taken(self._local.prefect_port, "TUNESHIP_PREFECT_PORT")
         environment = self._environment | PREFECT_SERVER
         environment["PREFECT_SERVER_UI_API_URL"] = self.prefect_url
         self._processes.start(
@@ -113,7 +131,6 @@ class Local:
 
     def _start_bridge(self) -> None:
         command = [sys.executable, "-m", "deployments.bridge"]
-        _refuse_taken(self._local.bridge_port, "TUNESHIP_BRIDGE_PORT")
         self._processes.start(
             "bridge", command, self._environment, lambda: _answers(self.bridge_url, 405)
         )
@@ -161,10 +178,11 @@ def _url_in(place: Path) -> str:
         return ""
 
 
-def _refuse_taken(port: int, setting: str) -> None:
+def _refuse_taken(host: str, port: int, setting: str) -> None:
     """Raises `NotStarted` where somebody listens already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None

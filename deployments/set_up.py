@@ -4,6 +4,7 @@
 the installed package has no `prefect.yaml`. `make up` calls it for its own server.
 """
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def _run(environment: Mapping[str, str], *arguments: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="deployments.set_up", description=__doc__).parse_args()
     if (
         not get_current_settings().api.url
     ):  # Prefect would set up a server that ends with the command

@@ -29,6 +29,8 @@ LABEL = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
 DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NOT_READABLE = 2
+WHOLE = ("key", "state", "expires", "last used")
+"""Columns of a list that are shown whole."""
 
 app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revoke.")
 
@@ -36,7 +38,9 @@ DataDir = Annotated[
     Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
-KeyId = Annotated[str, typer.Argument(help="The eight letters after `tsk_`, as `list` shows them.")]
+KeyId = Annotated[
+    str, typer.Argument(help="The eight letters and digits after `tsk_`, as `list` shows them.")
+]
 Expires = Annotated[
     str | None,
     typer.Option(help="Lifetime: a whole number of m, h, d or w, such as 90d; or never."),
@@ -75,7 +79,10 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"keys": found}, indent=2))
         return
-    table = Table("key", "client", "may", "state", "expires", "last used", "label")
+    table = Table()
+    for name in ("key", "client", "may", "state", "expires", "last used", "label"):
+        # In a narrow place people's own words are broken; half a date or half a key says nothing.
+        table.add_column(name, no_wrap=name in WHOLE, overflow="fold")
     for one in found:
         may = _in_short(frozenset(one["scopes"]))
         moments = ((one[name] or "never")[:10] for name in ("expires_at", "last_used_at"))

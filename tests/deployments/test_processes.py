@@ -2,14 +2,18 @@
 
 import json
 import os
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from deployments.local import Local
 from deployments.processes import AtWork, NotStarted, Process, Processes
+from tuneship.settings import LocalSettings, ServiceSettings
 
+PORTS = ("TUNESHIP_PORT", "TUNESHIP_PREFECT_PORT", "TUNESHIP_BRIDGE_PORT")
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
@@ -90,3 +94,22 @@ def test_a_process_id_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -
 def test_an_unreadable_record_is_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "one.json").write_text(text)
     assert Processes(tmp_path).running("one") is None
+
+
+@pytest.mark.parametrize("setting", PORTS)
+def test_nothing_is_started_where_a_port_is_taken(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("run_dir", "prefect_dir", "bridge_secret_file", "data_dir"):
+        monkeypatch.setenv(f"TUNESHIP_{part.upper()}", str(tmp_path / part))
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    for name, listener in zip(PORTS, listeners, strict=True):
+        monkeypatch.setenv(name, str(listener.getsockname()[1]))
+        if name != setting:
+            listener.close()
+    with pytest.raises(NotStarted, match=rf"{setting} chooses another one"):
+        Local(LocalSettings(), ServiceSettings()).up()
+    for listener in listeners:
+        listener.close()
+    assert not list(tmp_path.glob("run_dir/*.log"))
+    assert not (tmp_path / "data_dir").exists()

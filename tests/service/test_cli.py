@@ -133,6 +133,20 @@ def test_keys_are_listed_for_programs_and_for_people(installed: Installation) ->
         assert word in text
 
 
+def test_a_narrow_list_shows_keys_and_dates_whole(
+    installed: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = installed.json(
+        *("create", "--client-id", "radiology-department", "--scopes", "viewer,generate"),
+        *("--expires", "90d", "--label", "what the night's release uses"),
+    )
+    told = installed.run("list").stdout
+    assert made["key_id"] in told
+    assert made["expires_at"][:10] in told
+    assert "…" not in told
+
+
 def test_a_revoked_key_is_refused_and_stays_listed(installed: Installation) -> None:
     made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
     ended = installed.json("revoke", made["key_id"])
