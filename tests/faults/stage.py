@@ -43,6 +43,8 @@ class Stage:
         self.at_tick: dict[int, Callable[[], object]] = {}
         """What happens once so many buckets of the roll-out are over."""
         self.per_bucket = PER_BUCKET
+        self.slower = 1.0
+        """How many times as long every request takes, on either deployment."""
         self.ticks = -BEFORE
         self.seen: list[int] = []
         """The candidate's shares, each once, as buckets met them."""
@@ -150,7 +152,7 @@ class Stage:
                     outcome=Outcome.SERVER_ERROR
                     if number % ERRORS_IN == ERRORS_IN - 1
                     else Outcome.SUCCESS,
-                    latency_ms=100.0 + 3.0 * (number % 100),
+                    latency_ms=self.slower * (100.0 + 3.0 * (37 * number % 100)),
                     prompt_tokens=10,
                     completion_tokens=10,
                     caller=number,

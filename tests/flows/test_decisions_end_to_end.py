@@ -1,6 +1,8 @@
-"""Faults that no error tells, through the whole chain: real requests over sockets, real metrics, the real flow.
+"""Faults that no error tells, and a morning that is nobody's fault, through the whole chain: the real service over
+sockets, its metrics, the real flow.
 
-Only the model is played, and the clock moves a bucket of a minute at each look (`tests/faults/stage.py`).
+The model is played, in the morning the requests, too, and the clock moves a bucket of a minute at each look
+(`tests/faults/stage.py`).
 """
 
 import asyncio
@@ -93,6 +95,16 @@ class PatientCallers(Callers):
         return len(self.waiting) == len(hanging) and not is_busy
 
 
+class Morning(Stage):
+    """Evenly over the first hour users become four times as many, and all answers take 1.7 times as long."""
+
+    def tick(self) -> None:
+        share = min(1.0, (BEFORE + self.ticks) / 60)
+        self.per_bucket = int(300 * (1 + 3 * share))
+        self.slower = 1 + 0.7 * share
+        super().tick()
+
+
 def body_of(number: int) -> dict[str, Any]:
     return {"prompt": "word " * (1 + number % 40), "stream": bool(number % 2)}
 
@@ -149,3 +161,27 @@ def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
     assert sum(look["hanging_baseline"]) == 0
     assert sum(look["hanging_candidate"]) > 0
     assert callers.weight == 0
+
+
+@pytest.mark.parametrize(
+    ("bake_weight", "outcome", "reason"),
+    [(95, "promoted", "none"), (None, "rolled_back", "latency")],
+    ids=["beside the baseline", "against frozen limits"],
+)
+def test_a_busy_morning_returns_no_traffic_where_the_bake_has_a_baseline(
+    prefect_api: None,
+    records: Path,
+    tmp_path: Path,
+    bake_weight: int | None,
+    outcome: str,
+    reason: str,
+) -> None:
+    with Morning(tmp_path) as users:
+        users.set_up()
+        plan = users.plan(
+            steps=[5, 25, 50, 100], bake_looks=30, bake_weight=bake_weight, max_looks_per_step=60
+        )
+        result = shift_traffic(plan)
+
+        assert (result.outcome, result.reason) == (outcome, reason)
+        assert users.weight == (100 if outcome == "promoted" else 0)
