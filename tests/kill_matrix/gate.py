@@ -48,8 +48,9 @@ POINTS = (
     Point("after-shift", (SHIFT,), is_after=True),
     Point("mid-shift", (SHIFT, LEASE)),
     Point("bake", (SHIFT, SHIFT, LEASE)),
+    Point("settle", (SHIFT, SHIFT, SHIFT, LEASE)),
 )
-"""`mid-shift` is the first look at 50 %, `bake` the first one at 100 %."""
+"""`mid-shift` is the first look at 50 %, `bake` at 95 %, `settle` at 100 %."""
 
 
 class Gate(Proxy):

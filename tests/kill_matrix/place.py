@@ -41,7 +41,7 @@ CANARY: Mapping[str, Any] = {
     "min_looks_per_step": 1,
     "min_requests_per_step": 5,
     "bake_looks": 1,
-    "bake_weight": None,
+    "settle_looks": 1,
     "lease_seconds": 600,  # longer than any cell: what is shown here does not come from the lease
     "error_gate": {"ratio": 3.0, "harm": 0.3, "ok": 0.45},
     "latency_gates": None,
