@@ -6,6 +6,7 @@ Every field has the meaning that it has in the API; what is not said keeps its d
 
 import hashlib
 from collections.abc import Callable, Mapping
+from glob import has_magic
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -36,11 +37,16 @@ DIRECTORY = "directory"
 
 
 def beside_parameters(file: str, info: ValidationInfo) -> str:
-    """A path of a params file, relative to that file; elsewhere it stays as given."""
+    """A path of a params file, relative to that file, and of a file that is there; elsewhere it stays as given."""
     context: dict[str, Any] = info.context or {}
     directory: Path | None = context.get(DIRECTORY)
     path = Path(file).expanduser()
-    return str(directory / path) if directory else str(path)
+    if directory is None:
+        return str(path)
+    path = directory / path
+    if not (path.is_file() or has_magic(str(path))):  # told before any service is started
+        raise ValueError(f"{path}: no such file")
+    return str(path)
 
 
 LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]

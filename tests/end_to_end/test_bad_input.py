@@ -83,6 +83,7 @@ def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(
 def test_an_unknown_base_model_is_refused(place: Place, tmp_path: Path) -> None:
     code, said, result = place.release(tmp_path, release(ROWS, base_model="no-such-model"))
     assert (code, result["reason"]) == (1, "model_not_found"), said
+    assert "the base models are tuneship-tiny" in said
     assert "Traceback" not in said
 
 

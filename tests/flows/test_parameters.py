@@ -60,15 +60,22 @@ def test_a_pattern_stands_for_all_that_match_by_name_and_each_once(tmp_path: Pat
         resolve(nothing)
 
 
-def test_paths_start_at_the_parameters_file() -> None:
+def test_paths_start_at_the_parameters_file(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "p.jsonl"):
+        (tmp_path / name).write_text("{}\n")
     text = json.dumps(
         SMALL | {"canary": {"traffic": {"prompts": "p.jsonl", "requests_per_second": 1}}}
     )
-    read = ReleaseParameters.model_validate_json(text, context={DIRECTORY: Path("/somewhere")})
+    read = ReleaseParameters.model_validate_json(text, context={DIRECTORY: tmp_path})
     assert read.data is not None
-    assert read.data.files == ["/somewhere/a.jsonl"]
+    assert read.data.files == [f"{tmp_path}/a.jsonl"]
     assert read.canary.traffic is not None
-    assert read.canary.traffic.prompts == "/somewhere/p.jsonl"
+    assert read.canary.traffic.prompts == f"{tmp_path}/p.jsonl"
+
+
+def test_a_file_that_is_not_there_is_refused_with_the_parameters_file(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"a\.jsonl: no such file"):
+        ReleaseParameters.model_validate_json(json.dumps(SMALL), context={DIRECTORY: tmp_path})
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> Non
         ("{hyperparameters: {epochs: two}}", "hyperparameters.epochs: should be a valid integer, "),
         ("{hyperparameters: {epoch: 2}}", "hyperparameters.epoch: is not a known key"),
         (
-            "{data: {validation_file: v.jsonl}}",
+            "{data: {format: instruction}}",
             "data: one of files, dataset_ids and dataset_tags is needed",
         ),
         ("{}", "model_name: is needed"),

@@ -184,7 +184,10 @@ def base_of(parts: Parts, identifier: str, param: str) -> BaseModel:
     """The base model with this id. Raises `ModelNotFound`, also for one whose files nobody can use."""
     base = parts.catalogue.get(identifier)
     if base is None:
-        raise ModelNotFound(f"{param} names a model that does not exist", param=param)
+        known = ", ".join(one.id for one in parts.catalogue)
+        raise ModelNotFound(
+            f"{param} names a model that does not exist; the base models are {known}", param=param
+        )
     if base.fault is not None:
         raise ModelNotFound(
             f"{param} names a base model whose files cannot be used: {base.fault}", param=param
