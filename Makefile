@@ -23,7 +23,7 @@ test: $(VENV)/dev.stamp ## every test but `make soak`: the pipeline's slow ones,
 	@$(MAKE) -j2 --output-sync=line --no-print-directory slow-pipeline fast slow-others
 
 fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not soak"
 
 slow-pipeline: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE)

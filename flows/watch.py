@@ -25,7 +25,7 @@ from flows.markdown import code
 from flows.rollout.abandoned import Watch
 from flows.rollout.split import FAILURES, Log, describe
 from tasks.api import service_name
-from tasks.endpoints import NO_SUCH_ROUTE, list_every_canary_endpoint
+from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
@@ -129,7 +129,7 @@ def watch_endpoints(watch: Watch, records: Path) -> tuple[list[Alarm], list[str]
     alarms: list[Alarm] = []
     notes: list[str] = []
     try:
-        endpoints = list_every_canary_endpoint.fn()
+        endpoints = every_canary_endpoint()
     except FAILURES as error:
         is_bare = isinstance(error, ApiError) and error.status in NO_SUCH_ROUTE
         return [], [] if is_bare else [f"no endpoint was watched ({describe(error)})"]

@@ -57,9 +57,8 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
     return client.canary_endpoints.list(name=name)
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-every-canary-endpoint")
-def list_every_canary_endpoint() -> list[CanaryEndpoint]:
-    """All endpoints of this key's tenant."""
+def every_canary_endpoint() -> list[CanaryEndpoint]:
+    """All endpoints of this key's tenant, page by page: as many calls as there are pages, so it is no task."""
     return list(api().with_options(timeout_s=CONTROL_TIMEOUT_S).canary_endpoints.iterate())
 
 

@@ -127,7 +127,8 @@ def test_what_is_in_the_folder_already_is_not_copied_again_and_what_was_deleted_
     with installed.started() as opened:
         new = installed.add_dataset(opened)
         with opened.database.write() as connection:
-            gone = connection.scalar(sa.select(tables.datasets.c.id))
+            others = tables.datasets.c.id != new
+            gone = connection.scalar(sa.select(tables.datasets.c.id).where(others))
             connection.execute(sa.delete(tables.datasets).where(tables.datasets.c.id == gone))
         shutil.rmtree(installed.data_dir / "blobs" / "datasets" / str(gone))
     assert "1 files were copied" in done(installed, "backup", folder)

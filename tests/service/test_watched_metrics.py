@@ -17,7 +17,7 @@ def serve_hours(service: Service, deployment: str, endpoint: str, start: datetim
     dice = random.Random(5)  # noqa: S311 - traffic of a test
     for minute in range(150):
         share = 0.1 if minute >= 105 else 0.005
-        for _ in range(A_MINUTE):
+        for number in range(A_MINUTE):
             failed = dice.random() < share
             service.parts.recorder.record(
                 Observation(
@@ -29,6 +29,7 @@ def serve_hours(service: Service, deployment: str, endpoint: str, start: datetim
                     prompt_tokens=3,
                     completion_tokens=4,
                     is_empty=False,
+                    caller=minute * A_MINUTE + number,
                 )
             )
 
