@@ -180,7 +180,8 @@ class RecordFolder:
     def _names_of(self, plan: CanaryPlan) -> list[str]:
         """What the endpoint is called: in the plan, and in the newest record that says both; in an order for all."""
         given = plan.endpoint_id or plan.endpoint_name
-        for path in sorted(self.paths(), key=lambda one: one.stat().st_mtime, reverse=True):
+        # `lstat`: a link that leads nowhere is a damaged record, and stops nobody.
+        for path in sorted(self.paths(), key=lambda one: one.lstat().st_mtime, reverse=True):
             file = read_record(path)
             if isinstance(file, Damaged) or not file.record.facts:
                 continue
