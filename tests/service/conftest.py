@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import BOTH
 from tests.service.in_process import Service
+from tests.service.installations import Postgres, Sqlite
 from tests.service.tenants import Tenants, two_tenants
 from tests.service.world import World
 
@@ -54,3 +56,11 @@ def world(
 @pytest.fixture(scope="session")
 def tenants(world: World) -> Tenants:
     return two_tenants(world)
+
+
+@pytest.fixture(params=BOTH)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Sqlite | Postgres:
+    """One that an operator can do everything to, outside the data directory."""
+    if request.param == "sqlite":
+        return Sqlite(tmp_path / "elsewhere.sqlite")
+    return Postgres(request.getfixturevalue("postgres"))

@@ -31,13 +31,6 @@ def _looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "RECHECK_S", 0.0)
 
 
-@pytest.fixture(params=BOTH)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Sqlite | Postgres:
-    if request.param == "sqlite":
-        return Sqlite(tmp_path / "elsewhere.sqlite")
-    return Postgres(request.getfixturevalue("postgres"))
-
-
 @pytest.fixture
 def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
     return filled(Installed(tmp_path / "data", database_url=database.url))

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from tests.conftest import BOTH
 from tests.service.in_process import Service
 from tests.service.installations import Installed, Postgres, Sqlite
 from tests.service.processes import Serve
@@ -24,13 +23,6 @@ from tuneship.store.belonging import read_record
 from tuneship.store.set_aside import SET_ASIDE
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture(params=BOTH)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Sqlite | Postgres:
-    if request.param == "sqlite":
-        return Sqlite(tmp_path / "elsewhere.sqlite")
-    return Postgres(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture

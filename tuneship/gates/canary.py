@@ -337,14 +337,18 @@ def settling(view: View) -> Ruling:
 
 
 Rule = Callable[[View], Ruling | None]
+BESIDE_THE_BASELINE: tuple[Rule, ...] = (
+    candidate_gone,
+    baseline_gone,
+    circuit_breaker,
+    harm_shown,
+    threshold_passed,
+    metrics_gone,
+)
+"""What ends a roll-out first, wherever both deployments answer."""
 RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.COMPARE: (
-        candidate_gone,
-        baseline_gone,
-        circuit_breaker,
-        harm_shown,
-        threshold_passed,
-        metrics_gone,
+        *BESIDE_THE_BASELINE,
         looks_used_up,
         held,
         dwell,
@@ -353,12 +357,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         ask_or_promote,
     ),
     Phase.WAIT: (
-        candidate_gone,
-        baseline_gone,
-        circuit_breaker,
-        harm_shown,
-        threshold_passed,
-        metrics_gone,
+        *BESIDE_THE_BASELINE,
         refused,
         unanswered,
         held,
@@ -375,16 +374,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
     ),
     Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
 }
-LIVE_BAKE: tuple[Rule, ...] = (
-    candidate_gone,
-    baseline_gone,
-    circuit_breaker,
-    harm_shown,
-    threshold_passed,
-    metrics_gone,
-    still_baking,
-    take_the_rest,
-)
+LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
 """The bake below 100 %: the baseline still answers, so all is compared as before."""
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 

@@ -1,8 +1,8 @@
 """Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
 
 One file at a time, in a thread; the supervisor runs it. It needs no memory of its own: a row in `processing` is read
-from its start again after a kill, and what it becomes is written once, with its event. One
-that cannot be processed is tried a few times, then it is `failed`. Next: `dataset_reading.py`.
+from its start again after a kill, and what it becomes is written once, with its event. One that cannot be processed is
+tried a few times, then it is `failed`. Next: `dataset_reading.py`.
 """
 
 import asyncio
