@@ -205,9 +205,8 @@ class DeploymentKeeper:
                 for row in deployments:
                     await self._failed(row, error)
                 return
-            except (
-                Exception
-            ) as error:  # one model must not stop the others; the rounds go on with it
+            except Exception as error:
+                # One model must not stop the others; the rounds go on with it.
                 if is_away(error):
                     raise
                 logger.exception("a model could not be loaded again: %s", deployments[0]["id"])
@@ -215,9 +214,7 @@ class DeploymentKeeper:
             for row in deployments:
                 try:
                     await self._load(row, served)
-                except (
-                    Exception
-                ):  # one deployment must not stop the others; the rounds go on with it
+                except Exception:  # one must not stop the others; the rounds go on with it
                     logger.exception("a deployment could not be loaded again: %s", row["id"])
 
     async def stop(self, patience_s: float) -> None:

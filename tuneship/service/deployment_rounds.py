@@ -150,6 +150,7 @@ class Rounds:
             self._models[row["id"]] = served_model(
                 connection, self._parts, row["client_id"], row["model_name"]
             )
+            self._troubles.end(row["id"])  # failed starts are counted by themselves
         except Exception as error:
             if is_away(error):
                 raise
