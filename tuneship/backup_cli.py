@@ -111,7 +111,9 @@ def check(data_dir: DataDir = None) -> None:
         typer.echo(f"{name}: {fault}")
     if report.faults:
         fail(f"{len(report.faults)} things are wrong", WRONG)
-    typer.echo(f"{report.objects} datasets and models and {report.keys} keys are as they should be")
+    typer.echo(
+        f"{report.objects} datasets and models and {report.keys} data keys are as they should be"
+    )
 
 
 def _counted(manifest: "Manifest") -> str:
