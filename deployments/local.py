@@ -73,8 +73,9 @@ class Local:
     def _up(self) -> None:
         self._refuse_taken_ports()
         self._ensure("service", self._start_service)
-        self._ensure("prefect-server", self._start_prefect)
         client = self._client()
+        self._connect_bridge(client)
+        self._ensure("prefect-server", self._start_prefect)
         environment = self._environment | {
             "TUNESHIP_URL": client.url,
             "TUNESHIP_API_KEY": client.api_key.get_secret_value(),
@@ -82,10 +83,23 @@ class Local:
         }
         _say("registering flows")
         register(environment)
-        if ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file):
-            self._processes.stop("bridge")
         self._ensure("bridge", self._start_bridge)
         self._ensure("worker", lambda: self._start_worker(environment))
+
+    def _connect_bridge(self, client: ClientSettings) -> None:
+        """Raises `NotStarted` where a service that this program did not start may not call the bridge."""
+        try:
+            is_new = ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file)
+        except ApiError as refusal:
+            if refusal.code != "validation_error":
+                raise
+            [(name, value)] = bridge_opened(self._local).items()
+            raise NotStarted(
+                f"the `tuneship serve` that already runs may not call {self.bridge_url}: end it (a script's own"
+                f" service ends with the script), or start it with {name}={value}"
+            ) from None
+        if is_new:
+            self._processes.stop("bridge")
 
     def _refuse_taken_ports(self) -> None:
         """Before anything is started. Raises `NotStarted`."""

@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from deployments.local import Local
 from deployments.processes import AtWork, NotStarted, Process, Processes
-from tuneship.settings import LocalSettings, ServiceSettings
+from tests.service.in_process import Service
+from tuneship.settings import ClientSettings, LocalSettings, ServiceSettings
 
 PORTS = ("TUNESHIP_PORT", "TUNESHIP_PREFECT_PORT", "TUNESHIP_BRIDGE_PORT")
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -113,3 +115,15 @@ def test_nothing_is_started_where_a_port_is_taken(
         listener.close()
     assert not list(tmp_path.glob("run_dir/*.log"))
     assert not (tmp_path / "data_dir").exists()
+
+
+def test_a_service_that_may_not_call_the_bridge_is_told_how_to_start(tmp_path: Path) -> None:
+    """As one that a script has brought for itself."""
+    local = Local(LocalSettings(bridge_port=14_299), ServiceSettings())
+    with Service(tmp_path) as service:
+        service.listen()
+        key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
+        client = ClientSettings(url=service.url, api_key=SecretStr(key), client_id="alice")
+        setting = r"TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS=127\.0\.0\.1:14299"
+        with pytest.raises(NotStarted, match=setting):
+            local._connect_bridge(client)
