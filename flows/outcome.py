@@ -59,7 +59,8 @@ class RolloutResult(BaseModel):
         description="What was expected before the first shift, in numbers and in sentences; null: no forecast.",
     )
     in_words: list[str] = Field(
-        default_factory=list[str], description="What the gates saw at the last look."
+        default_factory=list[str],
+        description="What the gates saw when they last compared the two deployments.",
     )
     driver: dict[str, float] | None = Field(
         default=None, description="Requests of the plan's own traffic, by what became of them."
@@ -108,7 +109,7 @@ def result_of(record: Record, notes: list[str]) -> RolloutResult:
             "gates": [_gate(gate) for gate in begun.gates],
             "decisions": [_decision(look, begun.gates) for look in record.looks],
             "forecast": _forecast(begun),
-            "in_words": _last_look(record),
+            "in_words": _seen(record),
             "driver": driven(record) or None,
             "approval": _approval(record),
             "rollout_id": begun.rollout_id,
@@ -125,9 +126,10 @@ def _forecast(begun: Begun) -> dict[str, Any] | None:
     return numbers | {"in_words": forecast_in_words(begun)}
 
 
-def _last_look(record: Record) -> list[str]:
-    look = record.looks[-1] if record.looks else None
-    return [*gates_in_words(look.gates), *look_in_words(look)] if look else []
+def _seen(record: Record) -> list[str]:
+    compared = record.last_comparison
+    gates = gates_in_words(compared.gates) if compared else []
+    return [*gates, *look_in_words(record.looks[-1])] if record.looks else []
 
 
 def _approval(record: Record) -> dict[str, str] | None:

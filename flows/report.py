@@ -22,6 +22,7 @@ from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.record import Phase
 from tuneship.gates.series import Series, Unusable, read_series
 
 DECISIONS_SHOWN = 25
@@ -113,8 +114,9 @@ def report(
     if "rollout.png" in pictures:
         lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
     if result.decisions:
-        lines += ["## Gates at the last look", "", *_list(result.in_words)]
-        lines += _gates(result.decisions[-1])
+        lines += ["## Gates at the last comparison", "", *_list(result.in_words)]
+        compared = [one for one in result.decisions if one["phase"] != Phase.SETTLE]
+        lines += _gates(compared[-1]) if compared else []
         lines += ["## Decisions", "", *_decisions(result.decisions)]
     return "\n".join(lines) + "\n"
 

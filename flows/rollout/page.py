@@ -73,8 +73,9 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     if driver := driver_in_words(record):
         sections.append(driver)
     if looks:
-        sections += ["## Gates at the last look", listed(gates_in_words(looks[-1].gates))]
-        sections += [listed(look_in_words(looks[-1])), gate_table(looks[-1].gates)]
+        gates = compared.gates if (compared := record.last_comparison) else ()
+        sections += ["## Gates at the last comparison", listed(gates_in_words(gates))]
+        sections += [listed(look_in_words(looks[-1])), gate_table(gates)]
         if looks[-1].thresholds:
             sections += ["## Plain thresholds", threshold_table(looks[-1].thresholds)]
         sections += ["## Looks", _look_table(looks)]

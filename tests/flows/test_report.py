@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from flows.outcome import Change
+from flows.outcome import Change, result_of
 from flows.parameters import ReleaseParameters
 from flows.plots import Limit, limits_of, plot_losses, plot_rollout
 from flows.release_result import Accuracy, ReleaseResult
 from flows.report import report, summary, with_pictures
+from flows.rollout.page import page
 from flows.step_load import Load, explained, loads_by_step
+from tests.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.record import Begun, Ended, Phase, Record
 from tuneship.gates.series import read_series
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
@@ -111,6 +115,28 @@ def test_a_refusal_names_the_gate_and_its_numbers_beside_the_limit() -> None:
     text = report(refused(), RELEASE, [])
     assert "gate `T4 champion`" in text
     assert "| T4 champion | reject | 0.5 | 0.3 | a\\|b |" in text
+
+
+def test_after_a_bake_the_gates_are_those_that_last_compared_both_deployments() -> None:
+    plan = plan_with(bake_weight=95)
+    rollout = Rollout(plan, Steady()).begin()
+    assert rollout.run().phase is Phase.SETTLE
+    begun, *rest = rollout.record.facts
+    assert isinstance(begun, Begun)
+    begun = replace(begun, plan=plan.model_dump(mode="json"))
+    ended = Record((begun, *rest, Ended("promoted", "none")))
+    compared = ended.last_comparison
+    assert compared
+    assert compared.phase is Phase.BAKE
+    error = next(gate for gate in compared.gates if gate.name == "error")
+    seen = f"of {error.baseline_requests} ("
+    assert seen in page(ended)
+    result = result_of(ended, [])
+    assert seen in " ".join(result.in_words)
+    shifted = {"decisions": result.decisions, "in_words": result.in_words}
+    text = report(refused().model_copy(update=shifted), RELEASE, [])
+    (row,) = (line for line in text.splitlines() if line.startswith("| error |"))
+    assert seen in row
 
 
 def test_the_summary_tells_accuracy_and_leaves_out_what_was_not_reached() -> None:

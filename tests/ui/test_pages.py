@@ -297,7 +297,8 @@ def test_the_report_shows_counts_beside_limits_and_its_pictures(
     world: World, browser: Browser, release: str
 ) -> None:
     report = next(one for one in artifacts(world, release) if one["key"] == "release-report")
-    browser.open(f"{world.ui}/artifacts/artifact/{report['id']}", shows="Gates at the last look")
+    page = f"{world.ui}/artifacts/artifact/{report['id']}"
+    browser.open(page, shows="Gates at the last comparison")
     browser.wait(lambda: browser.picture_widths() or None)
     rows = {row[0]: row for row in browser.rows() if row}
     browser.picture("report")

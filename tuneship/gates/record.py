@@ -315,6 +315,12 @@ class Record:
         return [fact for fact in self.facts if isinstance(fact, Look)]
 
     @property
+    def last_comparison(self) -> Look | None:
+        """The last look at both deployments; the looks after a bake see traffic of the candidate only."""
+        compared = (look for look in reversed(self.looks) if look.phase is not Phase.SETTLE)
+        return next(compared, None)
+
+    @property
     def limits(self) -> LatencyLimits | None:
         """Frozen once; later values are never taken."""
         first = (look.limits for look in self.looks if look.limits)
