@@ -158,6 +158,9 @@ class Browser:
         path = f"//button[normalize-space()='{name}']"
         shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
         assert shown, f"no button {name!r}"
+        # The notice of a call that failed stays as long as the pointer rests on it, and may lie over the button.
+        for cross in self._driver.find_elements(By.CSS_SELECTOR, ".p-toast__close-btn"):
+            cross.click()
         shown[-1].click()
         return True
 
