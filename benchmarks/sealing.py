@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tuneship.durable import flush
-from tuneship.sealing import BLOCK, new_key, open_plain, read_plain, write_sealed
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import BLOCK, new_key, open_plain, read_plain, write_sealed
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
 
 UPLOADED = 64 << 10

@@ -21,7 +21,7 @@ from pathlib import Path
 from measuring.replicas import random_adapter, random_base, replica
 from measuring.running import cpu_seconds
 
-from tuneship.service.catalogue import Catalogue
+from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.serving.line import GenerateRequest, ReplicaLine
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32

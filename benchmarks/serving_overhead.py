@@ -28,7 +28,7 @@ from measuring.running import Running, deploy, example_rows, exported, job_on, r
 
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
-from tuneship.service.catalogue import Catalogue
+from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.serving.line import GenerateRequest, ReplicaLine
 
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"

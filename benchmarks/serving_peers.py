@@ -38,7 +38,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuneship.client import Client
-from tuneship.service.catalogue import BaseModel, Catalogue
+from tuneship.service.catalogues.base_models import BaseModel, Catalogue
 from tuneship.serving.model import choose_dtype
 
 CLIENTS = (1, 8, 32)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from deployments.processes import AtWork, NotStarted, Processes
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
-from flows.companions import PREFECT_SERVER
+from flows.script.local_processes import PREFECT_SERVER
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.settings import (
     ClientSettings,
@@ -125,7 +125,7 @@ class Local:
             start()
 
     def _start_service(self) -> None:
-        command = [sys.executable, "-m", "tuneship.cli", "serve"]
+        command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
         place = self._service.data_dir / "service.json"
         if self._other_service():
             _say("another `tuneship serve` on this data directory is used as it is")

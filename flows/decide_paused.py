@@ -12,14 +12,14 @@ from typing import Literal
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.refusals import BadInput
-from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, promote, roll_back
 from flows.rollout.looks import seen
 from flows.rollout.opening import settle
-from flows.rollout.records import RecordFile, RecordFolder, records_in_use
+from flows.rollout.promotion_approval import withdraw_question
+from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
+from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.rollout.split import NotConfirmed, Split, SplitLost
+from flows.shared.errors import BadInput
 from tasks.endpoints import get_canary_endpoint
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
@@ -111,6 +111,6 @@ def _promote_now(split: Split) -> Ended:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
     run_script(decide_paused, Decision, "End a paused roll-out as a person decides.")

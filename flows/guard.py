@@ -1,6 +1,6 @@
 """Give back what a dead run left: the traffic of abandoned roll-outs, and the job and deployment of abandoned releases.
 
-Then it looks after what was promoted: `flows/watch.py` reports what has become worse, and moves nothing.
+Then it looks after what was promoted: `flows/upkeep/watch.py` reports what has become worse, and moves nothing.
 
 Safe at any time and as often as one likes: a roll-out whose driver lives, one that was promoted, and a split that
 somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 
 from prefect import flow, get_run_logger
 
-from flows.abandoned_releases import close_abandoned
-from flows.guard_rules import GuardResult, GuardRules
-from flows.outcome import RollbackIncomplete
+from flows.release.abandoned import close_abandoned
 from flows.rollout.abandoned import Watch, finish_abandoned
-from flows.rollout.records import records_in_use
-from flows.watch import watch_endpoints
+from flows.rollout.record_file import records_in_use
+from flows.rollout.result import RollbackIncomplete
+from flows.upkeep.guard_form import GuardResult, GuardRules
+from flows.upkeep.watch import watch_endpoints
 from tuneship.settings import PipelineSettings
 
 DEFAULTS = GuardRules()
@@ -63,6 +63,6 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
     run_script(guard, GuardRules, "Return the traffic of roll-outs whose run is gone.")

@@ -1,4 +1,4 @@
-"""Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/training_data.py` joins them."""
+"""Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/release/data.py` joins them."""
 
 import time
 from pathlib import Path

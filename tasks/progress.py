@@ -1,6 +1,6 @@
 """How far a long task is, for whoever watches: a script draws a bar; a worker has its logs and artifacts instead.
 
-Knows no terminal. The one listener is set by `flows/script.py`.
+Knows no terminal. The one listener is set by `flows/script/main.py`.
 """
 
 from collections.abc import Callable

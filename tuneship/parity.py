@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.security.sealed_files import read_plain, write_sealed
 from tuneship.template import PromptTemplate, TemplateFailed
 
 PARITY_FILE = "parity.json"

@@ -14,7 +14,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.security.sealed_files import read_plain, write_sealed
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"

@@ -1,7 +1,7 @@
 """Roll-outs whose driver is gone: who they are, and the end that each of them gets.
 
 A driver lives while it holds its endpoint's lock or writes looks. What is left of a dead one goes back to the baseline
-by the rules of `way_back.py`; a roll-out that had passed its bake is finished forward. Next: `flows/guard.py`.
+by the rules of `rollback.py`; a roll-out that had passed its bake is finished forward. Next: `flows/guard.py`.
 """
 
 from collections.abc import Generator
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, roll_back
 from flows.rollout.opening import settle
-from flows.rollout.records import Damaged, RecordFile, RecordFolder, read_record
+from flows.rollout.promotion_approval import withdraw_question
+from flows.rollout.record_file import Damaged, RecordFile, RecordFolder, read_record
+from flows.rollout.rollback import STOP_TRIES, end_stopped
 from flows.rollout.split import FAILURES, PLAIN, Log, Split, SplitLost, describe
-from flows.rollout.way_back import STOP_TRIES, end_stopped
 from tasks.endpoints import get_canary_endpoint
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.plan import CanaryPlan

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from flows.outcome import RolloutResult, rejected
+from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.words import rate_in_words
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.latency import FROZEN_FROM

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from flows.rollout.split import FAILURES, Split, describe
-from flows.rollout.traffic import TrafficDriver
+from flows.rollout.traffic_driver import TrafficDriver
 from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError

@@ -6,12 +6,12 @@ Everything that can refuse it refuses here, before any traffic moves. Next: `shi
 from collections.abc import Sequence
 from datetime import datetime
 
-from flows.outcome import RolloutResult, rejected
 from flows.rollout.endings import lost
 from flows.rollout.expectations import Before, expect
 from flows.rollout.looks import raise_if_refused, seen
 from flows.rollout.page import show
-from flows.rollout.records import Damaged, RecordFile, RecordFolder
+from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
+from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.split import (
     FAILURES,
     Log,

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.markdown import code, plain
-from flows.outcome import RolloutResult
+from flows.rollout.result import RolloutResult
 from flows.rollout.split import Log, Split
 from flows.rollout.words import (
     driver_in_words,
@@ -18,6 +17,7 @@ from flows.rollout.words import (
     in_words,
     look_in_words,
 )
+from flows.shared.markdown import code, plain
 from tasks.progress import report
 from tuneship.gates.record import GateReading, Look, Record, ThresholdReading, Verdict
 

@@ -2,7 +2,7 @@
 
 The intention is recorded before a PATCH, the split after it was read back; only the way back goes on without a record.
 `If-Match` lets one writer win; who finds a split that is not this roll-out's stops without touching it. Knows no gate.
-Next: `shift_traffic.py`, `way_back.py`.
+Next: `shift_traffic.py`, `rollback.py`.
 """
 
 import time
@@ -12,7 +12,7 @@ from datetime import datetime
 from logging import Logger, LoggerAdapter
 from typing import Any
 
-from flows.rollout.records import RecordFile
+from flows.rollout.record_file import RecordFile
 from tasks.endpoints import (
     get_canary_endpoint,
     members,

@@ -1,6 +1,6 @@
 """What the gates' short words mean, in sentences for people: reasons, gates, states. A word without one fails a test.
 
-Pure. Next: `page.py` and `flows/report.py` show them.
+Pure. Next: `page.py` and `flows/release/report.py` show them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

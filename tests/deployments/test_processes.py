@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from deployments.local import Local
 from deployments.processes import AtWork, NotStarted, Process, Processes
-from tests.service.in_process import Service
+from tests.support.in_process import Service
 from tuneship.settings import ClientSettings, LocalSettings, ServiceSettings
 
 PORTS = ("TUNESHIP_PORT", "TUNESHIP_PREFECT_PORT", "TUNESHIP_BRIDGE_PORT")

@@ -12,11 +12,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
-from flows.parameters import Endpoint
-from flows.turns import turn
+from flows.forms.release_form import Endpoint
+from flows.release.endpoint_lock import turn
 from tasks.api import connect, disconnect
-from tests.machine import ROOT, Machine
-from tests.waiting import until
+from tests.support.local_machine import ROOT, Machine
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 LONG_S = 600.0

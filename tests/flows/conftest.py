@@ -31,9 +31,9 @@ from prefect.settings import (
 from prefect.testing.utilities import prefect_test_harness
 
 from tasks.api import connect, disconnect
-from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService
-from tests.fakes.whole_service import WholeService
-from tests.waiting import until
+from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tests.support.fakes.whole_service import WholeService
+from tests.support.waiting import until
 from tuneship.gates.plan import CanaryPlan
 from tuneship.settings import ClientSettings
 

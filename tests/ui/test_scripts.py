@@ -9,12 +9,13 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import report
-from flows.approval import Question, ask
-from flows.rollout import asking, page
-from tests.flows.test_markdown import plan_of, record_of, release_of, result_of
-from tests.machine import Machine
-from tests.payloads import SCRIPTS
+from flows.release import report
+from flows.rollout import page
+from flows.rollout import promotion_approval as asking
+from flows.shared.approval import Question, ask
+from tests.flows.shared.test_markdown import plan_of, record_of, release_of, result_of
+from tests.support.local_machine import Machine
+from tests.support.payloads import SCRIPTS
 from tests.ui.browser import Browser
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """What a key may be allowed to do: every scope by name, and the presets for the usual roles. Pure.
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
-canary endpoints. Next: `tuneship/service/access.py`, `tuneship/keys_cli.py`.
+canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")

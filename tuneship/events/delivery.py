@@ -14,12 +14,12 @@ from tuneship.contract.events import event
 from tuneship.events.attempt import Outcome, Sender
 from tuneship.events.schedule import next_try
 from tuneship.events.signing import signed_headers
-from tuneship.events.vault import SealBroken, Vault
+from tuneship.host.thread_pools import Threads
+from tuneship.security.vault import SealBroken, Vault
 from tuneship.store import webhook_records
 from tuneship.store.database import Database
 from tuneship.store.rows import Row
 from tuneship.store.webhook_records import FAILING, GONE, Due
-from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 Pure. Within the first day every stretch is compared with the hours before it (hour 2 with hour 1, hours 3 and 4 with
 hours 1 and 2, ...); from then on each day with the first one, quarter hour with the same quarter hour, so that what
 comes back every day is no finding. Each stretch is a test of its own that may be looked at at any time (`evidence.py`),
-and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/watch.py` asks and tells.
+and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/upkeep/watch.py` asks and tells.
 """
 
 import math

@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import httpx
 
+from tuneship.host.thread_pools import Threads
 from tuneship.runtime.workers import Worker
-from tuneship.sealing import read_plain
+from tuneship.security.sealed_files import read_plain
 from tuneship.serving.line import (
     ANSWER_S,
     FinishReason,
@@ -27,7 +28,6 @@ from tuneship.serving.line import (
     ReplicaRefused,
     ServingError,
 )
-from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 

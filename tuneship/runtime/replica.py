@@ -4,9 +4,9 @@ import asyncio
 from contextlib import suppress
 from zlib import crc32
 
+from tuneship.host.thread_pools import Threads
 from tuneship.runtime.groups import Adapter, OpenedReplica
 from tuneship.serving.line import GenerateRequest, ReplicaLost, ReplicaRefused, ServingError
-from tuneship.threads import Threads
 
 CHECK_PATIENCE_S = 120.0
 """For one token; a replica may have a long prompt to read before."""

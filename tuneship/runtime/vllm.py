@@ -1,6 +1,6 @@
 """Replicas that are vLLM servers, for hosts with a GPU: one process group per replica, any number of adapters in it.
 
-Not run on a GPU by this project; `tests/runtime/test_vllm.py` says what it was tried with. The server listens on a
+Not run on a GPU by this project; `tests/unit/runtime/test_vllm.py` says what it was tried with. The server listens on a
 socket in a private folder and nowhere else, wants a random key even there, and is told to log no request: vLLM's own
 key guards `/v1` only, and loading adapters at run time is meant for trusted callers. See `openai_link.py`.
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.events.vault import SealBroken
-from tuneship.sealing import ObjectDamaged
-from tuneship.service.keyring import TENANTS, Keyring
+from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.security.vault import SealBroken
+from tuneship.service.access.data_keys import TENANTS, Keyring
 from tuneship.store import tables
 from tuneship.store.belonging import files_in
 from tuneship.store.blobs import sha256_of

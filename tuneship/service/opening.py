@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.access import derived_secret, read_or_make_secret, read_secret
-from tuneship.service.keyring import AnotherMasterKey, keyring_of
+from tuneship.service.access.api_keys import derived_secret, read_or_make_secret, read_secret
+from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 from tuneship.store import audit, installation

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from tuneship.sealing import read_plain
+from tuneship.security.sealed_files import read_plain
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from tuneship.durable import flush_open
+from tuneship.host.durable import flush_open
 
 HEADS_FILE = "audit-heads.jsonl"
 BEGINNING = b'{"seq": '

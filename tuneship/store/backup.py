@@ -17,7 +17,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.durable import flush, write_private
+from tuneship.host.durable import flush, write_private
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,

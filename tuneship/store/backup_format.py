@@ -20,7 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuneship.durable import flush, flush_open, write_private
+from tuneship.host.durable import flush, flush_open, write_private
 from tuneship.startup import StartupError
 from tuneship.store import tables
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.durable import write_private
+from tuneship.host.durable import write_private
 from tuneship.startup import StartupError
 from tuneship.store.database import SQLITE_FILE, url_of
 from tuneship.store.installation import Found

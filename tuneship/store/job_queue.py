@@ -2,7 +2,7 @@
 
 A job that was interrupted goes on first. Then the tenants take turns: whoever has the fewest jobs running, and of those
 whoever waited longest since a job of theirs started. A tenant's own jobs start in the order in which they came.
-Next: `leases.py` (who takes the first), `tuneship/service/jobs.py` (who shows the place).
+Next: `leases.py` (who takes the first), `tuneship/service/jobs/handlers.py` (who shows the place).
 """
 
 import heapq

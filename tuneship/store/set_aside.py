@@ -12,7 +12,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.durable import flush
+from tuneship.host.durable import flush
 from tuneship.store import tables
 
 SET_ASIDE = "set-aside"

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tuneship.durable import flush
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import read_plain, write_sealed
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from tuneship.sealing import write_sealed
+from tuneship.security.sealed_files import write_sealed
 from tuneship.training.batches import Batch
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.packing import PackedAttention

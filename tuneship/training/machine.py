@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tuneship import memory
+from tuneship.host import memory
 
 SMALL_MODEL = 5_000_000
 """Parameters below which a second thread and a shorter number format cost more than they bring."""

@@ -1,7 +1,7 @@
 """How fast a training goes, for whoever waits for it: tokens a second, seconds a step. Knows no model.
 
 Told beside the steps, in lines of their own: a step's line is the same in every attempt, a duration is not.
-Next: `run.py` (who learns), `tuneship/service/job_progress.py` (who tells when the job will end).
+Next: `run.py` (who learns), `tuneship/service/jobs/progress.py` (who tells when the job will end).
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tuneship.contract.examples import DatasetFormat, ExampleProblem, Message, parse_example
-from tuneship.sealing import open_plain
+from tuneship.security.sealed_files import open_plain
 from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.progress import Reason, TrainingFailed
 

@@ -40,7 +40,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class DataKeys:
-    """What opens and seals the files of a job (`tuneship/sealing.py`); None: they are plain."""
+    """What opens and seals the files of a job (`tuneship/security/sealed_files.py`); None: they are plain."""
 
     training: str | None = None
     validation: str | None = None

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from tuneship.contract.errors import ApiError, InternalError, InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.events.vault import Vault
-from tuneship.service import profiles
-from tuneship.service.context import Context
+from tuneship.security.vault import Vault
+from tuneship.service.context.context import Context
+from tuneship.service.http import profiles
 from tuneship.store import idempotency
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +30,13 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.operation import DECLARED, Operation
-from tuneship.service import profiles
-from tuneship.service.access import Principal
-from tuneship.service.arguments import path_arguments, query_arguments, validated
-from tuneship.service.context import Context, Parts
-from tuneship.service.forwarding import is_address_known, is_way_known
-from tuneship.service.hipaa import Caller
+from tuneship.service.access.api_keys import Principal
+from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.hipaa import Caller
+from tuneship.service.common.streaming import Stream
+from tuneship.service.context.bindings import Served
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.http import profiles
 from tuneship.service.http.answers import (
     error_response,
     refusal_of,
@@ -43,19 +44,17 @@ from tuneship.service.http.answers import (
     sealed_answer,
     stored_response,
 )
-from tuneship.service.http.border import Border, InFlight
+from tuneship.service.http.arguments import path_arguments, query_arguments, validated
+from tuneship.service.http.boundary import Border, InFlight
 from tuneship.service.http.content import SHORT_BODY, content_of, parsed
+from tuneship.service.http.disconnect import while_heard
 from tuneship.service.http.forms import Content
-from tuneship.service.http.guard import Guard, address_of
-from tuneship.service.http.hang_up import while_heard
+from tuneship.service.http.forwarding import is_address_known, is_way_known
 from tuneship.service.http.health import Ready, alive
+from tuneship.service.http.middleware import Guard, address_of
+from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
-from tuneship.service.rates import RateWindow
-from tuneship.service.resources import SERVED
-from tuneship.service.serving_table import Served
-from tuneship.service.streaming import Stream
-from tuneship.service.trail import Trail
 from tuneship.store import idempotency
 
 LATE_S = 1.0
@@ -63,11 +62,11 @@ LATE_S = 1.0
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
-    """The ASGI application with every served operation."""
+def build_app(served: Iterable[Served], border: Border, lifespan: Any = None) -> ASGIApp:
+    """The ASGI application that serves these operations."""
     # Routes are tried in turn, and generations are by far the most requests: they come first.
-    operations = sorted(SERVED.values(), key=lambda one: not one.is_async)
-    routes = [_operation_route(border, served) for served in operations]
+    operations = sorted(served, key=lambda one: not one.is_async)
+    routes = [_operation_route(border, operation) for operation in operations]
     routes.append(_route("GET", "/healthz", alive(border.parts)))
     routes.append(_route("GET", "/readyz", Ready(border.parts).answer))
     routes.append(_route("GET", "/openapi.json", _described(border.parts)))

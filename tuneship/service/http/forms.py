@@ -15,10 +15,10 @@ from starlette.requests import Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.service.arguments import check_file_media, form_tags
-from tuneship.service.context import Parts
-from tuneship.service.dataset_reading import FILE_LIMIT
-from tuneship.service.disk import check_room
+from tuneship.host.disk_space import check_room
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.reading import FILE_LIMIT
+from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.blobs import StagedFile
 
 R = TypeVar("R")

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tuneship.contract.errors import InternalError
-from tuneship.service.context import Parts
+from tuneship.service.context.context import Parts
 from tuneship.service.http.answers import error_response, json_response
-from tuneship.service.safeguards import capabilities
+from tuneship.service.models.safeguards import capabilities
 
 FRESH_S = 1.0
 """How long an answer of `/readyz` is given to everybody: its check is a write, and asking needs no key."""
