@@ -36,8 +36,8 @@ WARM_UP = 20
 ENGINE = "engine"
 END_OF_HEAD = b"\r\n\r\n"
 LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
+# Milliseconds of each turn, by way.
 Spans = dict[str, list[float]]
-"""Milliseconds of each turn, by way."""
 
 
 class Way:

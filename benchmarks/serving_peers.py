@@ -47,8 +47,8 @@ PEER_START_S = 600.0
 VERSION = importlib.metadata.version("transformers")
 VLLM = "0.32.0"
 SHIPPED, LARGE = "tuneship-tiny", "random-72m"
+# Bases, and how many rows their model is tuned on.
 ROWS = {SHIPPED: 320, LARGE: 32}
-"""Bases, and how many rows their model is tuned on."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from tuneship.settings import (
     embedded_service_environment,
 )
 
+# In the order in which they start; they end in the other one.
 NAMES = ("service", "prefect-server", "bridge", "worker")
-"""In the order in which they start; they end in the other one."""
 
 
 def bridge_opened(local: LocalSettings) -> dict[str, str]:

@@ -10,12 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# Longer than the service needs to end: it drains for 30 s, and for 20 s more it waits for what
+# hangs.
 STOP_WITHIN_S = 55.0
-"""Longer than the service needs to end: it drains for 30 s, and for 20 s more it waits for what hangs."""
 
 
+# Characters of a log's last line.
 SAID_AT_MOST = 300
-"""Characters of a log's last line."""
 
 
 class NotStarted(Exception):

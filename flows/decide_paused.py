@@ -1,6 +1,6 @@
-"""A person ends a roll-out that is paused: promote its candidate now, or roll back. Name and reason are recorded.
+"""A person ends a rollout that is paused: promote its candidate now, or roll back. Name and reason are recorded.
 
-`python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused roll-out
+`python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused rollout
 look on instead, run its own plan again. Who may be told to decide: `tuneship/gates/canary.py`, row "baseline broken".
 """
 
@@ -26,7 +26,7 @@ from tuneship.gates.record import ApprovalAnswered, Ended
 
 
 class Decision(BaseModel):
-    """What a person decides about a paused roll-out."""
+    """What a person decides about a paused rollout."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,7 +47,7 @@ class Decision(BaseModel):
 
 @flow(name="decide-paused", flow_run_name="{decision.decision}-{decision.rollout_id}")
 def decide_paused(decision: Decision) -> RolloutResult:
-    """End the roll-out as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
+    """End the rollout as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
     log = get_run_logger()
     folder = records_in_use()
     plan = CanaryPlan.recorded(_paused(folder, decision.rollout_id).record.begun.plan)
@@ -113,4 +113,4 @@ def _promote_now(split: Split) -> Ended:
 if __name__ == "__main__":
     from flows.script.main import run_script
 
-    run_script(decide_paused, Decision, "End a paused roll-out as a person decides.")
+    run_script(decide_paused, Decision, "End a paused rollout as a person decides.")

@@ -1,8 +1,8 @@
-"""Give back what a dead run left: the traffic of abandoned roll-outs, and the job and deployment of abandoned releases.
+"""Give back what a dead run left: the traffic of abandoned rollouts, and the job and deployment of abandoned releases.
 
 Then it looks after what was promoted: `flows/upkeep/watch.py` reports what has become worse, and moves nothing.
 
-Safe at any time and as often as one likes: a roll-out whose driver lives, one that was promoted, and a split that
+Safe at any time and as often as one likes: a rollout whose driver lives, one that was promoted, and a split that
 somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
 `python flows/guard.py`. The rules stand in `flows/rollout/abandoned.py`.
 """
@@ -27,7 +27,7 @@ DEFAULTS = GuardRules()
 
 @flow(name="guard")
 def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
-    """End every abandoned roll-out and release. Raises `RollbackIncomplete` where traffic could not be returned."""
+    """End every abandoned rollout and release. Raises `RollbackIncomplete` where traffic could not be returned."""
     log, now = get_run_logger(), datetime.now(UTC)
     settings = PipelineSettings()
     folder = records_in_use()
@@ -53,7 +53,7 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
         )
         raise RollbackIncomplete(failed, f"not returned: {', '.join(stuck)}")
     log.info(
-        "%s: %d roll-outs, %d releases, %d alarms",
+        "%s: %d rollouts, %d releases, %d alarms",
         result.outcome,
         len(rollouts),
         len(releases),
@@ -65,4 +65,4 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
 if __name__ == "__main__":
     from flows.script.main import run_script
 
-    run_script(guard, GuardRules, "Return the traffic of roll-outs whose run is gone.")
+    run_script(guard, GuardRules, "Return the traffic of rollouts whose run is gone.")

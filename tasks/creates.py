@@ -16,12 +16,14 @@ from pydantic import BaseModel
 from tasks.api import CALL_DEADLINE_S, RETRIES, api, idempotency_key
 from tuneship.client import ApiError, Client
 
+# On everything that a run creates and that can carry tags: its run key (§2: at most 512
+# characters).
 RUN_TAG = "pipeline_run"
-"""On everything that a run creates and that can carry tags: its run key (§2: at most 512 characters)."""
+# Beside it: which create of that run it came from, by the digest that is its idempotency key,
+# too.
 CREATE_TAG = "pipeline_create"
-"""Beside it: which create of that run it came from, by the digest that is its idempotency key, too."""
+# How a server refuses that lists nothing, or not by tags.
 NO_SUCH_LIST = (400, 404, 405, 422, 501)
-"""How a server refuses that lists nothing, or not by tags."""
 
 
 def _by_run_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -32,6 +34,7 @@ def _by_run_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
     return idempotency_key(str(parameters["run_key"]), context.task.name, [service, content])
 
 
+# Options of every task that creates; such a task takes the argument `run_key`.
 CREATES: dict[str, Any] = {
     **RETRIES,
     "persist_result": True,
@@ -39,7 +42,6 @@ CREATES: dict[str, Any] = {
     "cache_key_fn": _by_run_key,
     "cache_expiration": timedelta(hours=24),  # as long as the service keeps idempotency keys
 }
-"""Options of every task that creates; such a task takes the argument `run_key`."""
 
 
 def once(run_key: str, step: str, content: Any, deadline_s: float = CALL_DEADLINE_S) -> Client:

@@ -22,8 +22,8 @@ from tuneship.contract.datasets import (
 from tuneship.contract.examples import DatasetFormat
 
 POLL_SECONDS = 1.0
+# Tag with the SHA-256 of the file, so that the same file is one dataset in every release.
 CONTENT_TAG = "content_sha256"
-"""Tag with the SHA-256 of the file, so that the same file is one dataset in every release."""
 
 
 class DatasetNotProcessed(Exception):

@@ -35,8 +35,8 @@ from tuneship.contract.jobs import (
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 5.0
 METRICS_EVERY_POLLS = 5
+# For what also happens outside a run, in a state hook.
 _LOG = get_logger("tuneship.jobs")
-"""For what also happens outside a run, in a state hook."""
 
 
 class JobOverdue(Exception):

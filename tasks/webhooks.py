@@ -22,8 +22,8 @@ from tuneship.contract.webhooks import (
     WebhookUpdate,
 )
 
+# Options of the tasks whose answer holds a signing secret: Prefect must not write it anywhere.
 SECRET: dict[str, Any] = {**RETRIES, "cache_policy": NO_CACHE, "persist_result": False}
-"""Options of the tasks whose answer holds a signing secret: Prefect must not write it anywhere."""
 
 
 @task(**SECRET, task_run_name="create-webhook")

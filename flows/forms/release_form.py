@@ -32,8 +32,8 @@ from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training import TrainingRules
 
 MOST_SETS = 10
+# Validation context: where relative paths start. A script says the folder of its params file.
 DIRECTORY = "directory"
-"""Validation context: where relative paths start. A script says the folder of its params file."""
 
 
 def beside_parameters(file: str, info: ValidationInfo) -> str:
@@ -378,7 +378,7 @@ class ReleaseParameters(_Form):
     def plan(
         self, endpoint_id: str | None, baseline_deployment_id: str, candidate_deployment_id: str
     ) -> CanaryPlan:
-        """The roll-out of one deployment over another."""
+        """The rollout of one deployment over another."""
         return CanaryPlan(
             **self.canary.model_dump(),
             endpoint_id=endpoint_id,

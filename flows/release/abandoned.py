@@ -54,7 +54,7 @@ def _is_silent(record: ReleaseRecord, watch: Watch) -> bool:
 
 
 def _is_rolling_out(record: ReleaseRecord, folder: RecordFolder) -> bool:
-    """Its roll-out is alive, paused for a person, or unreadable: then the candidate is, or may be, in use."""
+    """Its rollout is alive, paused for a person, or unreadable: then the candidate is, or may be, in use."""
     begun = record.last("rollout")
     if begun is None:
         return False

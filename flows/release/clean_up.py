@@ -146,5 +146,5 @@ def _add_unanswered(record: ReleaseRecord) -> None:
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:
-    """The run as the roll-out's own hook reads it."""
+    """The run as the rollout's own hook reads it."""
     return flow_run.model_copy(update={"parameters": {"plan": plan}})

@@ -26,10 +26,10 @@ from tasks.datasets import (
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload, LineProblem
 from tuneship.contract.examples import DatasetFormat
 
+# Datasets that one merge of the service takes at most.
 MERGED_AT_ONCE = 100
-"""Datasets that one merge of the service takes at most."""
+# Share of the training rows that the service validates on when it is given no validation set.
 CARVED_OUT = 0.1
-"""Share of the training rows that the service validates on when it is given no validation set."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A lock in the records folder, which every worker shares: it dies with its process. Prefect's global concurrency limits
 do not: after SIGKILL the slot of a dead run was still taken three minutes later (seen on 3.8.8). What it spares is
-double work; that traffic has one driver is kept by the service and by the roll-out's record.
+double work; that traffic has one driver is kept by the service and by the rollout's record.
 """
 
 import hashlib

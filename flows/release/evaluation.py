@@ -16,6 +16,7 @@ from tuneship.gates.training import GateResult, judge_smoke
 
 SMOKE_PROMPTS = 10
 IN_FLIGHT = 16
+# For a release that brings no rows and no prompts of its own.
 PLAIN_PROMPTS = (
     "What is a fracture of the femur?",
     "Name a disease of the respiratory system.",
@@ -28,7 +29,6 @@ PLAIN_PROMPTS = (
     "Which chapter holds diseases of the skin?",
     "What is anaemia?",
 )
-"""For a release that brings no rows and no prompts of its own."""
 
 
 def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) -> GateResult:

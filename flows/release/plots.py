@@ -28,8 +28,8 @@ from tuneship.gates.training import TrainingRules
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
 LIMIT_LINES = ("--", ":", "-.")
+# Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few.
 LOGARITHMIC_FROM = 4.0
-"""Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few."""
 BINS = 40
 SMOOTHED_OVER = 10
 UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))

@@ -15,10 +15,11 @@ from typing import Any
 
 from flows.shared.journal import FileLock, Journal, NotWritten, damage_of
 
+# How long a release that was rolled back is not tried again (unless forced).
 REFUSED_FOR = timedelta(hours=24)
-"""How long a release that was rolled back is not tried again (unless forced)."""
 
 
+# What a line of a kind cannot do without. A kind that is not named here may hold anything.
 _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "begun": {"run_key": str, "endpoint_id": str | None, "endpoint_name": str | None},
     "job": {"id": str, "content": list},
@@ -28,7 +29,6 @@ _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "rollout": {"plan": dict},
     "ended": {"outcome": str},
 }
-"""What a line of a kind cannot do without. A kind that is not named here may hold anything."""
 _WHAT_TO_DO = ": see to its job and deployment, then move it away"
 
 

@@ -75,7 +75,7 @@ def report(
     pictures: Sequence[str],
     loads: Sequence[StepLoad] = (),
 ) -> str:
-    """The report as Markdown; `pictures` are files beside it, `loads` explain the one of the roll-out."""
+    """The report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",

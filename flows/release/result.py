@@ -1,4 +1,4 @@
-"""How a release ended: the roll-out's result, and what the chain did before it. No text of a dataset.
+"""How a release ended: the rollout's result, and what the chain did before it. No text of a dataset.
 
 Next: `flows/release/report.py` tells it to people.
 """

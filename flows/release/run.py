@@ -41,8 +41,8 @@ from tuneship.gates.training import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
 
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
+# Outcomes of a rollout that stand, also when its release was killed before it took note.
 DECIDED = ("promoted", "rolled_back")
-"""Outcomes of a roll-out that stand, also when its release was killed before it took note."""
 
 
 @dataclass
@@ -179,9 +179,9 @@ class ReleaseRun:
         return plan
 
     def rollout_so_far(self) -> CanaryPlan | RolloutResult | None:
-        """What this run was killed in: the plan of a roll-out that is open, the result of one that has decided.
+        """What this run was killed in: the plan of a rollout that is open, the result of one that has decided.
 
-        None where none has begun, or where it was given back from outside: then the chain begins it anew.
+        None where none has begun, or where it was given back from outside: then the chain begins it again.
         """
         begun = self.record.last("rollout")
         if begun is None:
@@ -196,7 +196,7 @@ class ReleaseRun:
         self.known = dict(begun.get("known", {}))
         self.gates = [GateResult(**gate) for gate in begun.get("gates", [])]
         self.notes = list(begun.get("notes", []))
-        get_run_logger().info("the roll-out of %s goes on", plan.candidate_deployment_id)
+        get_run_logger().info("the rollout of %s goes on", plan.candidate_deployment_id)
         return told or plan
 
     def rolled_out(self, rollout: RolloutResult) -> ReleaseResult:

@@ -1,4 +1,4 @@
-"""What each deployment had to do at each step of a roll-out, and how fast it answered: the words under the picture.
+"""What each deployment had to do at each step of a rollout, and how fast it answered: the words under the picture.
 
 The more a deployment has to do, the slower it answers, so two latencies are comparable only where the loads are alike.
 Next: `flows/release/plots.py` draws the same series.

@@ -28,8 +28,8 @@ from tuneship.gates.training import (
     watch_training,
 )
 
+# How long beyond its own limit a job may queue before the wait gives up.
 SLACK_SECONDS = 3600.0
-"""How long beyond its own limit a job may queue before the wait gives up."""
 
 
 class EarlyStop:

@@ -1,4 +1,4 @@
-"""The jobs' losses while they train, on the run's page: a table and the curves, written anew at each evaluation.
+"""The jobs' losses while they train, on the run's page: a table and the curves, written again at each evaluation.
 
 Numbers only. Next: `flows/release/plots.py` draws, `tasks/jobs.py` polls.
 """

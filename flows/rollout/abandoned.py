@@ -1,7 +1,7 @@
-"""Roll-outs whose driver is gone: who they are, and the end that each of them gets.
+"""Rollouts whose driver is gone: who they are, and the end that each of them gets.
 
 A driver lives while it holds its endpoint's lock or writes looks. What is left of a dead one goes back to the baseline
-by the rules of `rollback.py`; a roll-out that had passed its bake is finished forward. Next: `flows/guard.py`.
+by the rules of `rollback.py`; a rollout that had passed its bake is finished forward. Next: `flows/guard.py`.
 """
 
 from collections.abc import Generator
@@ -27,7 +27,7 @@ SILENT_LOOKS = 3
 
 
 class Found(BaseModel):
-    """What became of one roll-out that its driver had left."""
+    """What became of one rollout that its driver had left."""
 
     rollout_id: str
     endpoint_id: str
@@ -46,7 +46,7 @@ class Watch:
 
 
 def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
-    """Give every abandoned roll-out its end. Returns them, and what a person must know about those that have none."""
+    """Give every abandoned rollout its end. Returns them, and what a person must know about those that have none."""
     found: list[Found] = []
     notes: list[str] = []
     try:
@@ -75,7 +75,7 @@ def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
 
 @dataclass(frozen=True)
 class Left:
-    """A roll-out without a driver, held by this process."""
+    """A rollout without a driver, held by this process."""
 
     plan: CanaryPlan
     file: RecordFile
@@ -83,7 +83,7 @@ class Left:
 
 @contextmanager
 def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
-    """The roll-out while nobody else can drive it; None when it is alive, paused in time, or over."""
+    """The rollout while nobody else can drive it; None when it is alive, paused in time, or over."""
     if not file.record.facts or not file.may_have_moved:
         yield None
         return
@@ -104,7 +104,7 @@ def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
 
 
 def _finish(left: Left, watch: Watch) -> Found:
-    """End it and write the end down. A roll-out that is `rollback_incomplete` stays open for the next guard."""
+    """End it and write the end down. A rollout that is `rollback_incomplete` stays open for the next guard."""
     begun = left.file.record.begun
     try:
         ended = _superseded(left, watch.folder) or _end(left, watch.log)
@@ -122,7 +122,7 @@ def _finish(left: Left, watch: Watch) -> Found:
 
 
 def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
-    """The endpoint has had another roll-out since: its split is that one's, also where it cannot be read back."""
+    """The endpoint has had another rollout since: its split is that one's, also where it cannot be read back."""
     since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
     if any(_has_moved(path, endpoint_id, since) for path in folder.paths()):
         return Ended("aborted", "foreign_change")
@@ -130,7 +130,7 @@ def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
 
 
 def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
-    """Whether that roll-out gave its candidate traffic of the endpoint later than that."""
+    """Whether that rollout gave its candidate traffic of the endpoint later than that."""
     with suppress(OSError, ValueError):  # a record that cannot be read says nothing
         if path.stat().st_mtime > since:
             record = RecordFile(path).record
@@ -139,7 +139,7 @@ def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
 
 
 def _end(left: Left, log: Log) -> Ended:
-    """Raises `SplitLost` where the split is not this roll-out's any more."""
+    """Raises `SplitLost` where the split is not this rollout's any more."""
     file, begun = left.file, left.file.record.begun
     version: int | None = None
     if not begun.server:

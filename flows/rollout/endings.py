@@ -1,4 +1,4 @@
-"""How a roll-out ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
+"""How a rollout ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
 
 Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
 """
@@ -19,7 +19,7 @@ from tuneship.gates.record import Ended, Look, Record, SplitIntended, Verdict
 
 
 def end(split: Split, look: Look) -> Ended:
-    """Act on a verdict that ends the roll-out."""
+    """Act on a verdict that ends the rollout."""
     if look.verdict is Verdict.BAKED:
         return _promote_and_retire(split)
     if look.verdict is Verdict.ABORT:
@@ -92,7 +92,7 @@ def promote(split: Split) -> Ended:
 
 
 def retire(split: Split) -> list[str]:
-    """Delete the baseline of a promoted roll-out. Returns what a reader must know; a refusal keeps the baseline.
+    """Delete the baseline of a promoted rollout. Returns what a reader must know; a refusal keeps the baseline.
 
     In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
     drains what the baseline still generates; the looks at 100 % have kept new requests away from it.

@@ -1,6 +1,6 @@
 """What is known before the first shift: today's traffic, what the plan can be expected to do, and what forbids it.
 
-Everything is said in sentences for people; the roll-out's page, its report and its result take them from the record.
+Everything is said in sentences for people; the rollout's page, its report and its result take them from the record.
 Knows no service: `opening.py` brings the baseline's metrics.
 """
 
@@ -18,10 +18,10 @@ from tuneship.gates.record import Gate, LatencyLimits
 from tuneship.gates.series import Json, Series
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
+# Traffic that began later than this may still be growing, and refuses nothing.
 KNOWN_AFTER = timedelta(minutes=15)
-"""Traffic that began later than this may still be growing, and refuses nothing."""
+# Where a service tells, with a deployment's metrics, after how long it ends a generation.
 TIMEOUT = "generate_timeout_seconds"
-"""Where a service tells, with a deployment's metrics, after how long it ends a generation."""
 HELP = (
     "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
     " more looks (`max_looks_per_step`, `max_looks`)"
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a roll-out begins with."""
+    """What a rollout begins with."""
 
     plan: CanaryPlan
     """With the steps that it will take."""
@@ -92,7 +92,7 @@ def _traffic(plan: CanaryPlan, before: Before) -> Seen | None:
     users = _last_hour(before.series, plan) if before.series else None
     if plan.traffic is None:
         return users
-    # An earlier roll-out's driver may be in the last hour: the two are not added.
+    # An earlier rollout's driver may be in the last hour: the two are not added.
     rate = 60.0 * plan.traffic.requests_per_second
     if users is None:
         return Seen(Today(rate), is_certain=True)
@@ -132,7 +132,7 @@ def _share(part: int, whole: int) -> float:
 def _too_little(plan: CanaryPlan, today: Today) -> str:
     end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
     return (
-        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the roll-out"
+        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the rollout"
         f" then {end}; {HELP}"
     )
 

@@ -1,4 +1,4 @@
-"""One look at a roll-out: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
+"""One look at a rollout: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
 
 What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it. A
 look is one node on the run page, its calls are the bodies of their tasks: five nodes a look would bury the chain.

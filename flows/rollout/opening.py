@@ -1,4 +1,4 @@
-"""How a roll-out begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
+"""How a rollout begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
 
 Everything that can refuse it refuses here, before any traffic moves. Next: `shift_traffic.py`.
 """
@@ -40,12 +40,12 @@ from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
 from tuneship.gates.series import Unusable, read_series
 
+# What a server of the bare description does not offer.
 LACKING = ("reading back", "versions", "leases")
-"""What a server of the bare description does not offer."""
 
 
 def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
-    """The roll-out to drive, or why there is none."""
+    """The rollout to drive, or why there is none."""
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
@@ -59,7 +59,7 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | Ro
 
 
 def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
-    """Whether the lease of an unfinished roll-out has returned its traffic; its record is closed then."""
+    """Whether the lease of an unfinished rollout has returned its traffic; its record is closed then."""
     if file.record.begun.server:
         return False
     left = _as_left(plan, file, log)
@@ -71,8 +71,8 @@ def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
 
 
 def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
-    """The open roll-out as the record leaves it; `settle` makes record and split agree."""
-    log.info("roll-out %s goes on at %d %%", file.path.stem, file.record.weight)
+    """The open rollout as the record leaves it; `settle` makes record and split agree."""
+    log.info("rollout %s goes on at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
         file.append(Resumed())
     return _as_left(plan, file, log)
@@ -153,7 +153,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutR
 def _tell(file: RecordFile, log: Log) -> None:
     """What a person knows before anything is shifted."""
     begun = file.record.begun
-    log.info("roll-out %s begins on %s", begun.rollout_id, begun.endpoint_id)
+    log.info("rollout %s begins on %s", begun.rollout_id, begun.endpoint_id)
     for sentence in forecast_in_words(begun):
         log.info("forecast: %s", sentence)
     for warning in begun.warnings:
@@ -168,7 +168,7 @@ def _now(before: Before) -> datetime | None:
 def _refusal_of_damaged(
     damaged: Sequence[Damaged], plan: CanaryPlan, endpoint_id: str | None = None
 ) -> RolloutResult | None:
-    """Nobody knows what a roll-out with a damaged record did to this endpoint."""
+    """Nobody knows what a rollout with a damaged record did to this endpoint."""
     for one in damaged:
         if one.blocks(plan, endpoint_id):
             note = f"{one.why}: see to the endpoint's split, then move it away"
@@ -195,7 +195,7 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
 
 
 def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResult | None:
-    """A new roll-out starts only from all traffic on the baseline and nobody's lease."""
+    """A new rollout starts only from all traffic on the baseline and nobody's lease."""
     if endpoint.lease is not None:
         return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
     if candidate_weight(endpoint, plan) != 0:

@@ -1,4 +1,4 @@
-"""What people see of a roll-out: progress at each look; at each transition a log line and the Markdown artifact anew.
+"""What people see of a rollout: progress at each look; at each transition a log line and the Markdown artifact again.
 
 Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
 """
@@ -43,18 +43,18 @@ def tell(split: Split, look: Look) -> None:
 
 
 def show(record: Record, log: Log, result: RolloutResult | None = None) -> None:
-    """Write the page again. A page that cannot be written never stops a roll-out."""
+    """Write the page again. A page that cannot be written never stops a rollout."""
     begun = record.begun
     try:
         create_markdown_artifact(
-            key=begun.rollout_id, markdown=page(record, result), description="Canary roll-out"
+            key=begun.rollout_id, markdown=page(record, result), description="Canary rollout"
         )
     except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the traffic matters more than its page
-        log.warning("the roll-out's page was not written (%s)", type(error).__name__)
+        log.warning("the rollout's page was not written (%s)", type(error).__name__)
 
 
 def page(record: Record, result: RolloutResult | None = None) -> str:
-    """The roll-out as Markdown."""
+    """The rollout as Markdown."""
     begun, looks = record.begun, record.looks
     plan = begun.plan
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
@@ -62,7 +62,7 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     bake = plan.get("bake_weight") or 100
     state = _ending(result) if result else f"at {record.weight} %"
     sections = [
-        f"# Roll-out {begun.rollout_id}",
+        f"# Rollout {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
         f"{pair}, steps {plan['steps']}, bake at {bake} %",
     ]

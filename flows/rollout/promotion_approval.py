@@ -1,4 +1,4 @@
-"""The person's part of a roll-out: ask when all is proven, hear the answer between two looks, withdraw what is moot.
+"""The person's part of a rollout: ask when all is proven, hear the answer between two looks, withdraw what is moot.
 
 The looks go on meanwhile, so that the lease is renewed and a regression beats any approval. Next:
 `flows/shared/approval.py` shows the form; `tuneship/gates/canary.py` says what an answer means.
@@ -58,7 +58,7 @@ def hear(split: Split) -> None:
     asked, known = record.asked, record.answer
     if (
         asked is None or asked.until is None
-    ):  # the roll-out was paused since, and a person resumed it
+    ):  # the rollout was paused since, and a person resumed it
         ask_for_approval(split)
         return
     now = datetime.now(UTC)
@@ -73,9 +73,9 @@ def hear(split: Split) -> None:
 
 
 def withdraw_question(file: RecordFile, why: str) -> None:
-    """The roll-out has ended: a late answer must not be accepted."""
+    """The rollout has ended: a late answer must not be accepted."""
     if file.record.begun.plan["approval"] == "required":
-        withdraw(_tag(file), f"the roll-out has ended: {why}")
+        withdraw(_tag(file), f"the rollout has ended: {why}")
 
 
 def _tag(file: RecordFile) -> str:

@@ -1,4 +1,4 @@
-"""Roll-out records on disk: one append-only JSON-lines file per roll-out, every line synced before anything acts on it.
+"""Rollout records on disk: one append-only JSON-lines file per rollout, every line synced before anything acts on it.
 
 `<records>/<service>/<rollout id>.jsonl`: a worker, the guard or the next run finds there what a killed run left. One
 live run per endpoint is kept by a file lock, which dies with its process. A record that cannot be read is set aside and
@@ -35,12 +35,12 @@ from tuneship.gates.record import (
 )
 from tuneship.settings import PipelineSettings
 
+# Outcomes that leave a record open: a pause, and a return that was not confirmed.
 NOT_THE_END = ("paused", "rollback_incomplete")
-"""Outcomes that leave a record open: a pause, and a return that was not confirmed."""
 
 
 class RecordFile:
-    """One roll-out's record: what is in memory is on disk, unless `unwritten` says otherwise."""
+    """One rollout's record: what is in memory is on disk, unless `unwritten` says otherwise."""
 
     def __init__(self, path: Path) -> None:
         """Read what there is; the folder is made with the first line. Raises OSError, and ValueError for damage."""
@@ -138,7 +138,7 @@ class RecordFolder:
         return [file for path in self.paths() if isinstance(file := read_record(path), Damaged)]
 
     def paths(self) -> list[Path]:
-        """The file of every roll-out of this service, whatever its state. Raises OSError for an unreadable folder."""
+        """The file of every rollout of this service, whatever its state. Raises OSError for an unreadable folder."""
         found = [path for folder in self._folders() for path in _listed(folder)]
         return sorted((path for path in found if path.suffix == ".jsonl"), key=lambda one: one.name)
 
@@ -150,7 +150,7 @@ class RecordFolder:
     def new(self, plan: CanaryPlan) -> RecordFile:
         """The next record of this endpoint and pair.
 
-        The roll-out's id is the same until its first line is written, so that a create that is repeated after a crash
+        The rollout's id is the same until its first line is written, so that a create that is repeated after a crash
         carries the same idempotency key.
         """
         number = len(self.of(plan)) + 1

@@ -1,4 +1,4 @@
-"""How a roll-out ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
+"""How a rollout ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
 
 Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
 """
@@ -47,7 +47,7 @@ class RolloutResult(BaseModel):
     history: list[Change] = Field(default_factory=list[Change])
     gates: list[dict[str, str]] = Field(
         default_factory=list[dict[str, str]],
-        description="Every gate as it was when the roll-out began: name, state, and why one that is off is off.",
+        description="Every gate as it was when the rollout began: name, state, and why one that is off is off.",
     )
     decisions: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],

@@ -1,6 +1,6 @@
 """The way back: whatever stops the flow (an exception, Ctrl-C, SIGTERM, a cancel), the baseline gets its traffic again.
 
-Twice, because each may be missed: as the rollback of a transaction around the roll-out, and as state hooks, which
+Twice, because each may be missed: as the rollback of a transaction around the rollout, and as state hooks, which
 Prefect may run in a new process, so they know only the run's parameters and the record. Both do nothing a second time.
 """
 
@@ -24,8 +24,9 @@ from tuneship.client import ServiceUnreachable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
 
+# A process that was told to end has little time; the hooks, the next run and the lease come after
+# it.
 STOP_TRIES = 6
-"""A process that was told to end has little time; the hooks, the next run and the lease come after it."""
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def what_stopped(error: BaseException) -> BaseException:
 
 
 def abort(split: Split, reason: str) -> Ended | None:
-    """End a roll-out that was stopped from outside; None where it had ended. A promoted one stays promoted."""
+    """End a rollout that was stopped from outside; None where it had ended. A promoted one stays promoted."""
     if split.file.is_paused or not split.file.may_have_moved:
         return None
     split.calls = PLAIN
@@ -76,12 +77,12 @@ def abort(split: Split, reason: str) -> Ended | None:
 
 
 def end_stopped(split: Split, reason: str) -> Ended:
-    """The end of a roll-out whose driver stopped: promoted when its bake was passed, else returned."""
+    """The end of a rollout whose driver stopped: promoted when its bake was passed, else returned."""
     if is_baked(split.file.record):
         try:
             return promote(split)
         except (NotConfirmed, SplitLost):
-            split.log.exception("a baked roll-out was stopped before its end")
+            split.log.exception("a baked rollout was stopped before its end")
     last = split.file.record.facts[-1]
     try:
         if isinstance(last, Ended):  # a return that was decided and not confirmed
@@ -110,7 +111,7 @@ def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
 
 def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -> None:
-    """Return the traffic of every open roll-out of this plan, unless it is alive in another process."""
+    """Return the traffic of every open rollout of this plan, unless it is alive in another process."""
     with folder.lock(plan) as is_free:
         if not is_free:
             return

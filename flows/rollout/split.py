@@ -1,7 +1,7 @@
-"""The split of one roll-out: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
+"""The split of one rollout: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
 
 The intention is recorded before a PATCH, the split after it was read back; only the way back goes on without a record.
-`If-Match` lets one writer win; who finds a split that is not this roll-out's stops without touching it. Knows no gate.
+`If-Match` lets one writer win; who finds a split that is not this rollout's stops without touching it. Knows no gate.
 Next: `shift_traffic.py`, `rollback.py`.
 """
 
@@ -36,7 +36,7 @@ Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
-    """The split is not this roll-out's any more: `lease_expired` or `foreign_change`."""
+    """The split is not this rollout's any more: `lease_expired` or `foreign_change`."""
 
     def __init__(self, reason: str) -> None:
         """Keep the word for the result."""
@@ -60,12 +60,13 @@ class Calls:
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
+# The same without Prefect, for the way back: it must work while the run, or its server, is going
+# down.
 PLAIN = Calls(get_canary_endpoint.fn, update_canary_endpoint.fn, renew_canary_lease.fn)
-"""The same without Prefect, for the way back: it must work while the run, or its server, is going down."""
 
 
 def candidate_weight(endpoint: CanaryEndpoint, plan: CanaryPlan) -> int | None:
-    """The candidate's share where the pair shares all traffic; None for a split that no roll-out of this pair sets."""
+    """The candidate's share where the pair shares all traffic; None for a split that no rollout of this pair sets."""
     shares = {one.id: one.traffic_percentage for one in endpoint.deployments}
     weight = shares.pop(plan.candidate_deployment_id, 0)
     baseline = shares.pop(plan.baseline_deployment_id, 0)
@@ -86,7 +87,7 @@ def last_intended(record: Record) -> int | None:
 
 @dataclass
 class Split:
-    """One roll-out's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
+    """One rollout's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
 
     plan: CanaryPlan
     file: RecordFile
@@ -288,7 +289,7 @@ def _is_refusal(error: Failure) -> bool:
 
 
 def _asked_pause_s(error: Failure) -> float:
-    """`Retry-After`, as far as a roll-out can wait."""
+    """`Retry-After`, as far as a rollout can wait."""
     asked = error.retry_after if isinstance(error, ApiError) else None
     return min(LONGEST_PAUSE_S, asked or 0.0)
 

@@ -163,7 +163,7 @@ class TrafficDriver:
         def heard(headers: Mapping[str, str]) -> None:
             served_by.extend(one for one in (headers.get("x-deployment-id"),) if one)
 
-        # A key for each time that a prompt is sent: every request is drawn anew, and is a caller of its own.
+        # A key for each time that a prompt is sent: every request is drawn again, and is a caller of its own.
         key = f"{self._name}-{next(self._sent)}"
         asking = client.with_options(routing_key=key, heard=heard)
         try:

@@ -26,7 +26,7 @@ SHOWN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 class _Console(Console):
-    """Falls silent once nobody reads; rich would end the program, in the middle of a roll-out."""
+    """Falls silent once nobody reads; rich would end the program, in the middle of a rollout."""
 
     def on_broken_pipe(self) -> None:
         """Called by rich."""

@@ -22,10 +22,12 @@ from tuneship.settings import ClientSettings, PipelineSettings, embedded_service
 
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 40.0
+# Exit code of `tuneship serve` when another one holds the data directory.
 ALREADY_RUNNING = 6
-"""Exit code of `tuneship serve` when another one holds the data directory."""
 
 
+# Of every Prefect server started here: no telemetry; the batch sizes spare SQLite, which would
+# else answer 503.
 PREFECT_SERVER = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -34,7 +36,6 @@ PREFECT_SERVER = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
 }
-"""Of every Prefect server started here: no telemetry; the batch sizes spare SQLite, which would else answer 503."""
 
 
 class CompanionFailed(Exception):

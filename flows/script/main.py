@@ -36,6 +36,7 @@ from tasks.jobs import JobOverdue
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
+# By outcome; everything else is 1, and after a signal 128 + its number.
 EXIT_CODES = {
     "promoted": 0,
     "skipped": 0,
@@ -45,7 +46,6 @@ EXIT_CODES = {
     "rolled_back": 4,
     "paused": 5,
 }
-"""By outcome; everything else is 1, and after a signal 128 + its number."""
 STOPS = (Stopped, KeyboardInterrupt, TerminationSignal)
 EXPECTED = (
     BadInput,
@@ -56,13 +56,13 @@ EXPECTED = (
     JobOverdue,
     DeploymentNotRunning,
 )
+# What pydantic says of a file's keys, in words for people who do not know it.
 PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
-"""What pydantic says of a file's keys, in words for people who do not know it."""
 REPEATED = "a key stands twice in one mapping"
 MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
+# A Prefect server for one run needs no UI.
 PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
-"""A Prefect server for one run needs no UI."""
 
 
 class Outcome(Protocol):

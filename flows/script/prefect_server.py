@@ -11,8 +11,8 @@ import threading
 
 import uvicorn
 
+# Clients keep their connections open for events; the server does not wait for them to hang up.
 GRACE_SECONDS = 3
-"""Clients keep their connections open for events; the server does not wait for them to hang up."""
 
 
 def main() -> None:

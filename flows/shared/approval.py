@@ -1,7 +1,7 @@
 """A question to a person: a flow run in state Paused, which the Prefect UI shows with a form and a Resume button.
 
 No process waits in it. Who asked goes on with its own work, looks at the run now and then, and still finds the answer
-after a crash, because the run is the server's. Knows no roll-out; next: `flows/rollout/promotion_approval.py`.
+after a crash, because the run is the server's. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
 """
 
 from dataclasses import dataclass

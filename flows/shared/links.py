@@ -9,13 +9,13 @@ from prefect.artifacts import create_link_artifact
 from tasks.api import api
 from tuneship.client import base_url
 
+# By the artifact's key.
 PATHS = {
     "job": "fine-tuning/jobs",
     "baseline": "deployments",
     "candidate": "deployments",
     "endpoint": "canary-endpoints",
 }
-"""By the artifact's key."""
 
 
 def show_link(kind: str, resource_id: str) -> None:

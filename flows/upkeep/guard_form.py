@@ -17,7 +17,7 @@ class GuardRules(BaseModel):
         default=60,
         ge=0,
         le=86_400,
-        description="A roll-out without a driver and without a look for so long, and for three looks, is abandoned.",
+        description="A rollout without a driver and without a look for so long, and for three looks, is abandoned.",
     )
     release_silence_hours: int = Field(
         default=24,

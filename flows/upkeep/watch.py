@@ -149,7 +149,7 @@ def watch_endpoints(watch: Watch, records: Path) -> tuple[list[Alarm], list[str]
 
 
 def _served(endpoint: CanaryEndpoint) -> Served | None:
-    """None while a roll-out has the endpoint, its bake included, or where several deployments share the traffic."""
+    """None while a rollout has the endpoint, its bake included, or where several deployments share the traffic."""
     whole = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
     if endpoint.lease is not None or not whole:
         return None

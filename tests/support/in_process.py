@@ -143,7 +143,7 @@ class Service:
         self.url = "http://service.test"
 
     def limit(self, rates: RateLimits | None = None, **places: InFlight) -> None:
-        """Build the app anew: with these rates (none, unless given) and places for what runs at once."""
+        """Build the app again: with these rates (none, unless given) and places for what runs at once."""
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
             SERVED.values(),

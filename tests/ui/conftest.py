@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {
     "lease_seconds": 120,
     "latency_gates": None,  # a machine that tests is a busy one
 }
-"""A roll-out of seconds."""
+"""A rollout of seconds."""
 
 
 @dataclass

@@ -70,7 +70,7 @@ def test_no_artifact_runs_a_script(
     for key, shows in {
         "release-report": "Release of chapters",
         "release": "outcome",
-        "rollout-1": "Roll-out",
+        "rollout-1": "Rollout",
     }.items():
         browser.open(f"{ui}/artifacts/artifact/{newest(machine, key)}", shows=shows)
         browser.wait_for_text("alert(1)")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.database import Database
 
 BROKEN, NO_HEADS = 4, 5
+# How a cell begins that a spreadsheet would run.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would run."""
 
 app = typer.Typer(no_args_is_help=True, help="The audit chain: verify, export.")
 
@@ -88,7 +88,8 @@ def _check_heads(kept: Iterable["Head"], last: int, macs: dict[int, bytes]) -> N
             fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)
         if macs[head.seq] != head.mac:
             fail(
-                f"the chain was written anew: row {head.seq} is not the one that was signed", BROKEN
+                f"the chain was written again: row {head.seq} is not the one that was signed",
+                BROKEN,
             )
 
 

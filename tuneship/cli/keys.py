@@ -29,8 +29,8 @@ LABEL = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
 DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NOT_READABLE = 2
+# Columns of a list that are shown whole.
 WHOLE = ("key", "state", "expires", "last used")
-"""Columns of a list that are shown whole."""
 
 app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revoke.")
 

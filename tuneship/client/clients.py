@@ -31,8 +31,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+# Headers that describe the bytes on the wire, not those that were decoded.
 _CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-"""Headers that describe the bytes on the wire, not those that were decoded."""
 
 
 @dataclass(frozen=True)

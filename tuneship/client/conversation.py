@@ -29,8 +29,8 @@ R = TypeVar("R")
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_PAUSE_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
+# Together as long as the service keeps a key for a request that does not end.
 PAUSES_WHILE_BUSY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Together as long as the service keeps a key for a request that does not end."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from tuneship.contract.errors import BadResponse
 
+# Bytes; a server that sends more without an end must not fill our memory.
 LONGEST_EVENT = 1 << 20
-"""Bytes; a server that sends more without an end must not fill our memory."""
+# A carriage return at the end of a block may be half of an end.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
-"""A carriage return at the end of a block may be half of an end."""
 
 
 @dataclass(frozen=True)

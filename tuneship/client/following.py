@@ -17,8 +17,8 @@ from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
 from tuneship.contract.operation import Call
 
 MEDIA = "text/event-stream"
+# The service says something every 15 s; after three times that the line is dead.
 SILENCE_S = 45.0
-"""The service says something every 15 s; after three times that the line is dead."""
 FRAMES: dict[str, type[BaseModel]] = {"log": JobLogEntry, "metrics": JobStep}
 
 
@@ -63,7 +63,7 @@ class _Place:
 def follow_job(job_id: str, after: str | None, tries: int, draw: Callable[[], float]) -> Following:
     """The job's log lines and training steps until the job has ended.
 
-    `tries` bounds the failures in a row, as of any call; bytes of the service start the count anew. `draw` as in
+    `tries` bounds the failures in a row, as of any call; bytes of the service start the count again. `draw` as in
     `converse`. Raises what a refusal or the last failure brought.
     """
     place = _Place(after)

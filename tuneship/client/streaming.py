@@ -32,8 +32,8 @@ FRAMES: dict[str, type[BaseModel]] = {
     "done": Generation,
     "error": BrokenOff,
 }
+# Of what broke off: a status of its own can no longer be sent then.
 FAILED_STATUS = 500
-"""Of what broke off: a status of its own can no longer be sent then."""
 
 
 def streaming(call: Call) -> Call:

@@ -31,6 +31,7 @@ from tuneship.contract.operation import CREATED, DECLARED, Operation, Refusal
 
 Json = dict[str, Any]
 
+# Every file of the contract that declares operations, in reading order.
 TAGS = {
     datasets: "Upload, validate, list, fetch, merge and delete training data.",
     jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
@@ -44,7 +45,6 @@ TAGS = {
     instances: "Where work can run.",
     audit: "Who did what, sealed row by row.",
 }
-"""Every file of the contract that declares operations, in reading order."""
 
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
@@ -55,6 +55,7 @@ whether the same request may succeed later, `Retry-After` after how many seconds
 operations and event kinds are added: ignore what you do not know.
 """
 
+# Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults.
 ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_denied"} | {
     414: "invalid_request_error",
     429: "rate_limit_exceeded",
@@ -62,7 +63,6 @@ ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
     500: "internal_error",
     503: "internal_error",
 }
-"""Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults."""
 WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
 
 HEADER_NOTES = {
@@ -82,6 +82,7 @@ HEADER_NOTES = {
     "X-Deployment-ID": ("string", "The deployment that answered."),
     "X-API-Profile": ("string", "The profile of the answer."),
 }
+# Written out: the standard library's change with the version of Python.
 PHRASES = {
     200: "OK",
     201: "Created",
@@ -101,7 +102,6 @@ PHRASES = {
     500: "Internal server error",
     503: "Service unavailable",
 }
-"""Written out: the standard library's change with the version of Python."""
 ON_EVERY_ANSWER = (
     "X-Request-ID",
     "X-RateLimit-Limit",

@@ -103,6 +103,7 @@ GENERATIONS = Example(
     streams={"text/event-stream": TEXT_STREAM, "application/x-ndjson": TEXT_LINES},
 )
 
+# By operation name.
 EXAMPLES: dict[str, Example] = {
     "validate_dataset": Example(
         {"instruction": {"format": "instruction", "file": LINES}},
@@ -366,4 +367,3 @@ EXAMPLES: dict[str, Example] = {
         }
     ),
 }
-"""By operation name."""

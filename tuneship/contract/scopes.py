@@ -15,6 +15,7 @@ def _changing(*resources: str) -> frozenset[str]:
     return frozenset(f"{one}:write" for one in resources)
 
 
+# Each is the least that its role needs: an operator ships models and does not train them.
 PRESETS = {
     "viewer": _LOOKING,
     "trainer": _LOOKING | _changing("datasets", "jobs"),
@@ -25,7 +26,6 @@ PRESETS = {
     "auditor": frozenset({"audit:read"}),
     "admin": SCOPES,
 }
-"""Each is the least that its role needs: an operator ships models and does not train them."""
 
 
 class UnknownScope(ValueError):

@@ -24,16 +24,20 @@ NOT_PUBLIC_V4 = _networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24"
     " 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4"
 )
+# All that IANA has given out for unicast; IPv4 mapped, NAT64, link-local and multicast lie
+# outside.
 PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-"""All that IANA has given out for unicast; IPv4 mapped, NAT64, link-local and multicast lie outside."""
 NOT_PUBLIC_V6 = _networks("2001::/23 2001:db8::/32 2002::/16 3fff::/20")
+# What an operator's CIDR can open: private networks and this machine. A CIDR of 0.0.0.0/0 opens
+# no more than these.
 OPENABLE = _networks(
     "10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 172.16.0.0/12 192.168.0.0/16 ::1/128 fc00::/7"
 )
-"""What an operator's CIDR can open: private networks and this machine. A CIDR of 0.0.0.0/0 opens no more than these."""
+# Where clouds give credentials to whoever asks; the second to last two lie inside openable or
+# public networks.
 NEVER = _networks("169.254.0.0/16 100.100.100.200/32 168.63.129.16/32 fd00:ec2::/32 fd20:ce::/32")
-"""Where clouds give credentials to whoever asks; the second to last two lie inside openable or public networks."""
 
+# Printable ASCII only; no user information, no fragment, no backslash, no quote.
 URL = re.compile(
     r"(?P<scheme>https?)://"
     r"(?:\[(?P<literal>[0-9a-f:.]{2,45})\]|(?P<name>[a-z0-9._-]{1,253}))"
@@ -41,7 +45,6 @@ URL = re.compile(
     r"(?P<path>/[!$-;=?-\[\]_a-z~]*)?",
     re.IGNORECASE | re.ASCII,
 )
-"""Printable ASCII only; no user information, no fragment, no backslash, no quote."""
 
 
 class TargetRefused(Exception):

@@ -18,10 +18,10 @@ from tuneship.events.addresses import Target, TargetRefused
 from tuneship.events.connector import CheckedNetwork, Receivers
 from tuneship.events.schedule import retry_after
 
+# For everything: name, connection, TLS, request, answer.
 TIMEOUT_S = 15.0
-"""For everything: name, connection, TLS, request, answer."""
+# For one address of a name that has several.
 CONNECT_S = 5.0
-"""For one address of a name that has several."""
 LONGEST_ANSWER = 64 << 10
 READ_AWAY_S = 1.0
 GONE = 410

@@ -17,10 +17,11 @@ import httpcore
 from tuneship.events.addresses import AddressRules, Target
 
 T = TypeVar("T")
+# Host and port to IP addresses; empty when the name does not exist. Blocks.
 Resolver = Callable[[str, int], Sequence[str]]
-"""Host and port to IP addresses; empty when the name does not exist. Blocks."""
+# Names that are looked up for callers at the same time: sick ones must not take the threads of
+# all requests.
 LOOKUPS = 4
-"""Names that are looked up for callers at the same time: sick ones must not take the threads of all requests."""
 
 
 class TooManyLookups(Exception):

@@ -24,14 +24,14 @@ from tuneship.store.webhook_records import FAILING, GONE, Due
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
+# Tries at the same time for one receiver.
 IN_FLIGHT = 2
-"""Tries at the same time for one receiver."""
+# Tries at the same time in all: each holds a socket. Receivers without trouble come first.
 TOGETHER = 256
-"""Tries at the same time in all: each holds a socket. Receivers without trouble come first."""
+# At shutdown, for what is in the air; the rest is due after the restart.
 DRAIN_S = 5.0
-"""At shutdown, for what is in the air; the rest is due after the restart."""
+# The pause after a failure of ours, which doubles until it is the longest.
 RECORD_AGAIN_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""The pause after a failure of ours, which doubles until it is the longest."""
 
 
 class Deliverer:

@@ -4,12 +4,13 @@ from datetime import datetime, timedelta
 
 from tuneship.contract.retry_after import seconds_to_wait
 
+# Before each try; without jitter the last one comes 75:35:05 after the event.
 WAITS = tuple(timedelta(seconds=one) for one in (0, 5, 300, 1800)) + tuple(
     timedelta(hours=one) for one in (2, 5, 10, 14, 20, 24)
 )
-"""Before each try; without jitter the last one comes 75:35:05 after the event."""
+# Each wait is up to so much shorter or longer, so that receivers which failed together are not
+# called together.
 JITTER = 0.1
-"""Each wait is up to so much shorter or longer, so that receivers which failed together are not called together."""
 LONGEST_RETRY_AFTER = timedelta(hours=24)
 
 

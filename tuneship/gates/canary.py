@@ -1,4 +1,4 @@
-"""One look at a roll-out: (metrics, plan, record) -> one verdict with its reasons and numbers.
+"""One look at a rollout: (metrics, plan, record) -> one verdict with its reasons and numbers.
 
 Pure; the clock is the service's. The rules are tables of small functions, first match decides. All is recomputed from
 the start at every look, so that a restart or a replay decides the same bit by bit. Knows no HTTP and moves nothing: the
@@ -16,11 +16,11 @@ from tuneship.gates.series import ARMS, Arm, Json, Series, Traffic, Unusable, re
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, Seen, View, error_share, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
+# Deployment states from which nothing comes back; `missing` stands for a 404.
 GONE = frozenset({"deleting", "deleted", "missing"})
-"""Deployment states from which nothing comes back; `missing` stands for a 404."""
 BREAKER_BASELINE = 0.1
+# Beyond this share it does not matter who the callers are.
 BREAKER_ALL = 0.9
-"""Beyond this share it does not matter who the callers are."""
 TOKEN_WARNING = 1.2
 
 
@@ -185,7 +185,7 @@ def looks_used_up(view: View) -> Ruling | None:
 
 
 def _inconclusive(view: View) -> Ruling:
-    """What the plan says of a roll-out that came to no end in its looks, with what held it."""
+    """What the plan says of a rollout that came to no end in its looks, with what held it."""
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
     if holding is None and view.above_thresholds:
         holding = view.above_thresholds[0].reason
@@ -250,8 +250,8 @@ def _length_holds(view: View) -> bool:
     return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
 
 
+# Formula version 1 knew the lower bound only, and used it where nothing counted blank answers.
 _FIRST_BOUNDS = OutputLength()
-"""Formula version 1 knew the lower bound only, and used it where nothing counted blank answers."""
 
 
 def dwell(view: View) -> Ruling | None:
@@ -337,6 +337,7 @@ def settling(view: View) -> Ruling:
 
 
 Rule = Callable[[View], Ruling | None]
+# What ends a rollout first, wherever both deployments answer.
 BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     candidate_gone,
     baseline_gone,
@@ -345,7 +346,6 @@ BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     threshold_passed,
     metrics_gone,
 )
-"""What ends a roll-out first, wherever both deployments answer."""
 RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.COMPARE: (
         *BESIDE_THE_BASELINE,
@@ -374,8 +374,8 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
     ),
     Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
 }
+# The bake below 100 %: the baseline still answers, so all is compared as before.
 LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
-"""The bake below 100 %: the baseline still answers, so all is compared as before."""
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
 

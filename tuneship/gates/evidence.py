@@ -26,13 +26,13 @@ from itertools import repeat
 from operator import add, mul
 from typing import NamedTuple
 
+# Multiples of the margin that the harm test bets on, log-spaced, equal weights.
 GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))
-"""Multiples of the margin that the harm test bets on, log-spaced, equal weights."""
 PASS_GRID = tuple(k / 10 for k in range(1, 10))
 LOG_GRID = tuple(map(math.log, GRID))
 LOG_PASS_GRID = tuple(map(math.log, PASS_GRID))
+# One bucket multiplies a half by at most 4: requests of one burst depend on each other.
 LOG_BURST_CAP = math.log(4.0)
-"""One bucket multiplies a half by at most 4: requests of one burst depend on each other."""
 LOG_UNCAPPED_TIER = math.log(1e6)
 LOG_PROVEN = math.log(10.0)
 LOG_WARN, LOG_RELEASE = math.log(5.0), math.log(2.0)
@@ -43,8 +43,9 @@ LOOKS_PER_TERM, TERMS_KEPT = 5, 12
 
 Logs = Sequence[float]
 
+# Each look weighs all buckets again. What was worked out for the earlier ones is remembered; no
+# number changes.
 _FACTORS_KEPT, _WALKS_KEPT, _SERIES_KEPT = 8192, 512, 256
-"""Each look weighs all buckets again. What was worked out for the earlier ones is remembered; no number changes."""
 
 
 class Counts(NamedTuple):

@@ -1,6 +1,6 @@
 """What a plan can be expected to do at today's traffic, before anything is shifted: how long, and what it cannot prove.
 
-Pure: roll-outs are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
+Pure: rollouts are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
 and never knows better than the gates. Looks that come between the ends of two buckets learn nothing and are not drawn.
 Takes about a second. Next: `canary.py`.
 """
@@ -35,8 +35,8 @@ from tuneship.gates.record import (
 from tuneship.gates.series import ARMS, Bucket, Series, Traffic
 from tuneship.gates.view import Seen
 
+# The candidate's extra share of errors whose discovery is forecast, beside a doubling.
 MORE_ERRORS = 0.05
-"""The candidate's extra share of errors whose discovery is forecast, beside a doubling."""
 MOST_FIRST_STEP = 50
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
 _LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
@@ -47,7 +47,7 @@ _RUNNING = Seen("running", 1)
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
-    """What to expect of a roll-out that begins now. `gates` as `readings.choose_gates` fixes them for it."""
+    """What to expect of a rollout that begins now. `gates` as `readings.choose_gates` fixes them for it."""
     lacking = _lacking_requests(plan, today)
     if lacking is not None:
         return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
@@ -109,7 +109,7 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
 
 
 def _several(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> list[Look]:
-    """The last looks of a few roll-outs: as many as cost about as much time as everybody has."""
+    """The last looks of a few rollouts: as many as cost about as much time as everybody has."""
     ends: list[Look] = []
     fewest, most = _RUNS
     while len(ends) < most:
@@ -137,7 +137,7 @@ def _minutes_to_find(plan: CanaryPlan, today: Today, errors: float, begun: Recor
 def _draw(
     plan: CanaryPlan, today: Today, errors: float, record: Record, dice: random.Random
 ) -> Look:
-    """One roll-out, to its promotion or its end."""
+    """One rollout, to its promotion or its end."""
     buckets: list[Bucket] = []
     length = timedelta(seconds=plan.bucket_seconds)
     per_look = today.requests_per_minute * plan.data_every_seconds / 60.0

@@ -1,4 +1,4 @@
-"""Metric series as pandas frames: a job's metrics for the training gates, a roll-out's buckets for reports and plots.
+"""Metric series as pandas frames: a job's metrics for the training gates, a rollout's buckets for reports and plots.
 
 The only module here that touches pandas, which ships no complete types: what leaves it is typed.
 """

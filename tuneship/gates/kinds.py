@@ -1,4 +1,4 @@
-"""The gates of a roll-out, one object each: where its limits stand in the plan, and who counts its bad requests.
+"""The gates of a rollout, one object each: where its limits stand in the plan, and who counts its bad requests.
 
 A gate that nothing counts cannot be built: it would be proven by the absence of evidence. A new gate is a field of the
 plan (`plan.py`) and an entry in `GATES`. Next: `readings.py` weighs the counts.
@@ -25,15 +25,17 @@ from tuneship.gates.plan import (
 from tuneship.gates.record import Gate, LatencyLimits, Source
 from tuneship.gates.series import Arm, Bucket, Json, Series, Traffic, Unusable
 
+# An answer in which the same four words follow each other more often than this is caught in a
+# loop.
 REPEATED_TOO_OFTEN = 5
-"""An answer in which the same four words follow each other more often than this is caught in a loop."""
+# These faults are gross where they happen: a small part of alpha finds them, and delays the other
+# gates by nothing.
 CALLERS_ALPHA = 0.25
-"""These faults are gross where they happen: a small part of alpha finds them, and delays the other gates by nothing."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the service published about the buckets of a roll-out, and how slow an answer may be."""
+    """What the service published about the buckets of a rollout, and how slow an answer may be."""
 
     series: Series
     buckets: Sequence[Bucket]
@@ -50,7 +52,7 @@ class GateKind:
 
     name: str
     reason: str
-    """The reason of a roll-out that this gate rolls back."""
+    """The reason of a rollout that this gate rolls back."""
     limits: Callable[[CanaryRules], GateLimits | None]
     count: Callable[[Measured], list[Counts]] | None = None
     """Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`."""
@@ -67,7 +69,7 @@ class GateKind:
             raise ValueError(f"nothing counts the bad requests of the gate {self.name!r}")
 
     def choose(self, plan: CanaryRules, baseline_metrics: Json | None) -> Gate:
-        """Fix the gate's source and state for a roll-out, given a metrics answer from before its start."""
+        """Fix the gate's source and state for a rollout, given a metrics answer from before its start."""
         published = self.count is not None and self.is_published(baseline_metrics)
         source: Source = "series" if published else "probes"
         limits = self.limits(plan)
@@ -178,6 +180,7 @@ def _quality(name: str) -> Callable[[CanaryRules], GateLimits | None]:
     return lambda plan: getattr(plan.quality_gates or QualityGates(empty=None), name)
 
 
+# Every gate by its name, in the order in which a look reports them.
 GATES: Mapping[str, GateKind] = {
     kind.name: kind
     for kind in (
@@ -230,9 +233,8 @@ GATES: Mapping[str, GateKind] = {
         ),
     )
 }
-"""Every gate by its name, in the order in which a look reports them."""
 
+# What the traffic driver counts, by gate.
 BAD_ANSWERS: Mapping[str, Callable[[Generation], bool]] = {
     name: kind.is_bad for name, kind in GATES.items() if kind.is_bad is not None
 }
-"""What the traffic driver counts, by gate."""

@@ -11,13 +11,14 @@ from datetime import timedelta
 from tuneship.gates.record import LatencyLimits
 from tuneship.gates.series import Arm, Bucket, Series, Traffic
 
+# Baseline answers from which the thresholds may be frozen.
 ENOUGH_REQUESTS = 200
-"""Baseline answers from which the thresholds may be frozen."""
 FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
+# A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no
+# limits.
 STALLED = 2.0
-"""A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no limits."""
+# Fewer answers say little about a p95, so neighbouring buckets are merged up to here.
 _STRETCH_REQUESTS = 50
-"""Fewer answers say little about a p95, so neighbouring buckets are merged up to here."""
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
 _LEAST_MS = 1e-6
 _LEAST_SLOPE = 1e-9

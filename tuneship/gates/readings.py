@@ -27,7 +27,7 @@ class Stage:
 
 
 def choose_gates(plan: CanaryRules, baseline_metrics: Json | None) -> tuple[Gate, ...]:
-    """The gates of a roll-out, fixed before it begins: alpha is shared among the active ones for all of it.
+    """The gates of a rollout, fixed before it begins: alpha is shared among the active ones for all of it.
 
     `baseline_metrics`: an answer from before the start. A gate takes the service's own counts where that answer has
     them, else those of the plan's traffic driver; without either it is `not_available`.

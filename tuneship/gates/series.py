@@ -1,7 +1,7 @@
 """Two deployments' metrics answers (§4.5, with or without the extension arrays) -> finished buckets, joined by time.
 
 Takes the raw JSON, because a bare server may send anything: what cannot be counted is `Unusable` (a missing look),
-never another exception and never zero. Absent, null and zero all read as "no requests". Knows no gate and no roll-out.
+never another exception and never zero. Absent, null and zero all read as "no requests". Knows no gate and no rollout.
 Next: `tallies.py` counts for the gates, `frames.py` shows a series as a pandas frame.
 """
 
@@ -33,8 +33,9 @@ _FIELDS: Final = {
     "latency": ("p50", "p95", "p99"),
     "token_usage": ("output", "empty_count"),
 }
+# Counts that older servers keep to themselves; a bucket without a row in a published array had
+# none.
 _OF_CALLERS: Final = ("cancelled_count", "refused_count", "error_callers")
-"""Counts that older servers keep to themselves; a bucket without a row in a published array had none."""
 _WHOLE: Final = frozenset(
     {"request_count", "error_count", "empty_count", "histogram", "in_flight", *_OF_CALLERS}
 )

@@ -13,8 +13,8 @@ from tuneship.gates.evidence import log_sum_exp
 from tuneship.gates.record import Mark
 from tuneship.gates.series import Bucket, Traffic, first_after
 
+# Share of the candidate's requests that may be missing.
 TOLERANCE = 0.02
-"""Share of the candidate's requests that may be missing."""
 LOG_MISMATCH = math.log(100.0)
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 

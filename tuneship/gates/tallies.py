@@ -29,7 +29,7 @@ class Tally:
     """Counts of one gate in time order, as far as the present phase tests them."""
 
     counts: tuple[Counts, ...]
-    """Since the roll-out began; where the candidate has all traffic, since then."""
+    """Since the rollout began; where the candidate has all traffic, since then."""
     heard: tuple[Counts, ...]
     """The same without the latency of warm-up looks."""
     distinct: tuple[Counts, ...]
@@ -48,7 +48,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Span:
-    """Buckets of the roll-out: those before the bake, where a live baseline answers, and those of the bake."""
+    """Buckets of the rollout: those before the bake, where a live baseline answers, and those of the bake."""
 
     compared: tuple[Bucket, ...]
     baked: tuple[Bucket, ...]
@@ -92,7 +92,7 @@ def tally(
 ) -> Tally:
     """Counts of one gate. Raises `Unusable` where they are gone.
 
-    `measured.buckets` are all of the roll-out's. `warm`: ends of those in which latency is not weighed. `by_caller`:
+    `measured.buckets` are all of the rollout's. `warm`: ends of those in which latency is not weighed. `by_caller`:
     a caller's repeated failures are told apart.
     """
     if gate.source == "probes":

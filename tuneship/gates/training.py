@@ -20,12 +20,12 @@ State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disa
 
 SMOOTHING_STEPS = 10
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
+# Of the first loss: a smaller rise is noise.
 LEAST_RISE = 0.1
-"""Of the first loss: a smaller rise is noise."""
 LEAK_LOSS = 0.01
 SLOWER_PER_TOKEN = 3.0
+# Of prompts that both answered; fewer say nothing of who is slower.
 FEWEST_TIMES = 5
-"""Of prompts that both answered; fewer say nothing of who is slower."""
 
 
 class TrainingRules(BaseModel):

@@ -1,4 +1,4 @@
-"""What the rules of one look see: the roll-out's state, the gates' readings, and how sound the data are.
+"""What the rules of one look see: the rollout's state, the gates' readings, and how sound the data are.
 
 Pure and recomputed from the start at every look. Next: `canary.py` holds the rules.
 """
@@ -30,8 +30,8 @@ from tuneship.gates.thresholds import read_thresholds
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
 LIKELY_REQUESTS = 20
+# A request is hanging when it is older than 10 s and than 5 x the very slow limit.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
-"""A request is hanging when it is older than 10 s and than 5 x the very slow limit."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _lost_data(series: Series, record: Record) -> str | None:
 
 
 def _stands_still(view: View, series: Series) -> bool:
-    """A throughput series of this roll-out stopped, although a newer bucket was due or the clock itself stopped."""
+    """A throughput series of this rollout stopped, although a newer bucket was due or the clock itself stopped."""
     last = view.record.looks[-1] if view.record.looks else None
     if last is None:
         return False

@@ -20,14 +20,19 @@ from tuneship.gates.latency import freeze_limits, has_latency
 from tuneship.gates.series import Arm, Bucket, Json, Series, Traffic, Unusable, read_series
 from tuneship.gates.tallies import one_per_caller
 
+# Chance that a deployment which stays as it was is ever reported, for whatever finding.
 ALPHA: Final = 0.05
-"""Chance that a deployment which stays as it was is ever reported, for whatever finding."""
 INTERVAL: Final = "15m"
 QUARTER, DAY = timedelta(minutes=15), timedelta(days=1)
+# In quarter hours.
 HOUR_LONG, DAY_LONG = 4, 96
-"""In quarter hours."""
+# A stretch is weighed from so many moments on, so that its good beginning does not hide a bad
+# end.
 STARTS: Final = 24
-"""A stretch is weighed from so many moments on, so that its good beginning does not hide a bad end."""
+# By gate: the share allowed as a multiple of the first day's, and the share always allowed.
+#
+# Wider than a rollout's: days differ, and a person is called. The latency limits let pass what a
+# busier day brings (all answers 1.6 times as slow) and find twice as slow.
 LIMITS: Final[Mapping[str, Limits]] = {
     name: Limits(ratio, harm, harm)
     for name, ratio, harm in (
@@ -39,10 +44,6 @@ LIMITS: Final[Mapping[str, Limits]] = {
         ("refused", 3.0, 0.05),
     )
 }
-"""By gate: the share allowed as a multiple of the first day's, and the share always allowed.
-
-Wider than a roll-out's: days differ, and a person is called. The latency limits let pass what a busier day brings (all
-answers 1.6 times as slow) and find twice as slow."""
 
 
 @dataclass(frozen=True, slots=True)

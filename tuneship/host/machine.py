@@ -10,8 +10,8 @@ from tuneship.host.memory import free_memory, limits
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 GIB = 1 << 30
 LEAST_CACHE_BYTES = 64 << 20
+# Of the free memory: the rest is for the batches of what runs already.
 SHARE = 0.9
-"""Of the free memory: the rest is for the batches of what runs already."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Read anew each time: a driver may come and a limit may change. No library of the GPU's is loaded for it."""
+    """Read again each time: a driver may come and a limit may change. No library of the GPU's is loaded for it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         cpus=len(os.sched_getaffinity(0)),

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from tuneship.settings import ServiceSettings
 
+# Descriptors kept for everything but callers: 48 database connections (three files each on
+# SQLite), uploads, workers, webhooks, libraries that open files for a moment, and a burst of
+# connections that are being closed.
 RESERVE = 512
-"""Descriptors kept for everything but callers: 48 database connections (three files each on SQLite), uploads,
-workers, webhooks, libraries that open files for a moment, and a burst of connections that are being closed."""
+# More would cost memory on the usual machine (about 40 KB each, 100 KB with TLS) and serve
+# nobody.
 MOST_CONNECTIONS = 4096
-"""More would cost memory on the usual machine (about 40 KB each, 100 KB with TLS) and serve nobody."""
 
 
 class NotEnoughFiles(OSError):

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 LOOK_EVERY_S = 0.02
+# Of a stuck thread's stack, the innermost ones.
 FRAMES_NAMED = 12
-"""Of a stuck thread's stack, the innermost ones."""
 
 
 class Threads:

@@ -13,8 +13,8 @@ from ddsketch.mapping import LogarithmicMapping  # pyright: ignore[reportMissing
 from tuneship.metrics.observations import Observation, Outcome
 
 MAPPING: Any = LogarithmicMapping(relative_accuracy=0.01)
+# Latencies are counted as at least and at most this: an index fits into 16 bits.
 SHORTEST_MS, LONGEST_MS = 0.01, 1e8
-"""Latencies are counted as at least and at most this: an index fits into 16 bits."""
 
 
 @dataclass

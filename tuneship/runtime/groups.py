@@ -101,7 +101,7 @@ class ReplicaGroup(Protocol):
     """The replicas of one base model, as the service sees them. A model is an adapter's name, or None for the base."""
 
     asked: int
-    """How often `ready` was called: whoever decides by facts from before a call decides anew."""
+    """How often `ready` was called: whoever decides by facts from before a call decides again."""
 
     @property
     def pids(self) -> Sequence[int]:

@@ -18,8 +18,8 @@ from tuneship.runtime.intrusion_targets import Targets
 from tuneship.runtime.ways_into_processes import ON_PROCESSES
 from tuneship.runtime.ways_out import ON_TARGETS
 
+# For one attempt.
 PATIENCE_S = 20
-"""For one attempt."""
 WAYS = len(ON_TARGETS) + len(ON_PROCESSES)
 
 

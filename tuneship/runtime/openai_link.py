@@ -31,12 +31,13 @@ from tuneship.serving.line import (
 
 logger = logging.getLogger(__name__)
 
+# The name under which the server serves the base model; an adapter's name is a model id, which
+# has colons.
 BASE = "base"
-"""The name under which the server serves the base model; an adapter's name is a model id, which has colons."""
+# Of one event; the first one may repeat a prompt of a million tokens.
 LINE_BYTES = 8 << 20
-"""Of one event; the first one may repeat a prompt of a million tokens."""
+# No vocabulary is larger; a tokenizer cannot even be asked for what is.
 TOKENS = 1 << 31
-"""No vocabulary is larger; a tokenizer cannot even be asked for what is."""
 LOOK_EVERY_S = 0.1
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"

@@ -25,12 +25,14 @@ OFFLINE = {
     # Without threads that start with the library, a waiting trainer can give up the files of other jobs for all it has.
     "OPENBLAS_NUM_THREADS": "1",
 }
+# How the folders for temporary files begin; `service/isolation.py` removes what a killed service
+# left.
 TEMPORARY = "worker-"
-"""How the folders for temporary files begin; `service/isolation.py` removes what a killed service left."""
 
 
+# A killed process ends at once, unless the kernel waits in it for a disk or a network file
+# system.
 KILL_PATIENCE_S = 3.0
-"""A killed process ends at once, unless the kernel waits in it for a disk or a network file system."""
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.groups import Adapter, OpenedReplica
 from tuneship.serving.line import GenerateRequest, ReplicaLost, ReplicaRefused, ServingError
 
+# For one token; a replica may have a long prompt to read before.
 CHECK_PATIENCE_S = 120.0
-"""For one token; a replica may have a long prompt to read before."""
+# Any model has a token 0: one step over it shows that the model computes something finite.
 CHECK_TOKENS = (0,)
-"""Any model has a token 0: one step over it shows that the model computes something finite."""
 
 
 class Replica:

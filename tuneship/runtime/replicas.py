@@ -33,17 +33,19 @@ from tuneship.serving.line import (
 
 logger = logging.getLogger(__name__)
 
+# A replica that is too many takes no new request; those under way may last so long, and none may
+# last longer.
 DRAIN_S = 150.0
-"""A replica that is too many takes no new request; those under way may last so long, and none may last longer."""
 LOOK_EVERY_S = 0.05
+# A process that lives and does not answer so many probes in turn is ended, to be replaced.
 HUNG_PROBES = 6
-"""A process that lives and does not answer so many probes in turn is ended, to be replaced."""
+# A big model takes minutes to read; a process that hangs before it is ready must not be waited
+# for without end.
 START_PATIENCE_S = 900.0
-"""A big model takes minutes to read; a process that hangs before it is ready must not be waited for without end."""
+# Between failed starts.
 LONGEST_PAUSE_S = 30.0
-"""Between failed starts."""
+# Replicas that may be lost while an adapter is loaded on them, before that is given up.
 LOSSES_BORNE = 3
-"""Replicas that may be lost while an adapter is loaded on them, before that is given up."""
 
 
 def no_limit(_base: Path) -> int:

@@ -23,12 +23,13 @@ from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
 from tuneship.serving.line import ReplicaLost, ReplicaRefused
 
 LOOK_EVERY_S = 0.25
+# Idle connections; shorter than the server keeps them, so that no request meets a closed one.
 KEPT_S = 2.0
-"""Idle connections; shorter than the server keeps them, so that no request meets a closed one."""
 SOCKET = "socket"
 MEMORY = Path("/dev/shm")  # noqa: S108 - as above
+# Different adapters in one step; adapters in main memory; the largest rank. An option of the base
+# comes later.
 ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
-"""Different adapters in one step; adapters in main memory; the largest rank. An option of the base comes later."""
 ALWAYS = (
     "--generation-config=vllm",  # no sampling defaults of the checkpoint: the request says all
     f"--served-model-name={BASE}",

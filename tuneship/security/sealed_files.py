@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import tink
 from tink import secret_key_access, streaming_aead
 
+# Bytes that are sealed or opened at once: a segment.
 BLOCK = 1 << 20
-"""Bytes that are sealed or opened at once: a segment."""
 
 streaming_aead.register()
 

@@ -8,8 +8,8 @@ import secrets
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+# Begins whatever is sealed, so that another cipher can follow; no JSON text begins with it.
 VERSION = b"\x01"
-"""Begins whatever is sealed, so that another cipher can follow; no JSON text begins with it."""
 NONCE_BYTES = 12
 
 

@@ -18,8 +18,9 @@ from tuneship.store.database import Database
 from tuneship.store.set_aside import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
+# A service at work stores a file before its row, and removes it behind: what looks wrong is
+# looked at once more.
 RECHECK_S = 5.0
-"""A service at work stores a file before its row, and removes it behind: what looks wrong is looked at once more."""
 
 
 @dataclass(frozen=True)

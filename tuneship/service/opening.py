@@ -28,8 +28,8 @@ from tuneship.store.database import Database, url_of
 from tuneship.store.rows import Row
 from tuneship.store.set_aside import objects_of
 
+# A clock may be set back this far, e.g. by NTP after a start.
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""A clock may be set back this far, e.g. by NTP after a start."""
 
 logger = logging.getLogger(__name__)
 

@@ -77,15 +77,15 @@ from tuneship.store.set_aside import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
+# From the end of the drain to the end of the process at the latest, whatever is stuck.
 REST_SECONDS = 20
-"""From the end of the drain to the end of the process at the latest, whatever is stuck."""
 REPLICAS_END_S = 4.0
+# For what has no threads of its own: handlers have them (`service/threads.py`), and so has
+# background work (`tuneship/host/thread_pools.py`).
 THREADS = 32
-"""For what has no threads of its own: handlers have them (`service/threads.py`), and so has background work
-(`tuneship/host/thread_pools.py`)."""
+# After which a thread that computes lets the event loop go on: Python's five milliseconds, times
+# the threads that compute, would be felt in every answer.
 SWITCH_S = 0.0005
-"""After which a thread that computes lets the event loop go on: Python's five milliseconds, times the threads that
-compute, would be felt in every answer."""
 POSTGRES_PORT = 5432
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0

@@ -29,13 +29,14 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.2
 AFTER_A_FAILURE_S = 1.0
 LOGS_KEPT = timedelta(days=30)
+# Of one deployment.
 MOST_LOG_LINES = 10_000
-"""Of one deployment."""
 FORGET_EVERY = timedelta(hours=1)
+# Of metrics and deployment logs; whoever reads either stores it first, so only a kill can lose as
+# much.
 STORE_EVERY = timedelta(milliseconds=800)
-"""Of metrics and deployment logs; whoever reads either stores it first, so only a kill can lose as much."""
+# How long the end waits for each of these; together less than `ending.TASKS_END_S`.
 LOOPS_END_S, THREADS_END_S, STORE_S = 1.0, 3.0, 2.0
-"""How long the end waits for each of these; together less than `ending.TASKS_END_S`."""
 
 
 class Supervisor:

@@ -16,8 +16,9 @@ from tuneship.serving.batch import Batch, Prompt
 from tuneship.serving.rows import Copy
 from tuneship.serving.sums import weighted_sums
 
+# Generating rows attend to a multiple of so many positions: what a step looks up is then that of
+# the step before.
 _POSITIONS = 16
-"""Generating rows attend to a multiple of so many positions: what a step looks up is then that of the step before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class SlotCache:
         )
         if size[0] * size[1] <= self.token_limit:
             return size
-        # All that these rows may have, so that it is not made anew for each token.
+        # All that these rows may have, so that it is not made again for each token.
         return rows, min(self.length_limit, self.token_limit // rows)
 
     def resize(self, rows: int, length: int) -> None:

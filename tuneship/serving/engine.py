@@ -21,8 +21,8 @@ from tuneship.serving.rows import Rows
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
+# A cache up to this size stays when nobody uses it.
 KEPT_BYTES = 16 << 20
-"""A cache up to this size stays when nobody uses it."""
 
 
 class RequestRefused(Exception):

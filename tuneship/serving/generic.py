@@ -30,10 +30,11 @@ from tuneship.serving.product import lay_out_layers
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
+# Token ids of the trial run: the first half comes as a prompt in two parts, the others one by
+# one.
 _PROBE = tuple(range(1, 9))
-"""Token ids of the trial run: the first half comes as a prompt in two parts, the others one by one."""
+# Tokens per call of a layer that sees every token of the trial once: there an adapter can follow.
 _EACH_TOKEN = [2, 2, 1, 1, 1, 1]
-"""Tokens per call of a layer that sees every token of the trial once: there an adapter can follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 FIELDS = tuple(one.name for one in fields(GenerateRequest))
+# For anything but a generation: reading a big adapter from a slow disk takes longest.
 ANSWER_S = 120.0
-"""For anything but a generation: reading a big adapter from a slow disk takes longest."""
+# A frame holds one token per running request: far below this.
 _FRAME_BYTES = 1 << 20
-"""A frame holds one token per running request: far below this."""
 
 
 class ServingError(Exception):

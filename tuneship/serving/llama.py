@@ -21,19 +21,18 @@ from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.product import Product
 
+# The matrix products of a layer, in order; each is a site for adapters.
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-"""The matrix products of a layer, in order; each is a site for adapters."""
+# Architectures, and what their configuration must name since its default is not Llama's.
+#
+# Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys
+# and values, Qwen 3 norms of the heads of queries and keys; all else is Llama's.
 KINDS: dict[str, frozenset[str]] = {
     "llama": frozenset(),
     "mistral": frozenset({"num_key_value_heads", "sliding_window"}),
     "qwen2": frozenset({"num_key_value_heads"}),
     "qwen3": frozenset({"num_key_value_heads", "head_dim"}),
 }
-"""Architectures, and what their configuration must name since its default is not Llama's.
-
-Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys and values, Qwen 3 norms
-of the heads of queries and keys; all else is Llama's.
-"""
 
 
 def supports(config: Mapping[str, Any]) -> bool:
@@ -281,8 +280,8 @@ def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
+# What Llama 3.1's rotation is described by.
 STRETCHED = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
-"""What Llama 3.1's rotation is described by."""
 
 
 def _stretched(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:

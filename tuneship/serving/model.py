@@ -73,5 +73,5 @@ def choose_dtype(name: str, parameters: int) -> torch.dtype:
     return min((torch.float32, torch.bfloat16), key=product_seconds)
 
 
+# Parameters below which one thread and float32 are fastest.
 SMALL_MODEL = 5_000_000
-"""Parameters below which one thread and float32 are fastest."""

@@ -13,18 +13,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
+# The trial: so many tokens through a layer of this width, the best of so many rounds.
 _ROWS, _WIDTH, _ROUNDS = 32, 1024, 8
-"""The trial: so many tokens through a layer of this width, the best of so many rounds."""
+# Weights up to this size are there both ways: the call of oneDNN takes longer than a small
+# product.
 SMALL_BYTES = 1 << 20
-"""Weights up to this size are there both ways: the call of oneDNN takes longer than a small product."""
+# Of a weight that others use too (a head that is the embedding), a second copy is made up to this
+# size. As it is, one of 152,000 tokens takes a quarter to two fifths of a step of 0.5 B
+# parameters; laid out, half of that or more.
 SHARED_BYTES = 512 << 20
-"""Of a weight that others use too (a head that is the embedding), a second copy is made up to this size. As it is, one
-of 152,000 tokens takes a quarter to two fifths of a step of 0.5 B parameters; laid out, half of that or more."""
+# Multiplications up to which a plain product is faster: those of 48 tokens with a weight of 128
+# by 128.
 SMALL_PRODUCT = 3 << 18
-"""Multiplications up to which a plain product is faster: those of 48 tokens with a weight of 128 by 128."""
+# oneDNN compiles a product again for each number of tokens, which takes longer than most products.
+# Beyond this number they are filled up to one of eight sizes an octave: at most 12.5 % more of
+# them.
 FEW_TOKENS = 32
-"""oneDNN compiles a product anew for each number of tokens, which takes longer than most products. Beyond this number
-they are filled up to one of eight sizes an octave: at most 12.5 % more of them."""
 
 
 class Product:

@@ -23,10 +23,11 @@ from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
 _CHUNK = 1 << 18
+# Without a request, after which the cache is given back: the next turn of a conversation comes
+# sooner.
 REST_S = 60.0
-"""Without a request, after which the cache is given back: the next turn of a conversation comes sooner."""
+# Of adapters in memory, before what they freed is given back: that takes some 20 ms.
 MOVES_BORNE = 8
-"""Of adapters in memory, before what they freed is given back: that takes some 20 ms."""
 
 
 class Frames:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from tuneship.serving.sequence import Sequence
 
+# Tokens in common from which on a copy is worth its while.
 MINIMUM = 16
-"""Tokens in common from which on a copy is worth its while."""
 
+# Adapter and queue. Keys and values follow from the adapter; what was asked in another queue is
+# not to be felt.
 Scope = tuple[str | None, str]
-"""Adapter and queue. Keys and values follow from the adapter; what was asked in another queue is not to be felt."""
 
 
 class Copy(NamedTuple):

@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from tuneship.store.rows import Row
 from tuneship.store.tables import audit
 
+# What the first row is sealed over.
 BEGINNING = bytes(32)
-"""What the first row is sealed over."""
 ROWS_AT_ONCE = 5_000
+# The client of a row that belongs to no tenant: only who runs the service reads it.
 NOBODY = ""
-"""The client of a row that belongs to no tenant: only who runs the service reads it."""
 
 
 @dataclass(frozen=True)

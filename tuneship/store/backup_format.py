@@ -25,8 +25,8 @@ from tuneship.startup import StartupError
 from tuneship.store import tables
 
 MANIFEST = "tuneship-backup.json"
+# Is there while a backup is written; names the installation.
 UNFINISHED = "tuneship-backup.unfinished"
-"""Is there while a backup is written; names the installation."""
 FORMAT = 1
 KEY = "master.key"
 BLOBS = "blobs"

@@ -18,10 +18,10 @@ from tuneship.store.installation import Found
 
 RECORD = "database"
 OWN = "sqlite in this directory"
+# Of a folder that is a file system of its own.
 LOST_FOUND = "lost+found"
-"""Of a folder that is a file system of its own."""
+# Folders below `blobs`, each with a folder for every object.
 KINDS = ("datasets", "models")
-"""Folders below `blobs`, each with a folder for every object."""
 IDENTITY = re.compile(r"id (\S+)")
 STARTS = re.compile(r"starts (\d+)")
 
@@ -102,7 +102,7 @@ def _check_new(data_dir: Path, record: Record | None, name: str) -> None:
         raise DatabaseIsEmpty(
             f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: "
             f"restore the database (docs/operations.md), or remove {data_dir / RECORD} to begin "
-            "anew, without the API keys, the audit chain and everything else that was in it"
+            "again, without the API keys, the audit chain and everything else that was in it"
         )
 
 

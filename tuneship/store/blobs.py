@@ -20,8 +20,8 @@ from tuneship.host.durable import flush
 from tuneship.security.sealed_files import ObjectDamaged, SealingWriter, new_key, open_plain
 
 STAGED = ".staged-"
+# The name of a dataset's file, which its seal is bound to.
 DATA_FILE = "data.jsonl"
-"""The name of a dataset's file, which its seal is bound to."""
 
 
 class StagedFile:

@@ -32,20 +32,21 @@ from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
 from tuneship.store.turns import Turns, TurnTimedOut
 
+# The newest migration. A database that already has it starts without loading Alembic.
 HEAD = "0009"
-"""The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
+# Exit code where another service holds the database or the data directory.
 IN_USE = 6
-"""Exit code where another service holds the database or the data directory."""
+# How long a writer waits for the one before it; then the request is answered with 503.
 LOCK_PATIENCE_MS = 30_000
-"""How long a writer waits for the one before it; then the request is answered with 503."""
 CONNECT_SECONDS = 5
+# How long the network to a database server may be dead before a connection is given up.
 SILENCE_MS = 30_000
-"""How long the network to a database server may be dead before a connection is given up."""
+# Names of our advisory locks in a Postgres database.
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
-"""Names of our advisory locks in a Postgres database."""
+# Postgres sees within this time that the connections of a killed service have ended, on a busy
+# machine too.
 CLAIM_PATIENCE_S = 15.0
-"""Postgres sees within this time that the connections of a killed service have ended, on a busy machine too."""
 
 
 logger = logging.getLogger(__name__)

@@ -67,7 +67,7 @@ def change(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -
 
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
-    """`change`, unless somebody else was faster: then the row has to be looked at anew."""
+    """`change`, unless somebody else was faster: then the row has to be looked at again."""
     found = rows.fetch(connection, deployments, row["id"], client_id=None)
     if found is None or found["updated_at"] != row["updated_at"]:
         return False

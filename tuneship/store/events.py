@@ -17,10 +17,10 @@ from tuneship.store.rows import Row
 from tuneship.store.tables import deliveries, events, webhooks
 
 KEPT = timedelta(days=30)
+# Characters of one value: an event stays far below 20 kB.
 LONGEST_TEXT = 500
-"""Characters of one value: an event stays far below 20 kB."""
+# Texts that are words of the service; a resource in hipaa mode tells nothing else but numbers.
 PLAIN_WORDS = frozenset({"status", "from", "to", "reason", "code"})
-"""Texts that are words of the service; a resource in hipaa mode tells nothing else but numbers."""
 
 
 def emit(connection: sa.Connection, kind: str, resource: Row, now: datetime, **data: Any) -> None:
@@ -100,7 +100,7 @@ def events_of(
 
 
 def forget(connection: sa.Connection, now: datetime) -> None:
-    """Delete what is older than `KEPT`, but the last event of each resource: its number must go on, not start anew."""
+    """Delete what is older than `KEPT`, but the last event of each resource: its number must go on, not start again."""
     old, newer = now - KEPT, events.alias("newer")
     connection.execute(
         sa.delete(deliveries).where(

@@ -20,10 +20,11 @@ SHOWN = (
     job_metrics.c.accuracy,
     job_metrics.c.perplexity,
 )
+# So many steps are read at once: a picture shows no more, and the answer is made in some 20 ms.
 MOST_STEPS = 5_000
-"""So many steps are read at once: a picture shows no more, and the answer is made in some 20 ms."""
+# Half of it at the beginning, half at the end: whether a running job diverges is decided by its
+# last steps.
 UNBROKEN = 500
-"""Half of it at the beginning, half at the end: whether a running job diverges is decided by its last steps."""
 AT_ONCE = 500
 
 

@@ -20,14 +20,14 @@ from tuneship.store.tables import metric_windows as table
 
 SECOND, MINUTE, HOUR = 1, 60, 3600
 WIDTHS = (SECOND, MINUTE, HOUR)
+# Seconds for which windows of each width are kept.
 KEPT = {
     SECOND: int(timedelta(days=2).total_seconds()),
     MINUTE: int(timedelta(days=90).total_seconds()),
     HOUR: int(timedelta(days=90).total_seconds()),
 }
-"""Seconds for which windows of each width are kept."""
+# The endpoint of the series that holds a deployment's whole traffic.
 EVERY = ""
-"""The endpoint of the series that holds a deployment's whole traffic."""
 AT_ONCE = 400
 
 

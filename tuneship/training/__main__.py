@@ -37,8 +37,8 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+# How torch says on CPU, in a plain RuntimeError, that memory is over.
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
-"""How torch says on CPU, in a plain RuntimeError, that memory is over."""
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
 DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
 DISK_BROKEN = f"the service's disk failed: {NOT_WRITTEN} look after it"

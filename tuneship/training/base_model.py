@@ -27,8 +27,8 @@ from tuneship.training.machine import device, number_format
 from tuneship.training.progress import Reason, TrainingFailed
 from tuneship.training.rows import Encoder
 
+# Tokens, for a configuration that names no length (the same as the service's catalogue takes).
 FALLBACK_CONTEXT = 2048
-"""Tokens, for a configuration that names no length (the same as the service's catalogue takes)."""
 
 
 def load_base(

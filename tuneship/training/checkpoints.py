@@ -22,8 +22,8 @@ from tuneship.security.sealed_files import read_plain, write_sealed
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
+# The latest, and the one before it in case the disk damages the latest.
 KEPT = 2
-"""The latest, and the one before it in case the disk damages the latest."""
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ from tuneship.training.progress import Reason, TrainingFailed
 from tuneship.training.spec import Hyperparameters
 
 ALL_LINEAR = "all-linear"
+# Gradients are scaled down to this norm, as transformers' Trainer does it.
 GRADIENT_NORM = 1.0
-"""Gradients are scaled down to this norm, as transformers' Trainer does it."""
+# Where the rank stands in a process's seed: above every seed and step.
 RANK_BITS = 56
-"""Where the rank stands in a process's seed: above every seed and step."""
 
+# Batches with a larger share of tokens than this go in as they are: undoing the packing costs
+# too.
 WORTH_PACKING = 0.9
-"""Batches with a larger share of tokens than this go in as they are: undoing the packing costs too."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import torch
 
 from tuneship.host import memory
 
+# Parameters below which a second thread and a shorter number format cost more than they bring.
 SMALL_MODEL = 5_000_000
-"""Parameters below which a second thread and a shorter number format cost more than they bring."""
+# Its products must be so many times as fast as float32's: half as many bits cost something in
+# accuracy.
 WORTH_BFLOAT16 = 1.3
-"""Its products must be so many times as fast as float32's: half as many bits cost something in accuracy."""
 FORMAT_FILE = "number_format"
 
 

@@ -14,10 +14,11 @@ from tuneship.training.batches import Batch, collate
 from tuneship.training.learner import Learner
 from tuneship.training.rows import Rows
 
+# More at once is not quicker, on CPU or GPU.
 MOST_TOKENS = 16_384
-"""More at once is not quicker, on CPU or GPU."""
+# Gradients on the way back take about as much again as what is kept for them; others use the
+# machine too.
 SHARE_OF_FREE = 0.5
-"""Gradients on the way back take about as much again as what is kept for them; others use the machine too."""
 
 
 def tokens_at_once(bytes_per_token: float, free: int) -> int:

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+# Tokens a second are those of so many steps, so that a machine that gets busy shows.
 RECENT_STEPS = 50
-"""Tokens a second are those of so many steps, so that a machine that gets busy shows."""
 TELL_EVERY_S = 1.0
 
 

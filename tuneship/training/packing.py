@@ -19,11 +19,11 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from tuneship.training.batches import Batch, Indices, collate
 from tuneship.training.rows import Rows
 
+# transformers knows attention functions by name: each model in training has its own.
 NUMBERS = count()
-"""transformers knows attention functions by name: each model in training has its own."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+# Rows of the trial: one in which the other would show through if packing let it.
 PROBE_LENGTHS = (13, 4)
-"""Rows of the trial: one in which the other would show through if packing let it."""
 
 
 class PackedAttention:

@@ -8,8 +8,9 @@ from tuneship import parity
 from tuneship.training.learner import Learner
 from tuneship.training.rows import Encoder
 
+# Logits of so many tokens are kept: of the most likely ones, and at even distances over the
+# vocabulary.
 LIKELIEST, SPREAD_OUT = 8, 8
-"""Logits of so many tokens are kept: of the most likely ones, and at even distances over the vocabulary."""
 
 
 def save_parity(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 POLL_SECONDS = 0.2
+# How long a stop waits for the end of the current step before the process leaves by itself.
 GRACE_SECONDS = 2.0
-"""How long a stop waits for the end of the current step before the process leaves by itself."""
 
 
+# What the owner of a job can do against `out_of_memory`.
 NEEDS_LESS_MEMORY = (
     "a smaller lora_rank or batch_size, shorter examples or a smaller base model need less"
 )
-"""What the owner of a job can do against `out_of_memory`."""
 
 
 class Reason(StrEnum):

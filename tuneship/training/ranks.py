@@ -32,10 +32,10 @@ from tuneship.training.progress import RankLost, Reason, StopRequest, TrainingFa
 from tuneship.training.rows import Rows
 from tuneship.training.spec import Hyperparameters
 
+# Dies with the process that started it, and is isolated like it.
 LAUNCH = ("-m", "tuneship.runtime.launch")
-"""Dies with the process that started it, and is isolated like it."""
+# As a task's step: nothing is learnt.
 MEASURE = 0
-"""As a task's step: nothing is learnt."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.progress import Reason, TrainingFailed
 
 LINES_AT_ONCE = 512
+# Without a validation set one example of so many is set aside.
 VALIDATION_SHARE = 10
-"""Without a validation set one example of so many is set aside."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from tuneship.training.spec import DataKeys, TrainingSpec
 MOST_TOKENS_MEASURING = 2_048
 CHECKPOINT_SECONDS = 600.0
 PLAIN = DataKeys()
+# exp of more is no number a JSON line could hold.
 HIGHEST_EXPONENT = 700.0
-"""exp of more is no number a JSON line could hold."""
 
 
 @dataclass(frozen=True)

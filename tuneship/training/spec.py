@@ -13,10 +13,11 @@ from tuneship.contract.examples import DatasetFormat
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
+# Exit code of a process whose further process ended by a signal, less the signal's number; as in
+# shells.
 SIGNALLED = 128
-"""Exit code of a process whose further process ended by a signal, less the signal's number; as in shells."""
+# What the process writes to its standard output and error.
 LOG_FILE = "worker.log"
-"""What the process writes to its standard output and error."""
 
 
 @dataclass(frozen=True)

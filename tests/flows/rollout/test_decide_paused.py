@@ -1,4 +1,4 @@
-"""A person ends a paused roll-out, and the record says who and why."""
+"""A person ends a paused rollout, and the record says who and why."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A script that brings its own service has another address each time; its roll-outs are found again all the same."""
+"""A script that brings its own service has another address each time; its rollouts are found again all the same."""
 
 import fcntl
 import json

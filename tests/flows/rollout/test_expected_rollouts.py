@@ -1,4 +1,4 @@
-"""Roll-outs that know their traffic before they begin: what they say, what they refuse, and which steps they take."""
+"""Rollouts that know their traffic before they begin: what they say, what they refuse, and which steps they take."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The result of a roll-out: every decision, and what never changes told once."""
+"""The result of a rollout: every decision, and what never changes told once."""
 
 import json
 from dataclasses import replace

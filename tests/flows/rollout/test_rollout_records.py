@@ -1,4 +1,4 @@
-"""What the disk holds of a roll-out, and who may write it."""
+"""What the disk holds of a rollout, and who may write it."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a roll-out leaves behind when it is stopped: the traffic returned, or, after SIGKILL, a record that goes on."""
+"""What a rollout leaves behind when it is stopped: the traffic returned, or, after SIGKILL, a record that goes on."""
 
 import signal
 from collections.abc import Callable

@@ -121,7 +121,7 @@ def gate_of(text: str) -> GateResult:
 
 PAGES: dict[str, Callable[[str], str]] = {
     "the report of a release": lambda text: report(result_of(text), release_of(text), []),
-    "the page of a roll-out": lambda text: page(record_of(text), result_of(text)),
+    "the page of a rollout": lambda text: page(record_of(text), result_of(text)),
     "the question before all traffic": lambda text: asking.question_text(
         record_of(text), plan_of(text)
     ),

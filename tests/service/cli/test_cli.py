@@ -371,9 +371,9 @@ def test_the_audit_chain_is_verified_with_the_heads_that_were_signed(
         "tuneship: rows 3 to 3 were removed from the end\n",
     )
     installed.json("create", "--client-id", "acme", "--scopes", "viewer")
-    anew = audit_command(installed, "verify")
-    assert anew.exit_code == 4
-    assert "row 3 is not the one that was signed" in anew.stderr
+    again = audit_command(installed, "verify")
+    assert again.exit_code == 4
+    assert "row 3 is not the one that was signed" in again.stderr
     with installed.database.write() as connection:
         connection.execute(sa.update(table).where(table.c.seq == 2).values(action="x"))
     broken = audit_command(installed, "verify")

@@ -79,7 +79,7 @@ def test_a_lost_database_is_refused_also_where_there_are_no_files_yet(tmp_path: 
     with installed.started():
         pass
     (tmp_path / "tuneship.sqlite").unlink()
-    assert f"remove {tmp_path / 'database'} to begin anew" in installed.refused()
+    assert f"remove {tmp_path / 'database'} to begin again" in installed.refused()
     (tmp_path / "database").unlink()
     with installed.started():
         pass

@@ -28,7 +28,7 @@ class WholeService(FakeService):
     """`datasets`, `jobs`, `models` by id, as they are answered."""
 
     def __init__(self, *, extensions: bool = True) -> None:
-        """Buckets of a twentieth of a second, so that a roll-out takes a few of them."""
+        """Buckets of a twentieth of a second, so that a rollout takes a few of them."""
         super().__init__(seconds_per_bucket=0.05, extensions=extensions)
         self.arms.clear()
         self.datasets: dict[str, dict[str, Any]] = {}

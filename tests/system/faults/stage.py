@@ -1,7 +1,7 @@
-"""A roll-out against the real service behind the proxy, with played traffic: one bucket of a minute for each look.
+"""A rollout against the real service behind the proxy, with played traffic: one bucket of a minute for each look.
 
 The service's clock moves a bucket whenever the pipeline asks for the baseline's state, which it does once a look; so a
-roll-out takes seconds, decides the same on any machine, and an act can be put at a bucket (`at_tick`).
+rollout takes seconds, decides the same on any machine, and an act can be put at a bucket (`at_tick`).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ERRORS_IN = 300
 LOSSES = (0.74, 0.72, 0.71, 0.70)
 """Of a training that learns; the played perplexity is that of 0.69."""
 BEFORE = 3
-"""Buckets of the baseline alone, before a roll-out."""
+"""Buckets of the baseline alone, before a rollout."""
 
 
 class Stage:
@@ -41,7 +41,7 @@ class Stage:
         self.service = Service(folder / "data", **settings)
         self.service.clock.ahead = ahead
         self.at_tick: dict[int, Callable[[], object]] = {}
-        """What happens once so many buckets of the roll-out are over."""
+        """What happens once so many buckets of the rollout are over."""
         self.per_bucket = PER_BUCKET
         self.slower = 1.0
         """How many times as long every request takes, on either deployment."""
@@ -97,7 +97,7 @@ class Stage:
         self.proxy.play("GET", path, [self._tick_and_pass], for_ever=True)
 
     def plan(self, **changes: Any) -> CanaryPlan:
-        """A roll-out in few and quick looks."""
+        """A rollout in few and quick looks."""
         fields: dict[str, Any] = {
             "endpoint_id": self.endpoint,
             "baseline_deployment_id": self.baseline,

@@ -1,6 +1,6 @@
 """Faults 1-21 on every step of the chain: how often it is tried, what is waited for, what exists afterwards.
 
-Numbers and expectations are those of the fault matrix; whole roll-outs under faults stand in `test_rollout_faults.py`.
+Numbers and expectations are those of the fault matrix; whole rollouts under faults stand in `test_rollout_faults.py`.
 """
 
 import threading
@@ -92,7 +92,7 @@ def split_of(cell: Cell) -> tuple[int, int]:
 
 
 def usual_pauses(waited: Sequence[float]) -> bool:
-    """Full jitter under 0.5 s x 2^n; in any task the client starts anew at n = 1."""
+    """Full jitter under 0.5 s x 2^n; in any task the client starts again at n = 1."""
     return all(0.05 <= pause <= 30.0 for pause in waited)
 
 

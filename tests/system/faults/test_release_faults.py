@@ -43,7 +43,7 @@ def trainings(stage: Stage) -> Iterator[Trainings]:
 
 
 def release(stage: Stage, folder: Path) -> ReleaseParameters:
-    """Two files, so that there is something to merge, and a roll-out in few and quick looks."""
+    """Two files, so that there is something to merge, and a rollout in few and quick looks."""
     for name in ("a", "b"):
         rows = [{"instruction": f"case {name}{n}", "response": f"answer {n}"} for n in range(ROWS)]
         (folder / f"{name}.jsonl").write_bytes(jsonl(*rows))

@@ -1,4 +1,4 @@
-"""Faults 21-27 in whole roll-outs against the real service: where the traffic is afterwards, and why."""
+"""Faults 21-27 in whole rollouts against the real service: where the traffic is afterwards, and why."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -209,7 +209,7 @@ def test_25_another_clock_at_the_service_changes_nothing(
 
 
 def jump(stage: Stage, by: timedelta) -> None:
-    """The service's clock is set anew between two buckets."""
+    """The service's clock is set again between two buckets."""
     stage.service.clock.ahead += by
 
 

@@ -1,4 +1,4 @@
-"""A roll-out without a network: buckets of two deployments as metrics answers, and a loop that acts on each `Look`."""
+"""A rollout without a network: buckets of two deployments as metrics answers, and a loop that acts on each `Look`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,7 +199,7 @@ class Rollout:
         return look
 
     def run(self, most: int = 400) -> Look:
-        """Looks until a verdict ends the roll-out."""
+        """Looks until a verdict ends the rollout."""
         ends = (Verdict.ROLLBACK, Verdict.PAUSE, Verdict.ABORT, Verdict.BAKED)
         while (look := self.look()).verdict not in ends:
             if len(self.rows) >= most:

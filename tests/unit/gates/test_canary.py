@@ -1,4 +1,4 @@
-"""Whole roll-outs against a simulated service: the worked scenarios, the order of the rules, and what never happens."""
+"""Whole rollouts against a simulated service: the worked scenarios, the order of the rules, and what never happens."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What never happens in a roll-out, whatever the service answers; and what changes nothing."""
+"""What never happens in a rollout, whatever the service answers; and what changes nothing."""
 
 import random
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The demo plan at 40 requests a second, 1 s buckets: how long a good roll-out takes, how soon a bad one ends."""
+"""The demo plan at 40 requests a second, 1 s buckets: how long a good rollout takes, how soon a bad one ends."""
 
 import statistics
 

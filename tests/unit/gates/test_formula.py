@@ -1,4 +1,4 @@
-"""A roll-out is judged to its end, and replayed, by the formula of the release that began it."""
+"""A rollout is judged to its end, and replayed, by the formula of the release that began it."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def of_version_1(name: str) -> tuple[CanaryPlan, Series, Record]:
-    """A roll-out that the release before formula version 2 decided and wrote."""
+    """A rollout that the release before formula version 2 decided and wrote."""
     stored: dict[str, Any] = json.loads((RECORDS / f"version_1_{name}.json").read_text())
     plan = CanaryPlan.recorded(stored["plan"])
     series = read_series(stored["baseline_metrics"], stored["candidate_metrics"], plan.interval)

@@ -82,7 +82,7 @@ def test_a_driver_that_did_not_look_for_a_fault_is_no_proof_that_there_was_none(
 
 
 def test_a_gate_of_an_older_version_that_is_still_in_a_record_is_never_proven() -> None:
-    """A roll-out that began with the gate on echoed patient data is held: nothing ever counted for that gate."""
+    """A rollout that began with the gate on echoed patient data is held: nothing ever counted for that gate."""
     rollout = Rollout(plan_with(traffic=DRIVER), Steady(), probe=_counted_for(*BAD_ANSWERS)).begin()
     begun = rollout.record.begun
     echo = Gate("phi_echo", "quality", "probes", "active")

@@ -25,7 +25,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 @pytest.fixture
 def fresh_trial() -> Iterator[None]:
-    """The trial runs anew, and again after the test."""
+    """The trial runs again, and again after the test."""
     product._trial.cache_clear()
     yield
     product._trial.cache_clear()

@@ -127,7 +127,7 @@ def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
         metric_windows.store(connection, late, NOW)
         again = {width: set(counts(connection, width).values()) for width in WIDTHS}
     assert found == {SECOND: [0], MINUTE: [0, 3 * DAY], HOUR: [0, 3 * DAY]}
-    assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}  # what came back was not made anew
+    assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}  # what came back was not made again
 
 
 def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:

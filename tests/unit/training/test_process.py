@@ -92,7 +92,7 @@ def test_training_lowers_the_loss_and_writes_an_adapter_that_peft_loads(
 def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     make_job: "JobMaker", tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Measured anew with plain peft, the shipped adapter has the loss that the last line reports."""
+    """Measured again with plain peft, the shipped adapter has the loss that the last line reports."""
     import numpy as np
     import torch
     from peft import PeftModel

@@ -29,16 +29,16 @@ from tuneship.store.tables import api_keys
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
 SECRET_BYTES = 32
+# Where the public part stands in a key.
 KEY_PART = slice(4, 12)
-"""Where the public part stands in a key."""
+# … and in its header.
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
-"""… and in its header."""
 FIRST_KEY_LIFETIME = timedelta(days=90)
 RENEW_BEFORE = timedelta(days=30)
+# A revocation takes effect within this time.
 CACHE_SECONDS = 1.0
-"""A revocation takes effect within this time."""
+# `last_used_at` is at most this much too old, and the time until it is stored.
 USE_GRAIN = timedelta(seconds=60)
-"""`last_used_at` is at most this much too old, and the time until it is stored."""
 
 
 @dataclass(frozen=True)

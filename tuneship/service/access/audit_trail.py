@@ -13,8 +13,8 @@ from typing import Any
 
 from tuneship.contract.generation import Usage
 
+# An id of ours. Anything else in a path was chosen by somebody, and may be a name.
 OPAQUE_ID = re.compile(r"[a-z]{2,6}_[0-9a-z]{24}")
-"""An id of ours. Anything else in a path was chosen by somebody, and may be a name."""
 
 
 @dataclass

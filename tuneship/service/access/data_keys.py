@@ -21,8 +21,8 @@ from tuneship.store import tables
 from tuneship.store.database import Database
 
 TENANT_KEY_BYTES = 32
+# Before the client id, in the name of a tenant's key.
 TENANTS = "tenants/"
-"""Before the client id, in the name of a tenant's key."""
 
 
 class AnotherMasterKey(StartupError):

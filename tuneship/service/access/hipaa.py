@@ -25,13 +25,13 @@ from tuneship.settings import ServiceSettings
 
 HIPAA = "hipaa"
 MODE = "security_settings.compliance_mode"
+# What the mode asks for of the other settings, where a resource has them.
 TURNED_ON: Mapping[str, Any] = {
     "network_isolation": True,
     "private_endpoints": True,
     "encryption_level": "maximum",
     "audit_logging": True,
 }
-"""What the mode asks for of the other settings, where a resource has them."""
 LONGEST_KEY = timedelta(days=90)
 GOOD_KEY = f"an API key that expires within {LONGEST_KEY.days} days of its making"
 GOOD_WAY = "a request over TLS, or from the service's own machine"

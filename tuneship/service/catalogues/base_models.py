@@ -22,17 +22,18 @@ from tuneship.template import PromptTemplate, TemplateFailed
 
 OUR_RUNTIME = "replica"
 RUNTIMES = (OUR_RUNTIME, "vllm")
+# Architectures with an attention of their own, which our engine finds out when it loads them:
+# they would train and then not be served. Of one that is not named here the deployment says so.
 NOT_SERVED = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"})
-"""Architectures with an attention of their own, which our engine finds out when it loads them: they would train and
-then not be served. Of one that is not named here the deployment says so."""
+# Tokens, for a configuration that names no length.
 FALLBACK_CONTEXT = 2048
-"""Tokens, for a configuration that names no length."""
+# Bytes; the limit of the format's own library.
 LONGEST_HEAD = 100_000_000
-"""Bytes; the limit of the format's own library."""
+# How many characters one may be made of by what a tokenizer does to a text first.
 COMPOSED = {None: 1, "NFC": 4}
-"""How many characters one may be made of by what a tokenizer does to a text first."""
+# How families name the part of a tensor's name that counts layers: Llama and most others, Falcon,
+# MPT.
 LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
-"""How families name the part of a tensor's name that counts layers: Llama and most others, Falcon, MPT."""
 SHIPPED = Path(__file__).parents[2] / "base_models"
 
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tuneship.host.machine import GIB, Machine
 from tuneship.service.catalogues.base_models import CatalogueFault
 
+# The default type and region of every request, and so always known.
 LOCAL = "local"
-"""The default type and region of every request, and so always known."""
 ShortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

@@ -1,6 +1,6 @@
 """What background work could not do, by name: how often in turn, when it is tried again, and when it is given up.
 
-Kept in memory: a restart, which may have mended the cause, begins to count anew. A database that is away is nobody's
+Kept in memory: a restart, which may have mended the cause, begins to count again. A database that is away is nobody's
 fault, so it is waited for, and nothing is given up for it.
 """
 
@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from tuneship.store.database import is_away
 
 TRIES = 5
+# Between two tries; the first pause is a second.
 LONGEST_PAUSE = timedelta(seconds=30)
-"""Between two tries; the first pause is a second."""
 
 
 class GivenUp(Exception):

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from tuneship.store import installation
 from tuneship.store.database import Database
 
+# More than what NTP corrects step by step.
 JUMP = timedelta(minutes=5)
-"""More than what NTP corrects step by step."""
+# A machine that was off for so long cannot be told from a clock that is ahead.
 LONG_AWAY = timedelta(days=1)
-"""A machine that was off for so long cannot be told from a clock that is ahead."""
+# Seconds of real time for which nothing is deleted after a jump ahead.
 HOLD_S = 86_400.0
-"""Seconds of real time for which nothing is deleted after a jump ahead."""
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from tuneship.service.common.refusals import refused
 
 LONGEST_DELAY_MS = 60_000.0
+# Prompts of a deployment by which the longest ones are told.
 REMEMBERED = 200
-"""Prompts of a deployment by which the longest ones are told."""
+# One word of so many is left of an answer that is cut.
 KEPT_OF_WORDS = 5
-"""One word of so many is left of an answer that is cut."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from datetime import datetime
 
 from tuneship.store.deployment_logs import LogEntry
 
+# Between two ticks; further lines are only counted.
 MOST_WAITING = 1000
-"""Between two ticks; further lines are only counted."""
 
 
 class LogRecorder:

@@ -9,8 +9,9 @@ from tuneship.host.thread_pools import Threads
 logger = logging.getLogger(__name__)
 
 
+# For the work at the end of the service, and for what is under way then; together less than
+# `ending.TASKS_END_S`.
 LAST_TIME_S = 3.0
-"""For the work at the end of the service, and for what is under way then; together less than `ending.TASKS_END_S`."""
 
 
 class Periodic:

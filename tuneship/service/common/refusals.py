@@ -15,14 +15,14 @@ from tuneship.contract.errors import (
 )
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+# Parts of a place that name a branch of a union, not a field.
 BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "function-after"}
-"""Parts of a place that name a branch of a union, not a field."""
+# Problems that an answer names: a body may have thousands, and nobody reads them.
 REPORTED = 100
-"""Problems that an answer names: a body may have thousands, and nobody reads them."""
+# Objects whose keys are the caller's own words, so they are not echoed.
 FREE_KEYS = {"tags"}
-"""Objects whose keys are the caller's own words, so they are not echoed."""
+# So many ids are listed in a refusal.
 IDS_NAMED = 10
-"""So many ids are listed in a refusal."""
 OUT_OF_RANGE = {
     "greater_than",
     "greater_than_equal",

@@ -8,10 +8,10 @@ one replica fewer would have done. To none, and up from it, only where `min_repl
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+# A replica that was just added has to empty the queue before another one is added.
 SETTLED = timedelta(seconds=3)
-"""A replica that was just added has to empty the queue before another one is added."""
+# One replica fewer would do when so much of the batches of the others would be filled.
 CALM_SHARE = 0.5
-"""One replica fewer would do when so much of the batches of the others would be filled."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from tuneship.service.common.fair_threads import RequestThreads
 
 logger = logging.getLogger(__name__)
 
+# For all background tasks together, from their cancellation on: they store what is not stored
+# yet.
 TASKS_END_S = 11.0
-"""For all background tasks together, from their cancellation on: they store what is not stored yet."""
 LAST_TASKS_END_S = 1.0
+# For threads that are still at work when everything is stored.
 THREADS_END_S = 1.0
-"""For threads that are still at work when everything is stored."""
 
 
 async def end_tasks(

@@ -24,8 +24,8 @@ class Served:
     """It reads or writes whole files: it has threads of its own, and a client may have a few under way."""
 
 
+# By operation name; a guard test compares it with what is declared.
 SERVED: dict[str, Served] = {}
-"""By operation name; a guard test compares it with what is declared."""
 
 
 def serves(

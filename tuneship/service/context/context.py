@@ -37,8 +37,8 @@ from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
 
+# More than any tenant has of anything.
 MOST_ROWS = 2**31 - 1
-"""More than any tenant has of anything."""
 
 
 @dataclass(frozen=True)

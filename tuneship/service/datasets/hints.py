@@ -21,8 +21,8 @@ SOCIAL_SECURITY = re.compile(r"(?<![0-9-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9-])")
 TELEPHONE = re.compile(
     r"(?<![0-9-])(?:\([0-9]{3}\) ?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}(?![0-9-])"
 )
+# Both numbers have this in them, and nearly every other text does not.
 DIGITS = re.compile(r"[0-9]{2}[-. ][0-9]{4}")
-"""Both numbers have this in them, and nearly every other text does not."""
 INSTRUCTION_FIELDS = {"system": "system", "user": "instruction", "assistant": "response"}
 
 

@@ -79,7 +79,7 @@ def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
 
 
 def _counting(context: Context, sources: Sequence[Row]) -> tuple[BaseModel | None, dict[str, int]]:
-    """The sums of the sources where one tokenizer counted them all; else who counts anew, and nothing known."""
+    """The sums of the sources where one tokenizer counted them all; else who counts again, and nothing known."""
     if len({source["tokenizer"] for source in sources}) == 1:
         return None, {name: sum(source[name] for source in sources) for name in UNKNOWN_YET}
     catalogue = context.parts.catalogue

@@ -28,19 +28,19 @@ from tuneship.template import TemplateFailed
 FILE_LIMIT = 2 << 30
 LINE_LIMIT = 8 << 20
 LINES_LIMIT = 5_000_000
+# Errors, and warnings, that are named; all are counted.
 REPORTED = 1000
-"""Errors, and warnings, that are named; all are counted."""
+# Batches under way in the counting thread.
 AHEAD = 2
-"""Batches under way in the counting thread."""
+# Lines in a batch at most: a parsed line takes about a kilobyte, however short it is.
 LINES_AT_ONCE = 2048
-"""Lines in a batch at most: a parsed line takes about a kilobyte, however short it is."""
+# Bytes; the memory for repetitions grows when lines are shorter.
 EXPECTED_LINE = 256
-"""Bytes; the memory for repetitions grows when lines are shorter."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
+# Line and turns.
 Example = tuple[int, list[Message]]
-"""Line and turns."""
 
 
 class ReadingStopped(Exception):

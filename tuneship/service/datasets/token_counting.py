@@ -9,13 +9,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+# Characters that the tokenizer is given at once.
 AT_ONCE = 64 << 10
-"""Characters that the tokenizer is given at once."""
+# A longer text is counted in slices, cut at a space where there is one: its count may be off by a
+# token a slice.
 SLICE = 32 << 10
-"""A longer text is counted in slices, cut at a space where there is one: its count may be off by a token a slice."""
 REMEMBERED = 4096
+# Short texts that come again (labels, system turns) are counted once.
 REMEMBERED_LENGTH = 256
-"""Short texts that come again (labels, system turns) are counted once."""
 
 
 class TokenCounter:

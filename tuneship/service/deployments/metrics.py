@@ -29,17 +29,18 @@ from tuneship.store import metric_windows
 from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, Series
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# A month by minutes has 43,200.
 MOST_POINTS = 50_000
-"""A month by minutes has 43,200."""
+# A bucket can still change for so long after its end: the recorder stores several times a second.
 INGESTION_LAG_S = 1.0
-"""A bucket can still change for so long after its end: the recorder stores several times a second."""
 DEFAULT_SPAN = timedelta(hours=1)
+# Ages of what is in flight. From 10 s on the gates ask which requests are certainly older than a
+# limit.
 AGES_MS = (
     *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
     *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
     *(150_000.0, 200_000.0, 250_000.0, 300_000.0, 400_000.0, 500_000.0, 600_000.0),
 )
-"""Ages of what is in flight. From 10 s on the gates ask which requests are certainly older than a limit."""
 RENDERING = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 Mask = NDArray[np.bool_]
 

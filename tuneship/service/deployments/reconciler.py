@@ -33,10 +33,10 @@ from tuneship.store.rows import Row
 logger = logging.getLogger(__name__)
 
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
+# Whose files are read at the same time.
 MODELS_AT_ONCE = 4
-"""Whose files are read at the same time."""
+# A deleted deployment takes no new request; those under way may last so long.
 DRAIN_S = 30.0
-"""A deleted deployment takes no new request; those under way may last so long."""
 
 
 class FilesDamaged(Exception):
@@ -171,7 +171,7 @@ class DeploymentKeeper:
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
     def _change(self, row: Row, **changes: Any) -> None:
-        """Unless the row was changed meanwhile: then the next tick sees it anew."""
+        """Unless the row was changed meanwhile: then the next tick sees it again."""
         with self._parts.database.write() as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 

@@ -33,8 +33,8 @@ from tuneship.store.rows import Row
 
 logger = logging.getLogger(__name__)
 
+# States in which a deployment needs replicas.
 LOADED = (DeploymentStatus.CREATING, DeploymentStatus.RUNNING, DeploymentStatus.UPDATING)
-"""States in which a deployment needs replicas."""
 LOOKED_AT = (
     "id",
     "client_id",
@@ -50,10 +50,10 @@ LOOKED_AT = (
 EVERY = timedelta(seconds=1)
 UNHEALTHY: dict[str, Any] = {"health": "unhealthy", "current_replicas": 0}
 ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
+# A replica answers between two steps; a long prompt on a slow machine is one step.
 PROBE_PATIENCE_S = 10.0
-"""A replica answers between two steps; a long prompt on a slow machine is one step."""
+# Starts that may fail in turn before a deployment is failed.
 STARTS = 3
-"""Starts that may fail in turn before a deployment is failed."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Charge:
 
 
 class Rounds:
-    """Level-triggered: rows and processes are compared anew each time; only plans and troubles are remembered."""
+    """Level-triggered: rows and processes are compared again each time; only plans and troubles are remembered."""
 
     def __init__(self, parts: Parts, plan: ReplicaPlan) -> None:
         """Rounds start after `begin`."""

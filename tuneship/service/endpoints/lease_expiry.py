@@ -1,4 +1,4 @@
-"""Ends roll-out leases that have lapsed, and renews the leases of jobs whose processes run.
+"""Ends rollout leases that have lapsed, and renews the leases of jobs whose processes run.
 
 On a thread and a database connection of its own, ahead of all other writers: a canary whose pipeline is gone gets its
 traffic back however busy or stuck everything else is, the event loop included.

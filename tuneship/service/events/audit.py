@@ -11,8 +11,8 @@ from tuneship.store import audit
 from tuneship.store.audit_heads import Head, Heads
 from tuneship.store.database import Database
 
+# Rows of this time at most can be taken from the end of the chain without a trace.
 HEAD_EVERY_S = 60.0
-"""Rows of this time at most can be taken from the end of the chain without a trace."""
 
 
 def sign_head(database: Database, heads: Heads, now: datetime) -> None:

@@ -6,8 +6,8 @@ replica and no request; `handlers.py` feeds it.
 
 from collections.abc import Callable, Sequence
 
+# What a decoder writes for the bytes of a character that is not whole yet.
 UNFINISHED = "\ufffd"
-"""What a decoder writes for the bytes of a character that is not whole yet."""
 
 
 class Completion:

@@ -54,10 +54,11 @@ Reading = Callable[[sa.Connection], R]
 LONGEST_ROUTING_KEY = 256
 DEFAULT_MAX_TOKENS = 256
 BEING_DELETED = "the deployment is being deleted"
+# Characters beyond which counting tokens would hold up the event loop: a thousand take up to two
+# milliseconds.
 LONG_PROMPT = 1_000
-"""Characters beyond which counting tokens would hold up the event loop: a thousand take up to two milliseconds."""
+# A turn of a conversation takes as long to render as so many characters take to count.
 TURN_CHARACTERS = 50
-"""A turn of a conversation takes as long to render as so many characters take to count."""
 
 
 @dataclass(frozen=True)

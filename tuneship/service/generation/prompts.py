@@ -12,8 +12,9 @@ from tuneship.service.catalogues.base_models import BaseModel
 from tuneship.service.common.refusals import refused
 from tuneship.template import PromptTemplate
 
+# Characters that mean nothing: they stand for special tokens while the template lays out the
+# text.
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-"""Characters that mean nothing: they stand for special tokens while the template lays out the text."""
 
 
 def prompt_tokens(

@@ -10,7 +10,7 @@ W = TypeVar("W")
 
 
 async def with_second_try(run: Callable[[Tell], Awaitable[W]], tell: Tell, is_heard: bool) -> W:
-    """`is_heard`: what is told goes to the caller at once; a whole answer can always be written anew.
+    """`is_heard`: what is told goes to the caller at once; a whole answer can always be written again.
 
     Raises `ReplicaLost` when the second replica is lost too, or when the text has begun.
     """

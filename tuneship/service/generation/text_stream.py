@@ -15,8 +15,8 @@ from tuneship.service.common.streaming import Frame, Stream
 
 logger = logging.getLogger(__name__)
 
+# Takes the next piece of a completion.
 Tell = Callable[[str], None]
-"""Takes the next piece of a completion."""
 
 
 async def streamed(whole: Callable[[Tell], Coroutine[Any, Any, Generation]], name: str) -> Stream:

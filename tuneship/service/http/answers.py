@@ -19,15 +19,16 @@ from tuneship.store import idempotency
 
 logger = logging.getLogger(__name__)
 
+# Answers given before the whole request was read: the connection ends with them.
 CLOSING = (408, 413, 414, 431)
-"""Answers given before the whole request was read: the connection ends with them."""
+# What the operating system says of a disk that is full or broken, or when too many files are
+# open.
 OUT_OF_ORDER = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE,
 )  # fmt: skip
-"""What the operating system says of a disk that is full or broken, or when too many files are open."""
 
+# What Postgres says to a write when it has become a standby.
 READ_ONLY = "25006"
-"""What Postgres says to a write when it has become a standby."""
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:

@@ -57,8 +57,8 @@ from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
 from tuneship.store import idempotency
 
+# By which a refusal is late for a client that does not wait: as long as it should have waited.
 LATE_S = 1.0
-"""By which a refusal is late for a client that does not wait: as long as it should have waited."""
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 

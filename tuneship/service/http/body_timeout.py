@@ -10,8 +10,9 @@ from tuneship.contract.errors import InvalidRequestError
 IDLE_S = 15.0
 JSON_BODY_S = 30.0
 WINDOW_S = 30.0
+# Bytes a second, on average over each window: what came fast before does not pay for a crawl
+# afterwards.
 SLOWEST_UPLOAD = 64 << 10
-"""Bytes a second, on average over each window: what came fast before does not pay for a crawl afterwards."""
 
 
 class Patience:

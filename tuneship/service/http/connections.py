@@ -23,12 +23,13 @@ from tuneship.service.http.forwarding import IS_DECLARED, PEER
 from tuneship.service.http.open_connections import Claim, OpenConnections
 from tuneship.store.identifiers import new_id
 
+# In a request's state: its `Connection`.
 CONNECTION = "connection"
-"""In a request's state: its `Connection`."""
+# What is read of a head that comes in pieces: more than the border takes, so that it can say what
+# is wrong.
 HEAD_LIMIT = 32 << 10
-"""What is read of a head that comes in pieces: more than the border takes, so that it can say what is wrong."""
+# What is longer is written at once, so that the server feels when the caller does not keep up.
 TOGETHER_BYTES = 64 << 10
-"""What is longer is written at once, so that the server feels when the caller does not keep up."""
 
 
 @dataclass(frozen=True)

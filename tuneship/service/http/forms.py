@@ -23,14 +23,14 @@ from tuneship.store.blobs import StagedFile
 
 R = TypeVar("R")
 
+# The file and all that stands around it.
 FORM_LIMIT = FILE_LIMIT + (1 << 20)
-"""The file and all that stands around it."""
 TEXT_PARTS = 16
 TEXT_LIMIT = 64 << 10
+# Bytes that are collected before a thread parses and writes them.
 AT_ONCE = 512 << 10
-"""Bytes that are collected before a thread parses and writes them."""
+# Bytes between two looks at the room on the disk.
 LOOK_EVERY = 64 << 20
-"""Bytes between two looks at the room on the disk."""
 
 
 @dataclass(frozen=True)

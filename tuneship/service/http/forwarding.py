@@ -10,15 +10,17 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
+# In a request's state: address and port of the other end of its connection, and whether that is a
+# declared proxy.
 PEER, IS_DECLARED = "peer", "peer is a declared proxy"
-"""In a request's state: address and port of the other end of its connection, and whether that is a declared proxy."""
 NAMED = {
     b"via", b"client-ip", b"x-real-ip", b"x-remote-ip", b"x-remote-addr", b"x-originating-ip", b"x-proxyuser-ip",
     b"x-azure-socketip", b"x-envoy-external-address", b"x-amzn-trace-id", b"x-appengine-user-ip", b"cdn-loop",
     b"cf-ray", b"x-host",
 }  # fmt: skip
+# E.g. of True-Client-IP, X-Cluster-Client-IP, Fastly-Client-IP, X-Azure-ClientIP and
+# CF-Connecting-IP.
 ENDINGS = (b"client-ip", b"clientip", b"connecting-ip", b"connecting-ipv6", b"connection-ip")
-"""E.g. of True-Client-IP, X-Cluster-Client-IP, Fastly-Client-IP, X-Azure-ClientIP and CF-Connecting-IP."""
 
 
 def names_a_proxy(header: bytes) -> bool:

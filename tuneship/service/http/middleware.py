@@ -29,14 +29,15 @@ from tuneship.store.audit import NOBODY, AuditEntry
 from tuneship.store.identifiers import new_id
 
 logger = logging.getLogger(__name__)
+# Logs the requests that anybody can make: the server lets through a few lines a second and counts
+# the others.
 KEYLESS = f"{__name__}.keyless"
-"""Logs the requests that anybody can make: the server lets through a few lines a second and counts the others."""
 keyless_logger = logging.getLogger(KEYLESS)
 
 HEADER_LIMIT = 16 << 10
 TARGET_LIMIT = 8 << 10
+# Of an answer that waits in memory for its reader, at the most, beside what the system keeps.
 PIECE_BYTES = 64 << 10
-"""Of an answer that waits in memory for its reader, at the most, beside what the system keeps."""
 OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 
 

@@ -12,12 +12,13 @@ from datetime import datetime
 
 WINDOW_S = 60
 FAILURES_PER_MINUTE = 20
+# Of one client, with a time to wait. Whoever did not wait so often is answered late from then on.
 REFUSALS_PER_MINUTE = 60
-"""Of one client, with a time to wait. Whoever did not wait so often is answered late from then on."""
+# So many failures of a minute, of all addresses, become rows of the audit chain, which is never
+# shortened.
 FAILURES_WRITTEN = 200
-"""So many failures of a minute, of all addresses, become rows of the audit chain, which is never shortened."""
+# Callers remembered before those of past windows are forgotten.
 MOST_KEPT = 10_000
-"""Callers remembered before those of past windows are forgotten."""
 
 
 @dataclass(frozen=True)

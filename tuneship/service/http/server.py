@@ -22,16 +22,18 @@ from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.middleware import KEYLESS
 from tuneship.service.http.open_connections import OpenConnection, OpenConnections
 
+# Connections that the kernel keeps for us until we accept them.
 BACKLOG = 2048
-"""Connections that the kernel keeps for us until we accept them."""
+# Connections accepted in one turn of the event loop: those that they replace are closed in the
+# next one.
 TOGETHER = 64
-"""Connections accepted in one turn of the event loop: those that they replace are closed in the next one."""
+# After a connection could not be accepted.
 PAUSE_S = 0.1
-"""After a connection could not be accepted."""
 LOOK_EVERY_S = 1.0
 REPORT_EVERY_S = 10.0
+# Lines of one kind between two reports, of loggers to which a caller without a key can make the
+# service write.
 BUDGETS = {"asyncio": 1, "uvicorn.error": 1, KEYLESS: 10}
-"""Lines of one kind between two reports, of loggers to which a caller without a key can make the service write."""
 
 logger = logging.getLogger(__name__)
 

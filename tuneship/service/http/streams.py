@@ -21,8 +21,8 @@ from tuneship.service.context.context import Context
 from tuneship.service.http.answers import error_response
 
 KEEP_ALIVE_S = 15.0
+# For the end of the message, when the reader may have stopped reading.
 LAST_WORDS_S = 1.0
-"""For the end of the message, when the reader may have stopped reading."""
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 

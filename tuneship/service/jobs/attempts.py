@@ -23,10 +23,11 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+# What has a key of its own from the job's creation on: its checkpoints, and the adapter that it
+# will make.
 KEPT_OF_A_JOB = ("jobs", "models")
-"""What has a key of its own from the job's creation on: its checkpoints, and the adapter that it will make."""
+# Folder of a job, beside those of its attempts.
 CHECKPOINTS = "checkpoints"
-"""Folder of a job, beside those of its attempts."""
 ENDS = ("completed", "failed", "cancelled")
 
 

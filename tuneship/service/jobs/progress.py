@@ -25,6 +25,7 @@ STEP_FIELDS = (
     "perplexity",
     "evaluated",
 )
+# What every event of a job tells of it, as far as it is known.
 SUMMARY = (
     "status",
     "current_epoch",
@@ -33,10 +34,9 @@ SUMMARY = (
     "training_loss",
     "validation_loss",
 )
-"""What every event of a job tells of it, as far as it is known."""
 
+# A forecast stays a date that can be written.
 FARTHEST_S = 10 * 365 * 86_400.0
-"""A forecast stays a date that can be written."""
 PACE = ("tokens_per_second", "seconds_per_step")
 
 Line = dict[str, Any]

@@ -39,19 +39,22 @@ from tuneship.training.spec import SIGNALLED, DataKeys, Order
 
 logger = logging.getLogger(__name__)
 
+# Before jobs are looked for again.
 AFTER_A_FAILURE_S = 1.0
-"""Before jobs are looked for again."""
+# To follow a process, where what goes wrong is neither the disk nor the database: some two
+# minutes.
 TRIES = 10
-"""To follow a process, where what goes wrong is neither the disk nor the database: some two minutes."""
+# Then the process is killed, so that a cancelled job's processes are gone within 5 s.
 CANCEL_PATIENCE = timedelta(seconds=3.5)
-"""Then the process is killed, so that a cancelled job's processes are gone within 5 s."""
+# How long a training process may work past the job's maximum runtime: it ends after a step of its
+# own accord.
 OVERTIME = timedelta(minutes=5)
-"""How long a training process may work past the job's maximum runtime: it ends after a step of its own accord."""
 FRUITLESS_ATTEMPTS = 3
+# A job whose process could not be started waits before its second and its third attempt; others
+# start meanwhile.
 START_AGAIN_AFTER = (timedelta(seconds=10), timedelta(seconds=30))
-"""A job whose process could not be started waits before its second and its third attempt; others start meanwhile."""
+# Progress lines in one transaction.
 LINES_AT_ONCE = 500
-"""Progress lines in one transaction."""
 
 
 class DataDamaged(Exception):

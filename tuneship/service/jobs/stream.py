@@ -19,10 +19,10 @@ from tuneship.service.context.context import Parts
 from tuneship.store import job_records, rows, tables
 from tuneship.store.rows import Row
 
+# Rows of each kind in one reading.
 AT_ONCE = 500
-"""Rows of each kind in one reading."""
+# In case that a bell was not heard; it rings within 0.3 s of a line of the training process.
 LOOK_EVERY_S = 2.0
-"""In case that a bell was not heard; it rings within 0.3 s of a line of the training process."""
 LOG_BITS = 63
 
 

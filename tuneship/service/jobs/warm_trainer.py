@@ -17,10 +17,11 @@ from tuneship.training.spec import LOG_FILE, Order
 
 logger = logging.getLogger(__name__)
 
+# After the service's start and that of each job: its libraries are loaded when those have loaded
+# theirs.
 SETTLE = timedelta(seconds=2)
-"""After the service's start and that of each job: its libraries are loaded when those have loaded theirs."""
+# One that dies while it waits is not replaced at once: there may be no memory for it.
 AFTER_A_DEATH = timedelta(minutes=1)
-"""One that dies while it waits is not replaced at once: there may be no memory for it."""
 
 
 def start_on(runtime: Runtime, order: Order, places: Places) -> Worker:

@@ -27,8 +27,8 @@ from tuneship.store.listings import MODELS
 from tuneship.store.rows import Row
 from tuneship.template import PromptTemplate
 
+# How the id of every fine-tuned model begins, and of no base model.
 TUNED = "ft:"
-"""How the id of every fine-tuned model begins, and of no base model."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ MOST_WARMUP = 100
 KNOWN_RATE, KNOWN_PARAMETERS = 2e-4, 7e9
 RATE_EXPONENT = math.log(2) / math.log(33 / 7)
 LOWEST_RATE, HIGHEST_RATE = 5e-5, 1e-3
+# Without a validation set one example in so many is set aside (`training/rows.py`).
 VALIDATION_SHARE = 10
-"""Without a validation set one example in so many is set aside (`training/rows.py`)."""
 
 
 def resolved(

@@ -12,8 +12,8 @@ from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 
+# The runtime of base models that are served on GPUs; our own engine uses CPU cores.
 VLLM = "vllm"
-"""The runtime of base models that are served on GPUs; our own engine uses CPU cores."""
 
 
 @serves(contract.list_instance_types)

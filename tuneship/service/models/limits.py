@@ -7,8 +7,8 @@ from tuneship.contract.models import HyperparameterLimits, ModelLimits
 from tuneship.service.catalogues.base_models import BaseModel
 from tuneship.service.models.hyperparameters import usual_alpha
 
+# A bound that JSON readers cannot hold exactly is one of the wire, not of the hyperparameter.
 BEYOND_NUMBERS = 2**53
-"""A bound that JSON readers cannot hold exactly is one of the wire, not of the hyperparameter."""
 
 
 def limits_of_base(base: BaseModel) -> ModelLimits:

@@ -1,7 +1,7 @@
 """Security settings: what is not enforced is refused by name, never accepted and ignored.
 
 A resource keeps its settings for life, its host does not keep what it can: after a restart what was accepted is
-compared anew, before a process is started for it and before it answers.
+compared again, before a process is started for it and before it answers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +17,11 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import ServedModel
 from tuneship.store.rows import Row
 
+# Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")
-"""Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it."""
+# What an engine of others cannot keep: it speaks over sockets of its own, and reads adapters in
+# plain.
 OTHERS_LACK = ("network_isolation", "encryption_level")
-"""What an engine of others cannot keep: it speaks over sockets of its own, and reads adapters in plain."""
 
 S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 

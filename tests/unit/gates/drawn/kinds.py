@@ -1,4 +1,4 @@
-"""The kinds of traffic, and what must become of a roll-out in each."""
+"""The kinds of traffic, and what must become of a rollout in each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from tuneship.gates.series import Arm
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of traffic, and what must become of the roll-out."""
+    """One kind of traffic, and what must become of the rollout."""
 
     name: str
     make: Callable[[Random], World]

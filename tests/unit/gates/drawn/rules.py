@@ -28,7 +28,7 @@ WATCHED = 30
 
 @dataclass(frozen=True)
 class Run:
-    """How one roll-out ended."""
+    """How one rollout ended."""
 
     is_promoted: bool
     looks: int
@@ -65,7 +65,7 @@ BARE = {"metrics": {"token_usage": {"empty_count": []}}}
 
 
 def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> Run:
-    """One roll-out by our gates. `before`: by formula version 1, on what a service of that time published."""
+    """One rollout by our gates. `before`: by formula version 1, on what a service of that time published."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
     plan = plan_with(**{"interval": f"{kind.seconds}s", **kind.plan, **fields})
@@ -125,7 +125,7 @@ STEPS = (5, 25, 50, 75)
 
 
 def watched(kind: Kind, seed: int) -> tuple[list[Bucket], list[Bucket]]:
-    """What the rivals look at: the hour before, and the buckets of a roll-out that nothing stops."""
+    """What the rivals look at: the hour before, and the buckets of a rollout that nothing stops."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
     hour = [service.bucket(i, 0, counts_all=True) for i in range(-HOUR_BEFORE, 0)]

@@ -44,7 +44,7 @@ class Behaviour:
     vanish: float = 0.0
     """Share of requests that nobody counts."""
     clustered: float = 0.0
-    """Correlation of the errors of one minute: their rate is drawn anew for each, with `errors` as its mean."""
+    """Correlation of the errors of one minute: their rate is drawn again for each, with `errors` as its mean."""
     repeats: float = 1.0
     """How often a caller repeats a failing request on average, each time at the same deployment."""
 
