@@ -22,7 +22,7 @@ from measuring.replicas import random_adapter, random_base, replica
 from measuring.running import cpu_seconds
 
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.serving.line import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32
 ONE, ONE_BESIDE = "1 adapter", "1 and the base"

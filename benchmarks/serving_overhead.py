@@ -29,7 +29,7 @@ from measuring.running import Running, deploy, example_rows, exported, job_on, r
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
 from tuneship.service.catalogues.base_models import Catalogue
-from tuneship.serving.line import GenerateRequest, ReplicaLine
+from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 WARM_UP = 20

@@ -17,7 +17,7 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from deployments.processes import AtWork, NotStarted, Processes
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import PREFECT_SERVER
@@ -47,7 +47,7 @@ class Local:
         """Nothing is started yet."""
         self._local = local
         self._service = service
-        self._processes = Processes(local.run_dir)
+        self._processes = ProcessFolder(local.run_dir)
         self._environment = embedded_service_environment() | {
             "PREFECT_HOME": str(local.prefect_dir),
             "PREFECT_API_URL": self.prefect_url,

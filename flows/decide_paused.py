@@ -18,7 +18,7 @@ from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.rollout.split import NotConfirmed, Split, SplitLost
+from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
 from flows.shared.errors import BadInput
 from tasks.endpoints import get_canary_endpoint
 from tuneship.gates.plan import CanaryPlan
@@ -57,7 +57,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         file = _paused(folder, decision.rollout_id)  # it may have been ended since it was read
         begun = file.record.begun
         version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
-        split = Split(plan, file, version, log)
+        split = RolloutSplit(plan, file, version, log)
         ended = _end(split, decision)
         file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
@@ -81,7 +81,7 @@ def _paused(folder: RecordFolder, rollout_id: str) -> RecordFile:
     return file
 
 
-def _end(split: Split, decision: Decision) -> Ended:
+def _end(split: RolloutSplit, decision: Decision) -> Ended:
     candidate = split.plan.candidate_deployment_id
     is_promoted = decision.decision == "promote now"
     if is_promoted and seen(candidate).status != "running":
@@ -98,7 +98,7 @@ def _end(split: Split, decision: Decision) -> Ended:
         return lost(split, error.reason)
 
 
-def _promote_now(split: Split) -> Ended:
+def _promote_now(split: RolloutSplit) -> Ended:
     """Without a bake, because there may be no way back; so nothing is deleted either."""
     try:
         split.shift(100, "promote_now")

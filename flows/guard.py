@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from prefect import flow, get_run_logger
 
 from flows.release.abandoned import close_abandoned
-from flows.rollout.abandoned import Watch, finish_abandoned
+from flows.rollout.abandoned import GuardView, finish_abandoned
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete
 from flows.upkeep.guard_form import GuardResult, GuardRules
@@ -32,10 +32,10 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
     settings = PipelineSettings()
     folder = records_in_use()
     silence = timedelta(seconds=rules.silence_seconds)
-    rollouts, notes = finish_abandoned(Watch(folder, now, silence, log))
+    rollouts, notes = finish_abandoned(GuardView(folder, now, silence, log))
     silence = timedelta(hours=rules.release_silence_hours)
-    releases, kept = close_abandoned(Watch(folder, now, silence, log), settings.records)
-    watch = Watch(folder, now, silence, log)
+    releases, kept = close_abandoned(GuardView(folder, now, silence, log), settings.records)
+    watch = GuardView(folder, now, silence, log)
     alarms, unwatched = watch_endpoints(watch, settings.records) if rules.watch else ([], [])
     result = GuardResult(
         outcome="returned" if rollouts or releases else "nothing_to_do",

@@ -22,7 +22,7 @@ from flows.rollout.promotion_approval import ask_for_approval, hear, withdraw_qu
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.rollout.rollback import return_traffic, way_back
-from flows.rollout.split import NotConfirmed, Split, SplitLost
+from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
 from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.approval import can_be_answered
 from flows.shared.errors import BadInput
@@ -75,7 +75,7 @@ def ready(rules: CanaryRules) -> list[str]:
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 
 
-def drive(split: Split, prompts: list[str]) -> Ended:
+def drive(split: RolloutSplit, prompts: list[str]) -> Ended:
     """From wherever the record stands to the one end of it."""
     traffic = split.plan.traffic
     driver = TrafficDriver(api().settings, split.endpoint_id, traffic, prompts) if traffic else None
@@ -99,7 +99,7 @@ def drive(split: Split, prompts: list[str]) -> Ended:
         return lost(split, error.reason)
 
 
-def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
+def look_until_over(split: RolloutSplit, driver: TrafficDriver | None) -> Ended:
     """First step, then look after look: hear a person's answer, keep the lease, ask, decide, act."""
     if split.file.record.weight == 0:
         split.shift(split.plan.known_steps[0], "first step")

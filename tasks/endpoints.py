@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.creates import once
+from tasks.create_once import once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     CanaryEndpointCreate,

@@ -1,7 +1,7 @@
 """One chat template object, used when a model is tuned and again when it generates.
 
 It turns messages into the text that the model reads; it knows neither tokens nor models.
-Next: `tuneship/training/rows.py` (which part of the text is learnt).
+Next: `tuneship/training/tokenized_examples.py` (which part of the text is learnt).
 """
 
 import json

@@ -25,11 +25,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
+from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
-from tuneship.contract.examples import DatasetFormat
 from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
 from tuneship.gates.plan import CanaryPlan, CanaryRules
-from tuneship.gates.training import TrainingRules
+from tuneship.gates.training_gates import TrainingRules
 
 MOST_SETS = 10
 # Validation context: where relative paths start. A script says the folder of its params file.
@@ -52,7 +52,7 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
 
 
-class _Form(BaseModel):
+class _StrictForm(BaseModel):
     """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(
@@ -82,7 +82,7 @@ def _fraction_or_steps(value: float) -> float:
     raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
 
 
-class TrainingData(_Form):
+class TrainingData(_StrictForm):
     """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
 
     model_config = ConfigDict(
@@ -121,7 +121,7 @@ class TrainingData(_Form):
         return self
 
 
-class SecuritySettings(_Form):
+class SecuritySettings(_StrictForm):
     """Safeguards of the jobs and deployments of a release. What is left out is not asked for."""
 
     compliance_mode: ComplianceMode | None = Field(
@@ -155,7 +155,7 @@ class SecuritySettings(_Form):
         return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
 
 
-class DeploymentSettings(_Form):
+class DeploymentSettings(_StrictForm):
     """How the tuned model is served."""
 
     compute_type: str = Field(default="cpu", description="cpu or gpu.")
@@ -175,7 +175,7 @@ def _name_first(schema: dict[str, Any]) -> None:
     schema["properties"]["name"].pop("default", None)  # else the form shows no place to type it
 
 
-class Endpoint(_Form):
+class EndpointChoice(_StrictForm):
     """The canary endpoint whose traffic moves to the new model."""
 
     model_config = ConfigDict(json_schema_extra=_name_first)
@@ -193,7 +193,7 @@ class Endpoint(_Form):
         return self
 
 
-class Evaluation(_Form):
+class Evaluation(_StrictForm):
     """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
 
     max_rows: int = Field(
@@ -209,7 +209,7 @@ class HyperparameterSet(Hyperparameters):
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 
-class ReleaseParameters(_Form):
+class ReleaseParameters(_StrictForm):
     """One release: data, training, gates, deployment, canary."""
 
     # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one
@@ -280,7 +280,7 @@ class ReleaseParameters(_Form):
         default_factory=SecuritySettings,
         description="Safeguards of the jobs and deployments that this release makes.",
     )
-    endpoint: Endpoint = Field(description="Where the traffic moves.")
+    endpoint: EndpointChoice = Field(description="Where the traffic moves.")
     canary: CanaryRules = Field(
         default_factory=CanaryRules, description="How the traffic moves, and when it returns."
     )

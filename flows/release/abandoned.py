@@ -9,13 +9,13 @@ from pathlib import Path
 
 from flows.release.clean_up import FAILURES, undo
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
-from flows.rollout.abandoned import Watch
+from flows.rollout.abandoned import GuardView
 from flows.rollout.record_file import RecordFolder
 from tasks.api import is_this_service
 from tuneship.gates.plan import CanaryPlan
 
 
-def close_abandoned(watch: Watch, records: Path) -> tuple[list[str], list[str]]:
+def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[str]]:
     """Run keys of the releases that were closed, and what is kept of them and why."""
     closed: list[str] = []
     notes: list[str] = []
@@ -36,7 +36,7 @@ def close_abandoned(watch: Watch, records: Path) -> tuple[list[str], list[str]]:
     return closed, notes
 
 
-def _close(record: ReleaseRecord, watch: Watch) -> list[str]:
+def _close(record: ReleaseRecord, watch: GuardView) -> list[str]:
     try:
         notes = undo(record)
         record.add_if_possible("ended", watch.now, outcome="aborted", reason="abandoned")
@@ -45,7 +45,7 @@ def _close(record: ReleaseRecord, watch: Watch) -> list[str]:
     return notes + record.unwritten
 
 
-def _is_silent(record: ReleaseRecord, watch: Watch) -> bool:
+def _is_silent(record: ReleaseRecord, watch: GuardView) -> bool:
     begun = record.last("begun")
     if begun is None or record.has_ended or not is_this_service(begun.get("service")):
         return False

@@ -1,12 +1,12 @@
 """What serves now: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
 
 Found by calls of the API alone, so that nothing has to be remembered between two releases. Next: the gate "T4 champion"
-in `tuneship/gates/training.py`.
+in `tuneship/gates/training_gates.py`.
 """
 
 from dataclasses import dataclass
 
-from flows.forms.release_form import Endpoint
+from flows.forms.release_form import EndpointChoice
 from flows.shared.errors import BadInput
 from tasks.datasets import CONTENT_TAG, get_dataset
 from tasks.deployments import get_deployment
@@ -15,7 +15,7 @@ from tasks.jobs import get_job, get_job_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
-from tuneship.gates.training import Measured, lowest_loss
+from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
 
 SAY_WHAT_SERVES = (
     "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"
@@ -29,7 +29,7 @@ class Champion:
     endpoint_id: str | None
     deployment_id: str
     model: str
-    measured: Measured | None
+    measured: ValidationMeasure | None
     compliance_mode: str | None = None
     """None: the service does not say."""
 
@@ -46,7 +46,7 @@ class SplitIsShared(Exception):
     """No deployment has 100 % of the endpoint: somebody else is shifting its traffic."""
 
 
-def find_endpoint(endpoint: Endpoint) -> CanaryEndpoint | None:
+def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
     """The endpoint by id or name; None when there is none of that name yet.
 
     None also where a server of the bare description cannot tell: then the release says what serves now, or this
@@ -66,7 +66,7 @@ def find_endpoint(endpoint: Endpoint) -> CanaryEndpoint | None:
     return next(iter(page.canary_endpoints), None)
 
 
-def find_champion(endpoint: Endpoint) -> Champion | None:
+def find_champion(endpoint: EndpointChoice) -> Champion | None:
     """The champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
     found = find_endpoint(endpoint)
     if found is None and endpoint.baseline_deployment_id is None:
@@ -90,7 +90,7 @@ def _sole_member(endpoint: CanaryEndpoint | None) -> str:
     raise SplitIsShared("no deployment serves 100 % of the endpoint")
 
 
-def _measured(model: str) -> Measured:
+def _measured(model: str) -> ValidationMeasure:
     """The champion's own training. Steps that are gone (404) leave it not comparable, never better or worse."""
     base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
     try:
@@ -99,8 +99,8 @@ def _measured(model: str) -> Measured:
     except ApiError as error:
         if error.status != 404:
             raise
-        return Measured(base_model, None, None, None)
-    return Measured(
+        return ValidationMeasure(base_model, None, None, None)
+    return ValidationMeasure(
         base_model=job.base_model,
         validation_dataset_id=job.validation_dataset_id,
         content_sha256=validation_content(job),

@@ -15,7 +15,7 @@ from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.rollback import return_traffic
 from flows.shared.signals import uninterrupted
 from tasks.api import api
-from tasks.creates import NO_SUCH_LIST, run_tag, tagged
+from tasks.create_once import NO_SUCH_LIST, run_tag, tagged
 from tasks.jobs import stop_job
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.deployments import GONE, DeploymentStatus

@@ -23,8 +23,8 @@ from tasks.datasets import (
     validate_dataset,
     wait_for_dataset,
 )
+from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload, LineProblem
-from tuneship.contract.examples import DatasetFormat
 
 # Datasets that one merge of the service takes at most.
 MERGED_AT_ONCE = 100

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from prefect import get_run_logger
 
-from flows.forms.release_form import Endpoint
+from flows.forms.release_form import EndpointChoice
 from flows.shared.journal import FileLock
 from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint
@@ -24,7 +24,7 @@ _held: set[str] = set()
 
 
 @contextmanager
-def turn(endpoint: Endpoint) -> Generator[None]:
+def turn(endpoint: EndpointChoice) -> Generator[None]:
     """Wait for this endpoint's turn and hold it. A flow that is called by the holder has it already."""
     text = f"{service_name()} {endpoint.name or _name_of(str(endpoint.id))}"
     name = hashlib.sha256(text.encode()).hexdigest()[:16]

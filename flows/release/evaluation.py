@@ -1,6 +1,6 @@
 """What a deployment answers: the smoke test before it gets traffic, and exact matches before and after for people.
 
-Only counts leave this module. Next: `tuneship/gates/training.py` judges the smoke test.
+Only counts leave this module. Next: `tuneship/gates/training_gates.py` judges the smoke test.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from flows.release.local_files import questions
 from flows.release.result import Accuracy
 from flows.rollout.traffic_driver import read_prompts
 from tasks.answers import answer_prompts
-from tuneship.gates.training import GateResult, judge_smoke
+from tuneship.gates.training_gates import GateResult, judge_smoke
 
 SMOKE_PROMPTS = 10
 IN_FLIGHT = 16

@@ -9,19 +9,19 @@ from datetime import UTC, datetime
 
 from prefect import get_run_logger
 
-from flows.shared.approval import Answer, Question, answer_to, ask, withdraw
+from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, ask, withdraw
 from flows.shared.markdown import code, plain
 from flows.shared.signals import uninterrupted
-from tuneship.gates.training import GateResult
+from tuneship.gates.training_gates import GateResult
 
 POLL_SECONDS = 2.0
 
 
 def ask_about(
     gates: Sequence[GateResult], model: str, run_key: str, timeout_seconds: int
-) -> Answer:
+) -> ApprovalReply:
     """Wait for a person's decision about a training whose gates hold; no answer in time is "timeout"."""
-    question = Question(
+    question = ApprovalQuestion(
         title=f"deploy-{model}",
         text=question_text(gates, model),
         tag=f"{run_key}/training-gates",

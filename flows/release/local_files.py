@@ -1,6 +1,7 @@
 """The user's own JSON Lines files, read on the pipeline's side: their digest, their questions, their overlap.
 
-Pure but for reading the files. Texts stay in memory. What a line may hold stands in `tuneship/contract/examples.py`.
+Pure but for reading the files. Texts stay in memory. What a line may hold stands in
+`tuneship/contract/dataset_lines.py`.
 """
 
 import hashlib
@@ -10,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 
 from flows.shared.errors import BadInput
-from tuneship.contract.examples import DatasetFormat, ExampleProblem, Message, parse_line
+from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, Message, parse_line
 
 BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Question:
+class EvaluationExample:
     """A prompt and the answer that the row gives."""
 
     prompt: str
@@ -35,10 +36,13 @@ def content_sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[Question]:
+def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[EvaluationExample]:
     """The first rows that are one question and one answer; a system turn or a longer talk has no `prompt` form."""
     turns = (row for row in _rows(file, dataset_format) if _roles(row) == ["user", "assistant"])
-    return [Question(row[0]["content"], row[1]["content"].strip()) for row in islice(turns, limit)]
+    return [
+        EvaluationExample(row[0]["content"], row[1]["content"].strip())
+        for row in islice(turns, limit)
+    ]
 
 
 def overlap(

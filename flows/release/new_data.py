@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.forms.release_form import Endpoint, TrainingData
+from flows.forms.release_form import EndpointChoice, TrainingData
 from flows.release.champion import SplitIsShared, find_champion, find_endpoint
 from flows.release.local_files import content_sha256
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
@@ -53,7 +53,7 @@ def new_parts(parts: Sequence[Part], success: Success | None) -> list[Part]:
     return [part for part in parts if not part.content & success.content]
 
 
-def last_success(endpoint: Endpoint, records: Path) -> Success | None:
+def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
     """The newest promoted release that trained for this endpoint; None where nothing tuned serves there."""
     found = find_endpoint(endpoint)
     names = {endpoint.id, endpoint.name, *((found.id, found.name) if found else ())} - {None}

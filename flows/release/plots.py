@@ -22,8 +22,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from flows.rollout.result import Change
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.frames import series_frame
-from tuneship.gates.series import Series
-from tuneship.gates.training import TrainingRules
+from tuneship.gates.series import RolloutSeries
+from tuneship.gates.training_gates import TrainingRules
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
@@ -102,7 +102,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def plot_rollout(
-    history: Sequence[Change], series: Series | None, candidate_id: str, file: Path
+    history: Sequence[Change], series: RolloutSeries | None, candidate_id: str, file: Path
 ) -> bool:
     """The candidate's share, error rates and latency over one time axis; False where no time is known."""
     frame = series_frame(series) if series and series.buckets else pd.DataFrame()

@@ -23,7 +23,7 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.record import Phase
-from tuneship.gates.series import Series, Unusable, read_series
+from tuneship.gates.series import RolloutSeries, Unusable, read_series
 
 DECISIONS_SHOWN = 25
 LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
@@ -191,7 +191,7 @@ def _contenders(contenders: Sequence[Contender]) -> list[str]:
     return _table(titles, rows)
 
 
-def _series(result: ReleaseResult, release: ReleaseParameters) -> Series | None:
+def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries | None:
     """Both deployments' metrics since the first shift; None where they are gone (the decisions keep the counts)."""
     began = min((change.at for change in result.history if change.at), default=None)
 

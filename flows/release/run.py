@@ -37,7 +37,7 @@ from tasks.api import service_name
 from tasks.deployments import create_deployment, wait_for_deployment
 from tuneship.contract.jobs import Job
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.training import GateResult, TrainingVerdict
+from tuneship.gates.training_gates import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
 
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from flows.rollout.result import Change
-from tuneship.gates.series import Bucket, Series, Traffic
+from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 
 @dataclass(frozen=True)
-class Load:
+class ArmLoad:
     """One deployment at one step."""
 
     per_second: float
@@ -26,12 +26,12 @@ class StepLoad:
     """Both deployments while the candidate had this share of the traffic."""
 
     share: int
-    baseline: Load
-    candidate: Load
+    baseline: ArmLoad
+    candidate: ArmLoad
 
 
 def loads_by_step(
-    history: Sequence[Change], series: Series | None, candidate_id: str
+    history: Sequence[Change], series: RolloutSeries | None, candidate_id: str
 ) -> list[StepLoad]:
     """One for each split that held while buckets were finished."""
     known = [change for change in history if change.at is not None]
@@ -87,12 +87,12 @@ def _at_step(share: int, buckets: Sequence[Bucket], start: datetime, end: dateti
     )
 
 
-def _load(traffic: Sequence[Traffic], seconds: float) -> Load:
+def _load(traffic: Sequence[ArmTraffic], seconds: float) -> ArmLoad:
     requests = sum(one.requests for one in traffic)
     timed = [(one.requests, one.quantiles_ms[1]) for one in traffic if one.quantiles_ms]
     weight = sum(count for count, _ in timed)
     p95 = sum(count * value for count, value in timed) / weight if weight else None
-    return Load(requests / seconds, p95)
+    return ArmLoad(requests / seconds, p95)
 
 
 def _unlikeness(one: StepLoad) -> float:
@@ -100,7 +100,7 @@ def _unlikeness(one: StepLoad) -> float:
     return 1.0 - few / many if many else 1.0
 
 
-def _cells(load: Load) -> list[str]:
+def _cells(load: ArmLoad) -> list[str]:
     return [
         f"{load.per_second:.1f}" if load.per_second else "-",
         "-" if load.p95_ms is None else f"{load.p95_ms:.0f} ms",

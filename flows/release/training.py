@@ -1,7 +1,7 @@
 """The fine-tuning of a release: create each job once, watch them, cancel one that diverges, judge what came out.
 
 Several sets of hyperparameters train side by side, as far as the service's queue lets them; the best by validation loss
-goes on. The limits and the judgement stand in `tuneship/gates/training.py`.
+goes on. The limits and the judgement stand in `tuneship/gates/training_gates.py`.
 """
 
 import math
@@ -17,12 +17,12 @@ from flows.release.plots import limits_of
 from flows.release.result import Contender
 from flows.release.run import ReleaseRun, described
 from flows.release.training_page import TrainingPage
-from tasks.jobs import Patience, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
+from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
 from tuneship.contract.jobs import Job, JobMetrics, JobStatus
-from tuneship.gates.training import (
+from tuneship.gates.training_gates import (
+    DivergenceWatch,
     FinishedJob,
     TrainingVerdict,
-    Watch,
     judge_training,
     lowest_loss,
     watch_training,
@@ -37,7 +37,7 @@ class EarlyStop:
 
     def __init__(self, warmup_steps: Mapping[str, int]) -> None:
         """Nothing has been seen."""
-        self._watches = {job_id: Watch() for job_id in warmup_steps}
+        self._watches = {job_id: DivergenceWatch() for job_id in warmup_steps}
         self._warmup_steps = warmup_steps
 
     def __call__(self, job_id: str, metrics: JobMetrics) -> str | None:
@@ -53,7 +53,7 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     hours = release.compute_config.max_runtime_hours * len(
         made
     )  # they may have to queue for each other
-    patience = Patience(
+    patience = WaitPolicy(
         3600.0 * hours + SLACK_SECONDS,
         EarlyStop({job.id: _warmup(job) for job in made}),
         TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,

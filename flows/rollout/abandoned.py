@@ -17,7 +17,7 @@ from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder, read_record
 from flows.rollout.rollback import STOP_TRIES, end_stopped
-from flows.rollout.split import FAILURES, PLAIN, Log, Split, SplitLost, describe
+from flows.rollout.split import FAILURES, PLAIN, Log, RolloutSplit, SplitLost, describe
 from tasks.endpoints import get_canary_endpoint
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
@@ -26,7 +26,7 @@ from tuneship.gates.record import Ended
 SILENT_LOOKS = 3
 
 
-class Found(BaseModel):
+class AbandonedRollout(BaseModel):
     """What became of one rollout that its driver had left."""
 
     rollout_id: str
@@ -36,7 +36,7 @@ class Found(BaseModel):
 
 
 @dataclass(frozen=True)
-class Watch:
+class GuardView:
     """How the guard looks: where, at which moment, and how long a driver may be silent at least."""
 
     folder: RecordFolder
@@ -45,9 +45,9 @@ class Watch:
     log: Log
 
 
-def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
+def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str]]:
     """Give every abandoned rollout its end. Returns them, and what a person must know about those that have none."""
-    found: list[Found] = []
+    found: list[AbandonedRollout] = []
     notes: list[str] = []
     try:
         paths = watch.folder.paths()
@@ -82,7 +82,7 @@ class Left:
 
 
 @contextmanager
-def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
+def _left(file: RecordFile, watch: GuardView) -> Generator[Left | None]:
     """The rollout while nobody else can drive it; None when it is alive, paused in time, or over."""
     if not file.record.facts or not file.may_have_moved:
         yield None
@@ -94,7 +94,7 @@ def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
         yield Left(plan, again) if is_left else None
 
 
-def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
+def _is_silent(file: RecordFile, plan: CanaryPlan, watch: GuardView) -> bool:
     """Nothing was written for three looks and the minimum; for a pause: within the time that a person has."""
     written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
     patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
@@ -103,17 +103,17 @@ def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
     return watch.now - written > patience
 
 
-def _finish(left: Left, watch: Watch) -> Found:
+def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
     """End it and write the end down. A rollout that is `rollback_incomplete` stays open for the next guard."""
     begun = left.file.record.begun
     try:
         ended = _superseded(left, watch.folder) or _end(left, watch.log)
     except SplitLost as error:
-        ended = lost(Split(left.plan, left.file, None, watch.log), error.reason)
+        ended = lost(RolloutSplit(left.plan, left.file, None, watch.log), error.reason)
     left.file.append_if_possible(ended)
     withdraw_question(left.file, ended.outcome)
     watch.log.warning("%s on %s: %s", begun.rollout_id, begun.endpoint_id, ended.outcome)
-    return Found(
+    return AbandonedRollout(
         rollout_id=begun.rollout_id,
         endpoint_id=begun.endpoint_id,
         outcome=ended.outcome,
@@ -147,7 +147,7 @@ def _end(left: Left, log: Log) -> Ended:
             version = get_canary_endpoint.fn(begun.endpoint_id).version
         except ResourceNotFound:
             return Ended("aborted", "endpoint_missing")
-    split = Split(left.plan, file, version, log, calls=PLAIN)
+    split = RolloutSplit(left.plan, file, version, log, calls=PLAIN)
     if split.is_extended:
         settle(split)
     if file.is_paused:

@@ -15,7 +15,7 @@ from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import Gate, LatencyLimits
-from tuneship.gates.series import Json, Series
+from tuneship.gates.series import Json, RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
 # Traffic that began later than this may still be growing, and refuses nothing.
@@ -33,12 +33,12 @@ class Before:
     """What the service said about the baseline before the start."""
 
     answer: Json | None = None
-    series: Series | None = None
+    series: RolloutSeries | None = None
     limits: LatencyLimits | None = None
 
 
 @dataclass(frozen=True)
-class Seen:
+class EndpointTraffic:
     """The endpoint's traffic, and how sure that is."""
 
     today: Today
@@ -87,7 +87,7 @@ def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
     return plan.model_copy(update={"steps": steps})
 
 
-def _traffic(plan: CanaryPlan, before: Before) -> Seen | None:
+def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
     """The last hour's, or what the plan's own driver will bring, whichever is more; None: nobody knows."""
     users = _last_hour(before.series, plan) if before.series else None
     if plan.traffic is None:
@@ -95,13 +95,13 @@ def _traffic(plan: CanaryPlan, before: Before) -> Seen | None:
     # An earlier rollout's driver may be in the last hour: the two are not added.
     rate = 60.0 * plan.traffic.requests_per_second
     if users is None:
-        return Seen(Today(rate), is_certain=True)
+        return EndpointTraffic(Today(rate), is_certain=True)
     if users.today.requests_per_minute >= rate:
         return users
-    return Seen(replace(users.today, requests_per_minute=rate), is_certain=True)
+    return EndpointTraffic(replace(users.today, requests_per_minute=rate), is_certain=True)
 
 
-def _last_hour(series: Series, plan: CanaryPlan) -> Seen | None:
+def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | None:
     length = timedelta(seconds=plan.bucket_seconds)
     hour = [b for b in series.buckets if b.end > series.at - max(FROZEN_FROM, length)]
     asked = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
@@ -122,7 +122,7 @@ def _last_hour(series: Series, plan: CanaryPlan) -> Seen | None:
         abandoned=_share(cancelled, total),
         refused=_share(refused, total - cancelled),
     )
-    return Seen(today, is_certain=span >= KNOWN_AFTER)
+    return EndpointTraffic(today, is_certain=span >= KNOWN_AFTER)
 
 
 def _share(part: int, whole: int) -> float:

@@ -15,7 +15,7 @@ from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.split import (
     FAILURES,
     Log,
-    Split,
+    RolloutSplit,
     SplitLost,
     candidate_weight,
     describe,
@@ -44,7 +44,7 @@ from tuneship.gates.series import Unusable, read_series
 LACKING = ("reading back", "versions", "leases")
 
 
-def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
+def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
     """The rollout to drive, or why there is none."""
     for file in reversed(folder.of(plan)):
         if not file.is_open:
@@ -70,7 +70,7 @@ def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
     return not file.is_open
 
 
-def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
+def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
     """The open rollout as the record leaves it; `settle` makes record and split agree."""
     log.info("rollout %s goes on at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
@@ -78,16 +78,16 @@ def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
     return _as_left(plan, file, log)
 
 
-def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
+def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
     begun = file.record.begun
     if begun.server:
-        return Split(plan, file, None, log, began_at=_now(_before(plan, None, log)))
+        return RolloutSplit(plan, file, None, log, began_at=_now(_before(plan, None, log)))
     endpoint = get_canary_endpoint(begun.endpoint_id)
     # Killed in its first shift, the record knows no time of the service; without one no evidence would ever count.
-    return Split(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
+    return RolloutSplit(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
 
 
-def settle(split: Split) -> None:
+def settle(split: RolloutSplit) -> None:
     """After a crash between an intention and its confirmation: take the safer of the split and the intention.
 
     Raises `SplitLost` where the split is neither, because the lease ended or somebody else came.
@@ -111,7 +111,7 @@ def settle(split: Split) -> None:
     split.confirm(intended)
 
 
-def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
+def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
     damaged, file = folder.damaged(), folder.new(plan)
     for one in damaged:
         log.warning("%s; it is set aside", one.why)
@@ -147,7 +147,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutR
         )
     )
     _tell(file, log)
-    return Split(expected.plan, file, version, log, began_at=_now(before))
+    return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
 
 
 def _tell(file: RecordFile, log: Log) -> None:

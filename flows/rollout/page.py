@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prefect.artifacts import create_markdown_artifact
 
 from flows.rollout.result import RolloutResult
-from flows.rollout.split import Log, Split
+from flows.rollout.split import Log, RolloutSplit
 from flows.rollout.words import (
     driver_in_words,
     forecast_in_words,
@@ -19,12 +19,12 @@ from flows.rollout.words import (
 )
 from flows.shared.markdown import code, plain
 from tasks.progress import report
-from tuneship.gates.record import GateReading, Look, Record, ThresholdReading, Verdict
+from tuneship.gates.record import GateReading, Look, RolloutRecord, ThresholdReading, Verdict
 
 LOOKS_SHOWN = 40
 
 
-def tell(split: Split, look: Look) -> None:
+def tell(split: RolloutSplit, look: Look) -> None:
     """Progress at each look; a log line and the page where something moves."""
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
@@ -42,7 +42,7 @@ def tell(split: Split, look: Look) -> None:
     show(split.file.record, split.log)
 
 
-def show(record: Record, log: Log, result: RolloutResult | None = None) -> None:
+def show(record: RolloutRecord, log: Log, result: RolloutResult | None = None) -> None:
     """Write the page again. A page that cannot be written never stops a rollout."""
     begun = record.begun
     try:
@@ -53,7 +53,7 @@ def show(record: Record, log: Log, result: RolloutResult | None = None) -> None:
         log.warning("the rollout's page was not written (%s)", type(error).__name__)
 
 
-def page(record: Record, result: RolloutResult | None = None) -> str:
+def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     """The rollout as Markdown."""
     begun, looks = record.begun, record.looks
     plan = begun.plan

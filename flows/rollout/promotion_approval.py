@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 from flows.rollout.page import evidence_table
 from flows.rollout.record_file import RecordFile
-from flows.rollout.split import Split, service_time
-from flows.shared.approval import SERVER_FAILURES, Question, answer_to, ask, withdraw
+from flows.rollout.split import RolloutSplit, service_time
+from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, ask, withdraw
 from flows.shared.markdown import code
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, Record
+from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
 
 
-def ask_for_approval(split: Split) -> None:
+def ask_for_approval(split: RolloutSplit) -> None:
     """Show the form, and write down where its answer will be found."""
     record, plan = split.file.record, split.plan
-    question = Question(
+    question = ApprovalQuestion(
         title=f"promote-{plan.candidate_deployment_id}",
         text=question_text(record, plan),
         tag=_tag(split.file),
@@ -33,7 +33,7 @@ def ask_for_approval(split: Split) -> None:
     split.log.warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
 
 
-def question_text(record: Record, plan: CanaryPlan) -> str:
+def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
     """What a person reads above the form."""
     candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
     text = [
@@ -50,7 +50,7 @@ def _bake(plan: CanaryPlan) -> str:
     return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
 
 
-def hear(split: Split) -> None:
+def hear(split: RolloutSplit) -> None:
     """Record the answer once it is there. An approval that could not be used in time is none."""
     record = split.file.record
     if record.phase is not Phase.WAIT:

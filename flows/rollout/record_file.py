@@ -27,7 +27,7 @@ from tuneship.gates.record import (
     Begun,
     Ended,
     Fact,
-    Record,
+    RolloutRecord,
     SplitIntended,
     from_lines,
     readable_facts,
@@ -45,7 +45,7 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         """Read what there is; the folder is made with the first line. Raises OSError, and ValueError for damage."""
         self._journal = Journal(path)
-        self.record: Record = from_lines(line.decode() for line in self._journal.lines)
+        self.record: RolloutRecord = from_lines(line.decode() for line in self._journal.lines)
 
     @property
     def path(self) -> Path:
@@ -257,7 +257,7 @@ def _fact(line: bytes) -> Fact | None:
     return None
 
 
-def _concerns(record: Record, plan: CanaryPlan) -> bool:
+def _concerns(record: RolloutRecord, plan: CanaryPlan) -> bool:
     begun = record.begun
     pair = (plan.baseline_deployment_id, plan.candidate_deployment_id)
     recorded = (begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"])

@@ -16,7 +16,7 @@ from tuneship.gates.record import (
     Ended,
     Gate,
     Look,
-    Record,
+    RolloutRecord,
     SplitConfirmed,
     SplitIntended,
     to_mapping,
@@ -96,7 +96,7 @@ def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutR
     )
 
 
-def result_of(record: Record, notes: list[str]) -> RolloutResult:
+def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
     """What a record that has ended says."""
     ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
     begun = record.begun
@@ -126,13 +126,13 @@ def _forecast(begun: Begun) -> dict[str, Any] | None:
     return numbers | {"in_words": forecast_in_words(begun)}
 
 
-def _seen(record: Record) -> list[str]:
+def _seen(record: RolloutRecord) -> list[str]:
     compared = record.last_comparison
     gates = gates_in_words(compared.gates) if compared else []
     return [*gates, *look_in_words(record.looks[-1])] if record.looks else []
 
 
-def _approval(record: Record) -> dict[str, str] | None:
+def _approval(record: RolloutRecord) -> dict[str, str] | None:
     answer = record.answer
     if answer is None:
         return None
@@ -155,7 +155,7 @@ def _standing_notes(begun: Begun) -> list[str]:
     return notes
 
 
-def _history(record: Record) -> list[dict[str, Any]]:
+def _history(record: RolloutRecord) -> list[dict[str, Any]]:
     plan = record.begun.plan
     why, history = "", list[dict[str, Any]]()
     for fact in record.facts:

@@ -17,7 +17,15 @@ from pydantic import ValidationError
 from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
-from flows.rollout.split import FAILURES, PLAIN, Log, NotConfirmed, Split, SplitLost, describe
+from flows.rollout.split import (
+    FAILURES,
+    PLAIN,
+    Log,
+    NotConfirmed,
+    RolloutSplit,
+    SplitLost,
+    describe,
+)
 from flows.shared.signals import uninterrupted
 from tasks.endpoints import get_canary_endpoint
 from tuneship.client import ServiceUnreachable
@@ -30,7 +38,7 @@ STOP_TRIES = 6
 
 
 @contextmanager
-def way_back(split: Split) -> Generator[None]:
+def way_back(split: RolloutSplit) -> Generator[None]:
     """Return the traffic when the block raises.
 
     The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and a single failed try
@@ -65,7 +73,7 @@ def what_stopped(error: BaseException) -> BaseException:
     return error
 
 
-def abort(split: Split, reason: str) -> Ended | None:
+def abort(split: RolloutSplit, reason: str) -> Ended | None:
     """End a rollout that was stopped from outside; None where it had ended. A promoted one stays promoted."""
     if split.file.is_paused or not split.file.may_have_moved:
         return None
@@ -76,7 +84,7 @@ def abort(split: Split, reason: str) -> Ended | None:
     return ended
 
 
-def end_stopped(split: Split, reason: str) -> Ended:
+def end_stopped(split: RolloutSplit, reason: str) -> Ended:
     """The end of a rollout whose driver stopped: promoted when its bake was passed, else returned."""
     if is_baked(split.file.record):
         try:
@@ -130,4 +138,4 @@ def _return(plan: CanaryPlan, file: RecordFile, log: Log, reason: str) -> None:
     except FAILURES as error:
         log.critical("the traffic was not returned (%s); the lease will", describe(error))
         return
-    abort(Split(plan, file, version, log), reason)
+    abort(RolloutSplit(plan, file, version, log), reason)

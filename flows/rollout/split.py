@@ -23,7 +23,7 @@ from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Look, Record, SplitConfirmed, SplitIntended
+from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitIntended
 
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
@@ -73,20 +73,20 @@ def candidate_weight(endpoint: CanaryEndpoint, plan: CanaryPlan) -> int | None:
     return weight if weight + baseline == 100 and not any(shares.values()) else None
 
 
-def service_time(record: Record) -> datetime | None:
+def service_time(record: RolloutRecord) -> datetime | None:
     """The newest time of the service that the record knows."""
     times = [fact.at for fact in record.facts if isinstance(fact, Look | SplitConfirmed)]
     return next((at for at in reversed(times) if at is not None), None)
 
 
-def last_intended(record: Record) -> int | None:
+def last_intended(record: RolloutRecord) -> int | None:
     """The candidate's weight that was intended or confirmed last; None before the first shift."""
     splits = [fact for fact in record.facts if isinstance(fact, SplitIntended | SplitConfirmed)]
     return splits[-1].candidate_weight if splits else None
 
 
 @dataclass
-class Split:
+class RolloutSplit:
     """One rollout's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
 
     plan: CanaryPlan

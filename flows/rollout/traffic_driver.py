@@ -20,7 +20,7 @@ from flows.shared.errors import BadInput
 from tuneship.client import ApiError, AsyncClient, BadResponse, ServiceUnreachable
 from tuneship.contract.generation import Generate, Generation
 from tuneship.gates.kinds import BAD_ANSWERS
-from tuneship.gates.plan import Traffic
+from tuneship.gates.plan import DriverTraffic
 from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
 
@@ -54,7 +54,7 @@ def _prompt(line: str) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-class Counts:
+class AnswerCounts:
     """Answers per deployment since they were last taken. Written by the driver's thread, taken by the flow's."""
 
     def __init__(self) -> None:
@@ -99,10 +99,14 @@ class TrafficDriver:
     """A thread that drives an endpoint while the `with` block runs; it stops within a second of its end."""
 
     def __init__(
-        self, settings: ClientSettings, endpoint_id: str, traffic: Traffic, prompts: Sequence[str]
+        self,
+        settings: ClientSettings,
+        endpoint_id: str,
+        traffic: DriverTraffic,
+        prompts: Sequence[str],
     ) -> None:
         """Nothing is sent before the `with` block begins."""
-        self.counts = Counts()
+        self.counts = AnswerCounts()
         self._settings = settings
         self._endpoint_id = endpoint_id
         self._traffic = traffic

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Begun, GateReading, Look, Probed, Record, SplitConfirmed
+from tuneship.gates.record import Begun, GateReading, Look, Probed, RolloutRecord, SplitConfirmed
 
 REASONS: Mapping[str, str] = {
     # why a rollout ended
@@ -124,7 +124,7 @@ def look_in_words(look: Look) -> list[str]:
     return [*told, *(f"warning: {in_words(one)}" for one in look.warnings)]
 
 
-def driver_in_words(record: Record) -> str | None:
+def driver_in_words(record: RolloutRecord) -> str | None:
     """How many requests the pipeline's own driver sent, and what became of those without an answer."""
     sent = driven(record)
     if not sent:
@@ -141,7 +141,7 @@ def driver_in_words(record: Record) -> str | None:
     )
 
 
-def driven(record: Record) -> dict[str, float]:
+def driven(record: RolloutRecord) -> dict[str, float]:
     """The driver's counts over the whole rollout; nothing without one. What nobody owned is shared by weight."""
     counts: dict[str, float] = {}
     share = 0.0

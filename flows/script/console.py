@@ -64,7 +64,7 @@ class Screen:
         with self._or_silent():
             self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
 
-    def show(self, now: progress.Progress) -> None:
+    def show(self, now: progress.TaskProgress) -> None:
         """Move the bar of this work; it disappears when the work is done."""
         if not self.console.is_terminal:
             self._show_as_line(now)
@@ -72,7 +72,7 @@ class Screen:
         with self._or_silent():
             self._show_as_bar(now)
 
-    def _show_as_bar(self, now: progress.Progress) -> None:
+    def _show_as_bar(self, now: progress.TaskProgress) -> None:
         if now.work not in self._works:
             self._works[now.work] = self._bars.add_task(now.work, total=None, detail="")
             self._bars.start()
@@ -83,7 +83,7 @@ class Screen:
         if now.total and now.done >= now.total:
             self._bars.remove_task(self._works.pop(now.work))
 
-    def _show_as_line(self, now: progress.Progress) -> None:
+    def _show_as_line(self, now: progress.TaskProgress) -> None:
         moment = time.monotonic()
         last = self._last_line.setdefault(now.work, moment)
         if moment - last >= LINE_EVERY_SECONDS:

@@ -65,7 +65,7 @@ FLUSH_SECONDS = 5.0
 PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
 
 
-class Outcome(Protocol):
+class FlowOutcome(Protocol):
     """What a flow returns."""
 
     @property
@@ -85,9 +85,9 @@ Parameters = TypeVar("Parameters", bound=BaseModel)
 class Script(Generic[Parameters]):
     """What a script runs."""
 
-    run: Callable[[Parameters], Outcome]
+    run: Callable[[Parameters], FlowOutcome]
     parameters: type[Parameters]
-    when_stopped: Callable[[Parameters], Outcome | None] | None
+    when_stopped: Callable[[Parameters], FlowOutcome | None] | None
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class Ending:
 
 
 def run_script(
-    run: Callable[[Parameters], Outcome],
+    run: Callable[[Parameters], FlowOutcome],
     parameters: type[Parameters],
     description: str,
-    when_stopped: Callable[[Parameters], Outcome | None] | None = None,
+    when_stopped: Callable[[Parameters], FlowOutcome | None] | None = None,
 ) -> NoReturn:
     """Read the parameters, run the flow on them and exit with its code.
 

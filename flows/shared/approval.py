@@ -57,7 +57,7 @@ class Approval(RunInput):
 
 
 @dataclass(frozen=True)
-class Question:
+class ApprovalQuestion:
     """What is asked. `tag` names it: while it is open, the same question is not asked twice."""
 
     title: str
@@ -67,7 +67,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApprovalReply:
     """What a person said, or that nobody did."""
 
     decision: Decision
@@ -91,7 +91,7 @@ def can_be_answered() -> bool:
     return bool(url) and url not in _own_servers
 
 
-def ask(question: Question) -> tuple[str, datetime]:
+def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
     """Show the form. Returns the run that holds the question, and until when it can be answered."""
     state = Paused(timeout_seconds=question.timeout_seconds, pause_key=PAUSE_KEY)
     state.state_details.run_input_keyset = {str(key): name for key, name in KEYS.items()}
@@ -125,27 +125,27 @@ def _place_in_parent() -> UUID | None:
     return run_coro_as_sync(place.create_run(flow_run_context=parent, parameters={})).id
 
 
-def answer_to(run_id: str, until: datetime, now: datetime) -> Answer | None:
+def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
     """The answer; None while there is none. An outage of the Prefect server is not one, the end of the time is."""
     try:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(UUID(run_id))
     except ObjectNotFound:
-        return Answer("roll back", comment="the question was deleted")
+        return ApprovalReply("roll back", comment="the question was deleted")
     except SERVER_FAILURES as error:
         _LOG.warning("the answer could not be looked up (%s)", type(error).__name__)
-        return Answer("timeout") if now >= until else None
+        return ApprovalReply("timeout") if now >= until else None
     state = run.state
     if state is None or state.is_paused():
-        return Answer("timeout") if now >= until else None
+        return ApprovalReply("timeout") if now >= until else None
     if state.is_running() or state.is_completed():
         return _given(run)
     if state.is_failed():
-        return Answer("timeout")  # the server ends a pause by itself
-    return Answer("roll back", comment="the question was cancelled")
+        return ApprovalReply("timeout")  # the server ends a pause by itself
+    return ApprovalReply("roll back", comment="the question was cancelled")
 
 
-def _given(run: FlowRun) -> Answer:
+def _given(run: FlowRun) -> ApprovalReply:
     # Prefect's signature also covers its asynchronous form.
     given = cast("Approval", Approval.load(KEYS, flow_run_id=run.id))
     if run.state is not None and not run.state.is_final():
@@ -155,7 +155,7 @@ def _given(run: FlowRun) -> Answer:
                 client.set_flow_run_state(run.id, said)
         except SERVER_FAILURES as error:
             _LOG.warning("the question's run was not ended (%s)", type(error).__name__)
-    return Answer(given.decision, given.approver, given.comment)
+    return ApprovalReply(given.decision, given.approver, given.comment)
 
 
 def withdraw(tag: str, why: str) -> None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.rollout.abandoned import Found
+from flows.rollout.abandoned import AbandonedRollout
 from flows.upkeep.watch import Alarm
 
 
@@ -36,7 +36,7 @@ class GuardResult(BaseModel):
 
     outcome: Literal["nothing_to_do", "returned", "rollback_incomplete"]
     reason: str = "none"
-    rollouts: list[Found] = Field(default_factory=list[Found])
+    rollouts: list[AbandonedRollout] = Field(default_factory=list[AbandonedRollout])
     releases: list[str] = Field(
         default_factory=list[str], description="Run keys of the releases that were closed."
     )

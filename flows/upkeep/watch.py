@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.rollout.abandoned import Watch
+from flows.rollout.abandoned import GuardView
 from flows.rollout.split import FAILURES, Log, describe
 from flows.shared.journal import FileLock, Journal, damage_of
 from flows.shared.markdown import code
@@ -34,7 +34,7 @@ from tuneship.gates.watch import (
     DAY,
     INTERVAL,
     QUARTER,
-    Reading,
+    WatchReading,
     asked_from,
     first_traffic,
     rounded_up,
@@ -67,7 +67,7 @@ class Alarm(BaseModel):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingDeployment:
     """The one deployment that has all traffic of an endpoint."""
 
     endpoint_id: str
@@ -121,7 +121,7 @@ def _fact(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def watch_endpoints(watch: Watch, records: Path) -> tuple[list[Alarm], list[str]]:
+def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[str]]:
     """Weigh every endpoint that one deployment serves. Returns the new alarms and what could not be weighed.
 
     Never raises: the guard has more important work. A server that lists no endpoints is not watched.
@@ -148,15 +148,17 @@ def watch_endpoints(watch: Watch, records: Path) -> tuple[list[Alarm], list[str]
     return alarms, notes
 
 
-def _served(endpoint: CanaryEndpoint) -> Served | None:
+def _served(endpoint: CanaryEndpoint) -> ServingDeployment | None:
     """None while a rollout has the endpoint, its bake included, or where several deployments share the traffic."""
     whole = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
     if endpoint.lease is not None or not whole:
         return None
-    return Served(endpoint.id, whole[0], endpoint.updated_at)
+    return ServingDeployment(endpoint.id, whole[0], endpoint.updated_at)
 
 
-def _watch(served: Served, watch: Watch, path: Path) -> tuple[list[Alarm], list[str]]:
+def _watch(
+    served: ServingDeployment, watch: GuardView, path: Path
+) -> tuple[list[Alarm], list[str]]:
     lock = FileLock(path.with_suffix(".lock"))
     if not lock.take():  # another guard is at it
         return [], []
@@ -173,7 +175,9 @@ def _watch(served: Served, watch: Watch, path: Path) -> tuple[list[Alarm], list[
         lock.release()
 
 
-def _look(served: Served, memory: Memory, now: datetime) -> tuple[list[Reading], list[str]] | None:
+def _look(
+    served: ServingDeployment, memory: Memory, now: datetime
+) -> tuple[list[WatchReading], list[str]] | None:
     """What is worse, each gate once, and what could not be weighed; None while there is nothing to compare with."""
     began = _began(served, memory, now)
     if began is None or began + QUARTER > now:
@@ -193,7 +197,7 @@ def _look(served: Served, memory: Memory, now: datetime) -> tuple[list[Reading],
     return list(worse.values()), notes
 
 
-def _began(served: Served, memory: Memory, now: datetime) -> datetime | None:
+def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime | None:
     """Where its first day begins: with its first traffic since it serves alone; else in the last 24 hours."""
     known = memory.last("began")
     if known is not None:
@@ -207,7 +211,7 @@ def _began(served: Served, memory: Memory, now: datetime) -> datetime | None:
     return None
 
 
-def _ask(served: Served, start: datetime, until: datetime) -> Json:
+def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Json:
     return get_deployment_metrics.fn(
         served.deployment_id,
         interval=INTERVAL,
@@ -217,7 +221,7 @@ def _ask(served: Served, start: datetime, until: datetime) -> Json:
     )
 
 
-def _alarm(served: Served, reading: Reading) -> Alarm:
+def _alarm(served: ServingDeployment, reading: WatchReading) -> Alarm:
     return Alarm(
         endpoint_id=served.endpoint_id,
         deployment_id=served.deployment_id,
@@ -231,7 +235,7 @@ def _alarm(served: Served, reading: Reading) -> Alarm:
 
 
 def _tell(
-    alarms: Sequence[Alarm], readings: Sequence[Reading], memory: Memory, watch: Watch
+    alarms: Sequence[Alarm], readings: Sequence[WatchReading], memory: Memory, watch: GuardView
 ) -> None:
     """Told first and remembered then: a process that dies between the two tells twice rather than never."""
     for alarm in alarms:
@@ -267,7 +271,7 @@ def _emit(alarm: Alarm) -> None:
     )
 
 
-def _show(alarm: Alarm, readings: Sequence[Reading]) -> None:
+def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
     """A page on the run and among the artifacts, a new version with each new finding."""
     lines = [
         f"# {code(alarm.deployment_id)} is worse than on its first day",
@@ -283,7 +287,7 @@ def _show(alarm: Alarm, readings: Sequence[Reading]) -> None:
     create_markdown_artifact("\n".join(lines), key=key, description=alarm.text)
 
 
-def _row(one: Reading) -> str:
+def _row(one: WatchReading) -> str:
     log_e, limit = one.log_e, one.log_e_limit
     if log_e < limit:
         log_e, limit = one.log_u, one.log_u_limit

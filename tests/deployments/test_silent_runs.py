@@ -12,7 +12,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
-from flows.forms.release_form import Endpoint
+from flows.forms.release_form import EndpointChoice
 from flows.release.endpoint_lock import turn
 from tasks.api import connect, disconnect
 from tests.support.local_machine import ROOT, Machine
@@ -51,7 +51,7 @@ def waiting(
     with (
         temporary_settings({PREFECT_API_URL: machine.prefect}),
         (machine.home / "waiting.log").open("wb") as said,
-        turn(Endpoint(name=ENDPOINT)),
+        turn(EndpointChoice(name=ENDPOINT)),
     ):
         process = subprocess.Popen(script, env=machine.environment | own, stdout=said, stderr=said)
         try:

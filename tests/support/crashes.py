@@ -29,7 +29,9 @@ from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.jobs import attempts as training_runs
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import endpoint_records, idempotency, leases, rows, tables, webhook_records
+from tuneship.store import endpoint_records, idempotency, tables, webhook_records
+from tuneship.store import job_leases as leases
+from tuneship.store import queries as rows
 from tuneship.store.audit import Chain
 from tuneship.store.blobs import Blobs, StagedFile
 from tuneship.training import checkpoints

@@ -1,7 +1,7 @@
 """A place for workers that starts no process: replicas that answer over their socket, trainers that the test plays.
 
-Both obey the same protocols as the real ones (`tuneship/runtime/workers.py`, the line protocol of
-`tuneship/serving/line.py`, the progress lines of `tuneship/training/`).
+Both obey the same protocols as the real ones (`tuneship/runtime/worker_protocol.py`, the line protocol of
+`tuneship/serving/replica_client.py`, the progress lines of `tuneship/training/`).
 """
 
 import json
@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tuneship.runtime.replica import CHECK_TOKENS
-from tuneship.runtime.workers import Worker, WorkerSpec
+from tuneship.runtime.replica_handle import CHECK_TOKENS
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.spec import Order
 

@@ -27,7 +27,7 @@ from tuneship.events.delivery import Deliverer
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.replicas import ReplicaPool
+from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring
@@ -37,8 +37,8 @@ from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.context.context import Parts
-from tuneship.service.http import Border, build_app
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.boundary import InFlightLimits
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.serve import address_rules, listener_on, server_config
@@ -142,12 +142,12 @@ class Service:
         self._server: HttpServer | None = None
         self.url = "http://service.test"
 
-    def limit(self, rates: RateLimits | None = None, **places: InFlight) -> None:
+    def limit(self, rates: RateLimits | None = None, **places: InFlightLimits) -> None:
         """Build the app again: with these rates (none, unless given) and places for what runs at once."""
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
             SERVED.values(),
-            Border(self.parts, self.keys, rates or none, self.supervisor.wake, **places),
+            Boundary(self.parts, self.keys, rates or none, self.supervisor.wake, **places),
         )
 
     def _draw(self) -> int:

@@ -19,7 +19,8 @@ from tuneship.service.common.clock_watch import ClockWatch
 from tuneship.service.events.audit import sign_head
 from tuneship.service.opening import Installation, open_for_service
 from tuneship.settings import ServiceSettings
-from tuneship.store import rows, tables
+from tuneship.store import queries as rows
+from tuneship.store import tables
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
 from tuneship.store.blobs import DATA_FILE, blobs_of

@@ -20,7 +20,7 @@ from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.jobs import ALIVE, ENDED, JobStatus
 from tuneship.store import audit, tables
 from tuneship.store.audit import Chain
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 END_EVENTS = {"completed": "succeeded", "failed": "failed", "cancelled": "cancelled"}
 

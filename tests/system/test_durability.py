@@ -17,8 +17,9 @@ from tests.support.in_process import Service, split
 from tuneship.service.deployments import reconciler as deployment_keeper
 from tuneship.service.endpoints.lease_expiry import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
-from tuneship.store import metric_windows, rows, tables
-from tuneship.store.leases import LEASE
+from tuneship.store import metric_windows, tables
+from tuneship.store import queries as rows
+from tuneship.store.job_leases import LEASE
 
 Start = Callable[..., Service]
 pytestmark = pytest.mark.both_databases

@@ -27,7 +27,8 @@ from tuneship.contract.jobs import Hyperparameters, Job, JobCreate, JobSecurityS
 from tuneship.security.sealed_files import ObjectDamaged, read_plain
 from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
 from tuneship.serving.adapters import read_adapter
-from tuneship.store import rows, tables
+from tuneship.store import queries as rows
+from tuneship.store import tables
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
 

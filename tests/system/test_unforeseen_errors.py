@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tests.support.in_process import Service, split
-from tuneship.runtime.replicas import BaseReplicas
-from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, Troubles
+from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.deployments.replica_health import Rounds
-from tuneship.service.jobs import progress as job_progress
+from tuneship.service.jobs import record_progress as job_progress
 from tuneship.service.jobs import runner as training_keeper
 from tuneship.store import endpoint_records, tables
 from tuneship.store.database import is_away
@@ -132,7 +132,7 @@ def test_a_deployment_whose_model_cannot_be_unloaded_is_deleted_all_the_same(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first", model_name=service.model())
-    fault = Fault(monkeypatch, BaseReplicas, "forget", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, ReplicaSet, "forget", ZeroDivisionError(PRIVATE))
     assert service.call("DELETE", f"/v1/deployments/{first}").is_success
     query = sa.select(tables.deployments.c.status).where(tables.deployments.c.id == first)
 
@@ -169,7 +169,7 @@ def test_replicas_that_cannot_be_made_ready_for_an_unforeseen_reason_fail_their_
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first")
-    fault = Fault(monkeypatch, BaseReplicas, "ready", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, ReplicaSet, "ready", ZeroDivisionError(PRIVATE))
     after_pauses(service, lambda: deployment_of(service, first)["status"] == "failed")
     assert fault.tries >= 3
     message = deployment_of(service, first)["error"]["message"]
@@ -217,7 +217,7 @@ def test_a_lease_that_cannot_be_ended_is_tried_with_pauses_and_others_end(
 
 def test_pauses_double_up_to_the_longest_and_a_clock_that_goes_back_ends_them() -> None:
     moments = [datetime(2026, 1, 1, tzinfo=UTC)]
-    troubles = Troubles(lambda: moments[0], tries=10)
+    troubles = BackgroundRetries(lambda: moments[0], tries=10)
     pauses: list[int] = []
     for _ in range(7):
         troubles.add("one", ZeroDivisionError())

@@ -21,7 +21,7 @@ from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.backup_format import Manifest
-    from tuneship.store.restore import Target
+    from tuneship.store.restore import RestoreTarget
 
 WRONG = 4
 
@@ -122,17 +122,17 @@ def _counted(manifest: "Manifest") -> str:
     return f"{datasets} datasets and {len(names) - datasets} models"
 
 
-def _target(settings: ServiceSettings) -> "Target":
+def _target(settings: ServiceSettings) -> "RestoreTarget":
     from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
     from tuneship.store.database import url_of  # noqa: PLC0415
-    from tuneship.store.restore import Target  # noqa: PLC0415
+    from tuneship.store.restore import RestoreTarget  # noqa: PLC0415
 
     url = url_of(settings.database_url, settings.data_dir)
     heads = heads_file(settings.audit_heads, settings.data_dir)
-    return Target(settings.data_dir, url, heads, settings.master_key)
+    return RestoreTarget(settings.data_dir, url, heads, settings.master_key)
 
 
-def _master_key(folder: Path, made: Path, target: "Target") -> str | None:
+def _master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
     """The key of the backup where the target has none. Either must be that of the rows."""
     from tuneship.service.access.api_keys import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.opening import check_key  # noqa: PLC0415

@@ -28,7 +28,8 @@ def export(
     with opened_database(settings) as (database, master):
         from tuneship.security.sealed_files import read_plain  # noqa: PLC0415 - the light install
         from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
-        from tuneship.store import rows, tables  # noqa: PLC0415
+        from tuneship.store import queries as rows  # noqa: PLC0415
+        from tuneship.store import tables  # noqa: PLC0415
         from tuneship.store.blobs import blobs_of  # noqa: PLC0415
 
         with database.read() as connection:

@@ -138,7 +138,9 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
         operations, key=lambda one: (list(_tags()).index(one.resource), one.path)
     ):
         status = created_status if operation.is_creating else operation.status
-        entry = _Entry(operation, schemas, status, has_etag=_has_etag(operation, operations))
+        entry = _OperationEntry(
+            operation, schemas, status, has_etag=_has_etag(operation, operations)
+        )
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
     return {
@@ -209,7 +211,7 @@ def _status_and_code(refusal: Refusal) -> tuple[int, str]:
     return status, kind.code
 
 
-class _Entry:
+class _OperationEntry:
     """One operation's entry under its path."""
 
     def __init__(

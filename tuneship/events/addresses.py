@@ -52,7 +52,7 @@ class TargetRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class ReceiverAddress:
     """A receiver's address, taken apart once."""
 
     scheme: str
@@ -90,7 +90,7 @@ class AddressRules:
     closed_ports: frozenset[int] = frozenset()
     """The service's own and the database's: never, where an exception is what opens the address."""
 
-    def target(self, url: str) -> Target:
+    def target(self, url: str) -> ReceiverAddress:
         """Take a URL apart. Raises `TargetRefused`."""
         found = URL.fullmatch(url)
         if found is None:
@@ -99,7 +99,7 @@ class AddressRules:
             )
         scheme, host = found["scheme"].lower(), (found["literal"] or found["name"]).lower()
         port = int(found["port"] or (HTTPS_PORT if scheme == "https" else HTTP_PORT))
-        target = Target(scheme, host, port, found["path"] or "/")
+        target = ReceiverAddress(scheme, host, port, found["path"] or "/")
         if scheme == "http" and host not in self.allow_http_hosts and not self._names(target):
             raise TargetRefused("must begin with https://")
         if not (
@@ -110,18 +110,18 @@ class AddressRules:
             raise TargetRefused("must use port 443 or one from 1024 to 65535")
         return target
 
-    def check(self, target: Target, addresses: Sequence[str]) -> None:
+    def check(self, target: ReceiverAddress, addresses: Sequence[str]) -> None:
         """Every address that the host's name resolves to must be good. Raises `TargetRefused`."""
         if not addresses:
             raise TargetRefused("names a host that cannot be resolved")
         if not all(self._permits(target, one) for one in addresses):
             raise TargetRefused("must lead to a public address")
 
-    def _names(self, target: Target) -> bool:
+    def _names(self, target: ReceiverAddress) -> bool:
         """Whether this very receiver was opened."""
         return target.scheme == "http" and target.host_and_port in self.allow_http_hosts
 
-    def _permits(self, target: Target, text: str) -> bool:
+    def _permits(self, target: ReceiverAddress, text: str) -> bool:
         try:
             address = ipaddress.ip_address(text)
         except ValueError:

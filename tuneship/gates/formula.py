@@ -13,14 +13,14 @@ A rollout is judged to its end, and replayed, by the formula of the version that
 Next: `canary.py`.
 """
 
-from tuneship.gates.record import Look, Record
+from tuneship.gates.record import Look, RolloutRecord
 
 # Grows when the same counts may give another number or verdict; stored with every look.
 FORMULA_VERSION = "2"
 _KNOWN = {"1": 1, FORMULA_VERSION: 2}
 
 
-def formula_of(record: Record, look: Look | None = None) -> int:
+def formula_of(record: RolloutRecord, look: Look | None = None) -> int:
     """The formula that the rollout began with, or that of a look which is decided again.
 
     Where neither `Begun` nor a look says it, that of this release. Raises ValueError for one that it does not know.

@@ -129,7 +129,7 @@ class Thresholds(Form):
         return self
 
 
-class Traffic(Form):
+class DriverTraffic(Form):
     """Prompts that the pipeline itself sends to the endpoint during the rollout."""
 
     prompts: str = Field(
@@ -260,7 +260,9 @@ class CanaryRules(Form):
         le=604800,
         description="The service itself restores the baseline when the pipeline is silent for this long.",
     )
-    traffic: Traffic | None = Field(default=None, description="Let the pipeline send the requests.")
+    traffic: DriverTraffic | None = Field(
+        default=None, description="Let the pipeline send the requests."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -292,12 +292,12 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Record:
+class RolloutRecord:
     """Facts in order. Everything else is derived, once: the facts never change."""
 
     facts: tuple[Fact, ...] = ()
 
-    def plus(self, *facts: Fact) -> "Record":
+    def plus(self, *facts: Fact) -> "RolloutRecord":
         """The record with these facts at its end."""
         return replace(self, facts=self.facts + facts)
 
@@ -418,7 +418,7 @@ def to_mapping(fact: Fact) -> Mapping[str, Any]:
     return _FACT.dump_python(fact, mode="json")
 
 
-def from_lines(lines: Iterable[str]) -> Record:
+def from_lines(lines: Iterable[str]) -> RolloutRecord:
     """The record from its lines. A torn last line (killed while writing) is left out.
 
     Raises ValueError for any other damaged line.
@@ -431,7 +431,7 @@ def from_lines(lines: Iterable[str]) -> Record:
         except ValidationError as error:
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
-    return Record(tuple(facts))
+    return RolloutRecord(tuple(facts))
 
 
 def readable_facts(lines: Iterable[str]) -> list[Fact]:

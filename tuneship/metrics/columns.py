@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.metrics.windows import LONGEST_MS, MAPPING, SHORTEST_MS, Window
+from tuneship.metrics.windows import LONGEST_MS, MAPPING, SHORTEST_MS, MetricWindow
 
 Records = NDArray[np.void]
 Whole = NDArray[np.int64]
@@ -93,7 +93,7 @@ def from_stored(stored: Sequence[bytes]) -> Columns:
     )
 
 
-def from_windows(windows: Sequence[Window]) -> Columns:
+def from_windows(windows: Sequence[MetricWindow]) -> Columns:
     """What was counted, before anything is derived from it."""
     facts = np.zeros(len(windows), FACTS)
     for row, window in zip(facts, windows, strict=True):

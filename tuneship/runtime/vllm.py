@@ -17,10 +17,10 @@ from pathlib import Path
 
 import httpx
 
-from tuneship.runtime.groups import OpenedReplica, OpenReplica
 from tuneship.runtime.openai_link import BASE, OpenAiLink
-from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
-from tuneship.serving.line import ReplicaLost, ReplicaRefused
+from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
+from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
 LOOK_EVERY_S = 0.25
 # Idle connections; shorter than the server keeps them, so that no request meets a closed one.
@@ -68,7 +68,7 @@ def vllm_replica(
         # For its owner only. Not in the data directory: the path of a socket has at most 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=_place()))
         spec = WorkerSpec(
-            module="tuneship.runtime.program",
+            module="tuneship.runtime.external_program",
             arguments=(str(folder), *_command(server, base, folder / SOCKET)),
             log=log,
             environment={**ENVIRONMENT, "VLLM_API_KEY": key},

@@ -12,10 +12,10 @@ from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
 from tuneship.service.access.data_keys import TENANTS, Keyring
 from tuneship.store import tables
-from tuneship.store.belonging import files_in
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database
-from tuneship.store.set_aside import left_over, objects_of
+from tuneship.store.ownership import files_in
+from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
 # A service at work stores a file before its row, and removes it behind: what looks wrong is

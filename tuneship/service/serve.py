@@ -35,13 +35,13 @@ from tuneship.host.durable import write_private
 from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.groups import OpenReplica
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.replicas import ReplicaPool
+from tuneship.runtime.replica_protocol import OpenReplica
+from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
-from tuneship.runtime.workers import Runtime
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Runtime
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys, derived_secret
 from tuneship.service.access.data_keys import keyring_of
@@ -57,23 +57,24 @@ from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
-from tuneship.service.http import Border, build_app
+from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import HEAD_LIMIT, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs import attempts as training_runs
 from tuneship.service.opening import Installation, open_for_service
 from tuneship.service.supervisor import Supervisor
-from tuneship.serving.line import ServingError
+from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
-from tuneship.store import endpoint_records, idempotency, leases
+from tuneship.store import endpoint_records, idempotency
+from tuneship.store import job_leases as leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.belonging import files_in, name_of
 from tuneship.store.blobs import blobs_of
 from tuneship.store.database import IN_USE, url_of
-from tuneship.store.set_aside import left_over, objects_of, set_aside
+from tuneship.store.ownership import files_in, name_of
+from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
@@ -186,7 +187,7 @@ def _build(
     isolates: bool,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime, catalogue = Processes(isolated=isolates), Catalogue(settings.model_catalogue)
+    runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
     others = _other_engines(settings, catalogue, runtime)
     return Parts(
         settings=settings,
@@ -265,7 +266,9 @@ async def _run(
     _recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    supervisor = Supervisor(parts, Processes(isolated=isolates), settings.data_dir / "work", owner)
+    supervisor = Supervisor(
+        parts, LocalProcesses(isolated=isolates), settings.data_dir / "work", owner
+    )
     limits = RateLimits(
         settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
     )
@@ -277,7 +280,7 @@ async def _run(
     keepers = (supervisor, _key_keeper(parts, keys), signer, forgetting, noting)
     app = build_app(
         SERVED.values(),
-        Border(parts, keys, limits, supervisor.wake),
+        Boundary(parts, keys, limits, supervisor.wake),
         lifespan=_lifespan(parts, keepers),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)

@@ -15,14 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.workers import Runtime
+from tuneship.runtime.worker_protocol import Runtime
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
 from tuneship.service.jobs.runner import TrainingKeeper
-from tuneship.store import deployment_logs, events, idempotency, metric_windows
+from tuneship.store import deployment_logs, idempotency, metric_windows
+from tuneship.store import outbox as events
 
 logger = logging.getLogger(__name__)
 

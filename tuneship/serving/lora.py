@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.adapters import AdapterRefused, Matrices
+from tuneship.serving.gather_sum import weighted_sums
+from tuneship.serving.linear import Product
 from tuneship.serving.merging import Merged
-from tuneship.serving.product import Product
-from tuneship.serving.sums import weighted_sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from tuneship.serving.product import Product
+from tuneship.serving.linear import Product
 
 # Steps in a row with one adapter only, before its merging begins: two that take turns are left as
 # they are.

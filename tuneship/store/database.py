@@ -3,7 +3,7 @@
 Both keep the same promise: one writer at a time, so what a handler has checked still holds when it writes (quotas,
 names, versions, the numbers of events), and events become visible in the order of their positions. SQLite says it
 with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction; before that, the threads of one
-service queue among themselves (`turns.py`). Readers wait for nobody.
+service queue among themselves (`write_queue.py`). Readers wait for nobody.
 SQLite runs with WAL and `synchronous=FULL`: what was answered survives power loss.
 """
 
@@ -30,7 +30,7 @@ from sqlalchemy.exc import TimeoutError as WaitedTooLong
 from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
-from tuneship.store.turns import Turns, TurnTimedOut
+from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 # The newest migration. A database that already has it starts without loading Alembic.
 HEAD = "0009"
@@ -83,7 +83,7 @@ class Database:
         """For those who must not wait: all connections of the other may be taken."""
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
-        self._turns = Turns()
+        self._turns = WriteQueue()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
                 event.listen(engine, "connect", _prepare_sqlite)

@@ -10,10 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import DeploymentStatus
-from tuneship.store import deployment_logs, rows
+from tuneship.store import deployment_logs
+from tuneship.store import queries as rows
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.events import emit
-from tuneship.store.rows import Row
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 from tuneship.store.tables import deployments
 
 SUPERVISOR = "supervisor"

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from tuneship.contract.events import KINDS, covers
 from tuneship.contract.webhooks import DeliveryStatus
-from tuneship.store import rows
-from tuneship.store.rows import Page, Row
+from tuneship.store import queries as rows
+from tuneship.store.queries import Page, Row
 from tuneship.store.tables import deliveries, events, webhooks
 
 # A webhook whose every try has failed for so long is switched off.
@@ -198,7 +198,7 @@ def _again(connection: sa.Connection, now: datetime, *where: sa.ColumnElement[bo
 
 
 @dataclass(frozen=True)
-class Window:
+class ReplayWindow:
     """Which events to send again."""
 
     since: datetime
@@ -207,7 +207,7 @@ class Window:
     """`dead`, `delivered`, `missing` or `all`."""
 
 
-def replay(connection: sa.Connection, webhook: Row, window: Window, now: datetime) -> int:
+def replay(connection: sa.Connection, webhook: Row, window: ReplayWindow, now: datetime) -> int:
     """Queue the window's events again; answers how many. Of events never addressed here: those it subscribes to."""
     happened = (
         (events.c.client_id == webhook["client_id"])

@@ -18,9 +18,9 @@ from pathlib import Path
 from tuneship.runtime.isolation import narrow
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import INHERITED
-from tuneship.training.progress import (
+from tuneship.training.progress_file import (
     NEEDS_LESS_MEMORY,
-    Progress,
+    ProgressFile,
     RankLost,
     Reason,
     StopRequest,
@@ -91,7 +91,7 @@ def wait_for_job(descriptor: int) -> Order | None:
 def run_job(order: Order) -> int:
     """From the orders to the last line of progress; returns the exit code."""
     work_dir = order.folder
-    progress = Progress(work_dir / PROGRESS_FILE)
+    progress = ProgressFile(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))

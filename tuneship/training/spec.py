@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuneship.contract.examples import DatasetFormat
+from tuneship.contract.dataset_lines import DatasetFormat
 
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
@@ -21,7 +21,7 @@ LOG_FILE = "worker.log"
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
+class ResolvedHyperparameters:
     """Resolved values, already checked at the border (ranges: api docs, fine-tuning jobs)."""
 
     learning_rate: float
@@ -90,9 +90,9 @@ class TrainingSpec:
     """Of this attempt."""
     threads: int
     """0: choose by the size of the model."""
-    hyperparameters: Hyperparameters
+    hyperparameters: ResolvedHyperparameters
     devices: int = 1
-    """Learn on so many at most, each with a process of its own (`ranks.py`)."""
+    """Learn on so many at most, each with a process of its own (`distributed.py`)."""
 
     def to_json(self) -> str:
         """One JSON object; paths as text."""
@@ -110,5 +110,5 @@ class TrainingSpec:
         return cls(
             **fields,
             validation_file=None if validation_file is None else Path(validation_file),
-            hyperparameters=Hyperparameters(**values),
+            hyperparameters=ResolvedHyperparameters(**values),
         )

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from flows.release.record_file import ReleaseRecords
 from flows.tune_and_deploy import tune_and_deploy
 from tasks.api import connect, disconnect
-from tasks.creates import CREATE_TAG, RUN_TAG, tagged
+from tasks.create_once import CREATE_TAG, RUN_TAG, tagged
 from tasks.datasets import merge_datasets
 from tasks.deployments import create_deployment
 from tasks.jobs import create_job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.forms.release_form import Endpoint
+from flows.forms.release_form import EndpointChoice
 from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
 from tasks.deployments import create_deployment
@@ -31,7 +31,7 @@ def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_pat
     serving = DeploymentCreate(model_name="tuneship-tiny", deployment_name="serving")
     serves = create_deployment(serving, "before").id
     wanted = release(tmp_path, files=[str(write(tmp_path / "data" / "a.jsonl", 0, 80))])
-    place = Endpoint(name="shop", baseline_deployment_id=serves)
+    place = EndpointChoice(name="shop", baseline_deployment_id=serves)
 
     result = tune_and_deploy(wanted.model_copy(update={"endpoint": place}))
 

@@ -14,12 +14,12 @@ from flows.forms.release_form import ReleaseParameters
 from flows.release.plots import Limit, limits_of, plot_losses, plot_rollout
 from flows.release.report import report, summary, with_pictures
 from flows.release.result import Accuracy, ReleaseResult
-from flows.release.step_load import Load, explained, loads_by_step
+from flows.release.step_load import ArmLoad, explained, loads_by_step
 from flows.rollout.page import page
 from flows.rollout.result import Change, result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
-from tuneship.gates.record import Begun, Ended, Phase, Record
+from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
 from tuneship.gates.series import read_series
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
@@ -124,7 +124,7 @@ def test_after_a_bake_the_gates_are_those_that_last_compared_both_deployments() 
     begun, *rest = rollout.record.facts
     assert isinstance(begun, Begun)
     begun = replace(begun, plan=plan.model_dump(mode="json"))
-    ended = Record((begun, *rest, Ended("promoted", "none")))
+    ended = RolloutRecord((begun, *rest, Ended("promoted", "none")))
     compared = ended.last_comparison
     assert compared
     assert compared.phase is Phase.BAKE
@@ -210,7 +210,7 @@ def test_the_report_says_at_which_load_the_latencies_may_be_compared() -> None:
     loads = loads_by_step(history, series, "dep_c")
 
     assert [one.share for one in loads] == [50, 100]
-    assert (loads[0].candidate, loads[0].baseline) == (Load(10.0, 200.0), Load(10.0, 200.0))
+    assert (loads[0].candidate, loads[0].baseline) == (ArmLoad(10.0, 200.0), ArmLoad(10.0, 200.0))
     assert loads[1].candidate.per_second == 20.0
     released = refused().model_copy(update={"history": history})
     text = report(released, RELEASE, ["rollout.png"], loads)

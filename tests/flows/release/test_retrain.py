@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.forms.release_form import Endpoint, ReleaseParameters
+from flows.forms.release_form import EndpointChoice, ReleaseParameters
 from flows.forms.retrain_form import Skipped
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.release.result import ReleaseResult
@@ -71,7 +71,7 @@ def test_it_trains_when_there_is_new_data_and_skips_with_a_reason_when_there_is_
     state = retrain(wanted, return_state=True)
     assert (state.type, state.name) == (StateType.COMPLETED, "Skipped")
     assert "nothing is newer" in str(state.message)
-    by_id = wanted.model_copy(update={"endpoint": Endpoint(id=ENDPOINT)})
+    by_id = wanted.model_copy(update={"endpoint": EndpointChoice(id=ENDPOINT)})
     assert skipped(by_id) == "no_new_data"
     assert len(list((records / "turns").iterdir())) == 1, "one endpoint is one turn, by id or name"
     assert len(service.jobs) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.local_files import Question, content_sha256, overlap, questions
+from flows.release.local_files import EvaluationExample, content_sha256, overlap, questions
 from flows.shared.errors import BadInput
 
 
@@ -22,7 +22,10 @@ def test_questions_are_the_first_rows_with_one_turn_each(tmp_path: Path) -> None
         {"instruction": "d", "response": "4"},
     ]
     file = write(tmp_path / "v.jsonl", rows)
-    assert questions(file, "instruction", 2) == [Question("a", "1"), Question("c\n\nmore", "3")]
+    assert questions(file, "instruction", 2) == [
+        EvaluationExample("a", "1"),
+        EvaluationExample("c\n\nmore", "3"),
+    ]
 
 
 def test_overlap_counts_validation_rows_that_are_trained_on(tmp_path: Path) -> None:

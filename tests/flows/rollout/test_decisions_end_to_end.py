@@ -24,7 +24,7 @@ from tests.system.faults.stage import BEFORE, Stage
 from tuneship.service.common import in_flight as under_way
 from tuneship.service.generation import accounting as generation_ends
 from tuneship.service.generation import handlers as generation
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.http.boundary import InFlightLimits
 
 __all__ = ["prefect_api", "records"]
 
@@ -76,7 +76,7 @@ class PatientCallers(Callers):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.service.limit(generations=InFlight(each=10_000, together=10_000))
+        self.service.limit(generations=InFlightLimits(each=10_000, together=10_000))
         self.waiting: list[Future[httpx.Response]] = []
 
     def minutes_later(self) -> float:

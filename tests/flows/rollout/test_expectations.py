@@ -15,8 +15,8 @@ from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import plan_with
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
-from tuneship.gates.record import Begun, Ended, Record, from_lines, to_line
-from tuneship.gates.series import ARMS, Bucket, InFlight, Series, Traffic
+from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
+from tuneship.gates.series import ARMS, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 DRIVER = {"prompts": "p.jsonl", "requests_per_second": 5.0}
@@ -26,10 +26,10 @@ def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = Fa
     """The baseline's last minutes, all alike."""
     ends = [NOW - timedelta(minutes=back) for back in reversed(range(minutes))]
     buckets = tuple(
-        Bucket(end, Traffic(requests=per_minute, errors=failed), Traffic()) for end in ends
+        Bucket(end, ArmTraffic(requests=per_minute, errors=failed), ArmTraffic()) for end in ends
     )
-    snapshot = InFlight((1000.0, 20000.0), (0, 0)) if ages else None
-    series = Series(
+    snapshot = InFlightAges((1000.0, 20000.0), (0, 0)) if ages else None
+    series = RolloutSeries(
         buckets,
         NOW,
         dict.fromkeys(ARMS, NOW),
@@ -72,21 +72,21 @@ def test_enough_traffic_is_forecast_on_the_page_and_in_result_and_report() -> No
         "at 600 requests a minute about 20 minutes to promote an equal candidate, then 33 minutes of bake"
     )
     assert any(one.startswith("five points more errors are found within") for one in told)
-    result = result_of(Record((begun, Ended("aborted", "cancelled"))), [])
+    result = result_of(RolloutRecord((begun, Ended("aborted", "cancelled"))), [])
     assert result.forecast is not None
     assert result.forecast["in_words"] == told
     assert result.forecast["promote_minutes"] == 20.0
     text = report(refused().model_copy(update={"forecast": result.forecast}), RELEASE, [])
     for one in told:
-        assert f"- {one}" in page(Record((begun,)))
+        assert f"- {one}" in page(RolloutRecord((begun,)))
         assert f"- {one}" in text
 
 
 def test_a_record_without_a_forecast_tells_of_none() -> None:
     begun = Begun("r", "cep_1", plan_with().model_dump(mode="json"), "", ())
     assert forecast_in_words(begun) == []
-    assert result_of(Record((begun, Ended("aborted", "cancelled"))), []).forecast is None
-    assert "Forecast" not in page(Record((begun,)))
+    assert result_of(RolloutRecord((begun, Ended("aborted", "cancelled"))), []).forecast is None
+    assert "Forecast" not in page(RolloutRecord((begun,)))
 
 
 def test_too_little_traffic_is_refused_before_anything_is_shifted() -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from flows.rollout.result import result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
-from tuneship.gates.record import Begun, Ended, Record, from_lines, to_line
+from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
 
 LOOKS = 29
 
 
-def rollout() -> Record:
+def rollout() -> RolloutRecord:
     """A promotion of 29 looks under the default plan, whose driver-less gates are off."""
     plan = plan_with(steps=[10, 25, 50, 100], interval="1s", bake_looks=15)
     driven = Rollout(plan, Steady(6000)).begin()
@@ -18,7 +18,7 @@ def rollout() -> Record:
         driven.look()
     begun = replace(driven.record.begun, plan=plan.model_dump(mode="json"))
     facts = [begun if isinstance(one, Begun) else one for one in driven.record.facts]
-    return Record((*facts, Ended("promoted", "none")))
+    return RolloutRecord((*facts, Ended("promoted", "none")))
 
 
 def test_a_gate_that_is_off_is_told_of_once_with_its_reason() -> None:

@@ -20,7 +20,7 @@ from tests.support.fakes.canary_service import (
     Refusal,
 )
 from tests.support.waiting import until
-from tuneship.gates.plan import Traffic
+from tuneship.gates.plan import DriverTraffic
 from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def driver(service: FakeService, **changes: object) -> TrafficDriver:
     usual = {"prompts": "unused", "requests_per_second": 200.0, "max_in_flight": IN_FLIGHT}
     fields = usual | changes
     settings = ClientSettings(url=service.url, api_key="key", client_id="tests")
-    return TrafficDriver(settings, ENDPOINT, Traffic.model_validate(fields), ["one", "two"])
+    return TrafficDriver(settings, ENDPOINT, DriverTraffic.model_validate(fields), ["one", "two"])
 
 
 def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:

@@ -17,7 +17,7 @@ from flows.guard import guard
 from flows.rollout.endings import roll_back
 from flows.rollout.record_file import RecordFolder
 from flows.rollout.rollback import return_traffic
-from flows.rollout.split import PLAIN, Split
+from flows.rollout.split import PLAIN, RolloutSplit
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tests.flows.upkeep.test_guard import RETURNED, age, ends, left_at
@@ -114,7 +114,7 @@ def test_a_decided_rollback_is_sent_and_confirmed_without_a_record(
 ) -> None:
     file = left_at(fake, mounted, 25)
     assert fake.endpoint is not None
-    split = Split(plan(), file, fake.endpoint["version"], LOG, calls=PLAIN)
+    split = RolloutSplit(plan(), file, fake.endpoint["version"], LOG, calls=PLAIN)
     break_down(mounted)
 
     ended = roll_back(split, "error_rate")
@@ -203,7 +203,7 @@ def test_what_was_not_written_comes_with_the_next_line(fake: FakeService, mounte
     """A record that could be written again in the meantime tells the return as if nothing had been."""
     file = left_at(fake, mounted, 25)
     assert fake.endpoint is not None
-    split = Split(plan(), file, fake.endpoint["version"], LOG, calls=PLAIN)
+    split = RolloutSplit(plan(), file, fake.endpoint["version"], LOG, calls=PLAIN)
     gone(mounted)
     ended = roll_back(split, "error_rate")
     mounted.unlink()

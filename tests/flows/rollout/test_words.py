@@ -12,7 +12,7 @@ from flows.rollout.words import OF_A_GATE, REASONS, gates_in_words, in_words, lo
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
 from tuneship.gates import canary, thresholds
 from tuneship.gates.kinds import GATES
-from tuneship.gates.record import GateReading, GateState, Probed, Record, SplitConfirmed
+from tuneship.gates.record import GateReading, GateState, Probed, RolloutRecord, SplitConfirmed
 
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")
@@ -99,7 +99,7 @@ def test_a_look_tells_of_requests_that_hang_and_of_its_warnings() -> None:
 
 
 def test_requests_that_nobody_answered_are_shared_by_weight() -> None:
-    record = Record(
+    record = RolloutRecord(
         (
             SplitConfirmed(10),
             Probed(5, 45, unanswered=10, candidate_abandoned=1),

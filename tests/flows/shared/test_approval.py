@@ -182,7 +182,7 @@ def test_a_question_that_somebody_cancels_is_a_no(fake: FakeService) -> None:
 def test_who_asked_and_died_before_the_form_was_there_asks_again(
     fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = approval.Question(f"promote-{CANDIDATE}", "All?", "died-while-asking", 60)
+    question = approval.ApprovalQuestion(f"promote-{CANDIDATE}", "All?", "died-while-asking", 60)
 
     def die(*_: Any, **__: Any) -> None:
         raise SystemExit

@@ -20,8 +20,8 @@ from flows.shared.markdown import plain
 from tests.flows.conftest import plan
 from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Begun, Record
-from tuneship.gates.training import GateResult
+from tuneship.gates.record import Begun, RolloutRecord
+from tuneship.gates.training_gates import GateResult
 
 OWN_TAGS = {
     "h1",
@@ -110,9 +110,9 @@ def plan_of(text: str) -> CanaryPlan:
     return plan(**ids, endpoint_id=text)
 
 
-def record_of(text: str) -> Record:
+def record_of(text: str) -> RolloutRecord:
     wanted = plan_of(text)
-    return Record((Begun("rollout-1", text, wanted.model_dump(mode="json"), "", ()),))
+    return RolloutRecord((Begun("rollout-1", text, wanted.model_dump(mode="json"), "", ()),))
 
 
 def gate_of(text: str) -> GateResult:

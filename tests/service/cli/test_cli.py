@@ -423,7 +423,7 @@ def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> 
 def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Installation) -> None:
     installed.json("create", "--client-id", "acme", "--scopes", "viewer")
     installed.json("create", "--client-id", "other", "--scopes", "viewer")
-    entry = audit.AuditEntry(datetime.now(UTC), "acme", "k", "=1+1", None, 200, "::1", "req")
+    entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "=1+1", None, 200, "::1", "req")
     with installed.database.write() as connection:
         installed.chain.add(connection, entry)
     lines = audit_command(installed, "export", "--client-id", "acme").stdout.splitlines()

@@ -19,8 +19,8 @@ from tuneship.service.serve import _recover
 from tuneship.startup import StartupError
 from tuneship.store import database as database_module
 from tuneship.store import tables
-from tuneship.store.belonging import read_record
-from tuneship.store.set_aside import SET_ASIDE
+from tuneship.store.ownership import read_record
+from tuneship.store.quarantine import SET_ASIDE
 
 DAY = timedelta(days=1)
 

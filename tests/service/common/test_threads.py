@@ -11,8 +11,8 @@ import pytest
 from tests.support.in_process import Service
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.contract.errors import InternalError, RateLimitExceeded
-from tuneship.service.common.fair_threads import Turns
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.common.fair_threads import FairThreads
+from tuneship.service.http.boundary import InFlightLimits
 
 
 class Held:
@@ -41,7 +41,7 @@ def played(test: Callable[[Held], Awaitable[None]]) -> None:
 
 def test_one_tenant_never_has_all_threads_and_those_who_wait_take_turns() -> None:
     async def run(held: Held) -> None:
-        turns = Turns("test", threads=3, each=2)
+        turns = FairThreads("test", threads=3, each=2)
         names = [*(f"a{number}" for number in range(6)), "b0", "b1", "c0"]
         tasks = [asyncio.create_task(turns.run(name[0], held.work, name)) for name in names]
         await until_async(lambda: len(held.begun) == 3)
@@ -57,7 +57,7 @@ def test_one_tenant_never_has_all_threads_and_those_who_wait_take_turns() -> Non
 
 def test_who_gives_up_waiting_takes_no_turn() -> None:
     async def run(held: Held) -> None:
-        turns = Turns("test", threads=1, each=1)
+        turns = FairThreads("test", threads=1, each=1)
         first = asyncio.create_task(turns.run("a", held.work, "first"))
         await until_async(lambda: held.begun)
         waiting = [asyncio.create_task(turns.run("b", held.work, "gone")) for _ in range(3)]
@@ -74,7 +74,7 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
 
 def test_work_whose_request_was_cancelled_keeps_its_thread_until_it_ends() -> None:
     async def run(held: Held) -> None:
-        turns = Turns("test", threads=1, each=1)
+        turns = FairThreads("test", threads=1, each=1)
         cancelled = asyncio.create_task(turns.run("a", held.work, "cancelled"))
         await until_async(lambda: held.begun)
         cancelled.cancel()
@@ -94,7 +94,7 @@ def test_what_the_work_raises_is_raised_and_the_thread_is_free_again() -> None:
         raise ValueError("no")
 
     async def run(_held: Held) -> None:
-        turns = Turns("test", threads=1, each=1)
+        turns = FairThreads("test", threads=1, each=1)
         for _ in range(3):
             with pytest.raises(ValueError, match="no"):
                 await turns.run("a", fail)
@@ -104,7 +104,7 @@ def test_what_the_work_raises_is_raised_and_the_thread_is_free_again() -> None:
 
 def test_places_are_shared_and_whoever_has_none_is_let_in() -> None:
     """Four clients that take all they can get leave places for a fifth, and for any other."""
-    places = InFlight(each=4, together=16)
+    places = InFlightLimits(each=4, together=16)
     taken = dict.fromkeys("abcd", 0)
     with ExitStack() as held:
         for client in "abcd" * 5:

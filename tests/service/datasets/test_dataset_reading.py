@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tuneship.contract.examples import ExampleProblem, Message, parse_line
+from tuneship.contract.dataset_lines import ExampleProblem, Message, parse_line
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.datasets.reading import (
     BYTE_ORDER_MARK,
     COMPRESSED,
+    DatasetReading,
     Plan,
-    Reading,
     read_dataset,
 )
 
@@ -41,7 +41,7 @@ LINES = st.one_of(
 ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
-def read(data: bytes, base: Any = None) -> Reading:
+def read(data: bytes, base: Any = None) -> DatasetReading:
     return read_dataset(io.BytesIO(data), len(data), Plan("instruction", base, lambda: False))
 
 

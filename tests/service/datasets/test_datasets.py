@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.security.sealed_files import read_plain
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store import tables
 from tuneship.store.blobs import sha256_of
 
@@ -159,7 +159,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
 
 
 def test_a_client_has_few_uploads_under_way(service: Service) -> None:
-    service.limit(uploads=InFlight(each=1, together=2))
+    service.limit(uploads=InFlightLimits(each=1, together=2))
     whole = part("name", b"n") + part("format", b"instruction") + part("file", jsonl(*LINES))
     form = {"data": {"format": "instruction"}, "files": {"file": ("x", jsonl(*LINES))}}
 

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from tests.support.in_process import Service
 from tuneship.security.sealed_files import write_sealed
 from tuneship.service.common.log_recorder import MOST_WAITING, LogRecorder
-from tuneship.store import deployment_logs, rows, tables
-from tuneship.store.deployment_logs import LogEntry, Place, place_of
+from tuneship.store import deployment_logs, tables
+from tuneship.store import queries as rows
+from tuneship.store.deployment_logs import LogEntry, LogPosition, place_of
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]
@@ -511,7 +512,7 @@ def test_old_lines_and_those_beyond_the_number_are_forgotten(service: Service) -
 
 
 def test_a_place_survives_its_way_through_a_number(service: Service) -> None:
-    place = Place(service.clock(), 2**40 + 7)
+    place = LogPosition(service.clock(), 2**40 + 7)
     assert place_of(place.as_number()) == place
 
 

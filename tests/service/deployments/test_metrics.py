@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.metrics.columns import FACTS
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.store.tables import metric_windows as table
 
 pytestmark = pytest.mark.both_databases
 
-COUNTED = (Outcome.SUCCESS, Outcome.SERVER_ERROR)
+COUNTED = (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
 MINUTES = 3 * 60
 """Length of the traffic that most tests look at."""
 
@@ -39,8 +39,8 @@ class Traffic:
             hours=4
         )
         dice = random.Random(3)  # noqa: S311 - traffic of a test
-        kinds = [*[Outcome.SUCCESS] * 8, Outcome.SERVER_ERROR]
-        kinds += [Outcome.CANCELLED, Outcome.REFUSED]
+        kinds = [*[RequestOutcome.SUCCESS] * 8, RequestOutcome.SERVER_ERROR]
+        kinds += [RequestOutcome.CANCELLED, RequestOutcome.REFUSED]
         self.observations = [
             Observation(
                 deployment_id=self.deployment,
@@ -74,13 +74,13 @@ def percentile(latencies: Sequence[float], quantile: float) -> float:
     return sorted(latencies)[math.floor(quantile * (len(latencies) - 1))]
 
 
-def of(observations: Sequence[Observation], outcome: Outcome) -> list[Observation]:
+def of(observations: Sequence[Observation], outcome: RequestOutcome) -> list[Observation]:
     return [one for one in observations if one.outcome is outcome]
 
 
 def check_row(series: dict[str, Any], index: int, own: Sequence[Observation]) -> None:
     """One bucket of `latency` against exact arithmetic."""
-    latencies = [one.latency_ms for one in of(own, Outcome.SUCCESS)]
+    latencies = [one.latency_ms for one in of(own, RequestOutcome.SUCCESS)]
     assert series["average"][index] == pytest.approx(sum(latencies) / len(latencies))
     for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         assert series[name][index] == pytest.approx(percentile(latencies, quantile), rel=0.0101)
@@ -109,7 +109,7 @@ def test_every_interval_says_what_the_observations_say(
     whole = {"average": [], "p50": [], "p95": [], "p99": []}
     one_row = {name: [summary["latency"][name]] for name in whole}
     every = [one for own in buckets.values() for one in own]
-    one_row["histogram"] = {"counts": [[len(of(every, Outcome.SUCCESS))]]}
+    one_row["histogram"] = {"counts": [[len(of(every, RequestOutcome.SUCCESS))]]}
     check_row(one_row, 0, every)
     check_every_bucket(series, summary, buckets, seconds)
 
@@ -123,23 +123,25 @@ def check_errors(
 ) -> None:
     """Every bucket in which a request ended, however it did."""
     rows = [ended[start] for start in sorted(ended)]
-    errors = [of(row, Outcome.SERVER_ERROR) for row in rows]
+    errors = [of(row, RequestOutcome.SERVER_ERROR) for row in rows]
     bad = [len(one) for one in errors]
-    requests = [len(of(row, Outcome.SUCCESS)) + count for row, count in zip(rows, bad, strict=True)]
+    requests = [
+        len(of(row, RequestOutcome.SUCCESS)) + count for row, count in zip(rows, bad, strict=True)
+    ]
     assert starts_of(series) == sorted(ended)
     assert (series["request_count"], series["error_count"]) == (requests, bad)
     assert series["percentage"] == [
         100 * few / all_ if all_ else None for few, all_ in zip(bad, requests, strict=True)
     ]
-    assert series["cancelled_count"] == [len(of(row, Outcome.CANCELLED)) for row in rows]
-    assert series["refused_count"] == [len(of(row, Outcome.REFUSED)) for row in rows]
+    assert series["cancelled_count"] == [len(of(row, RequestOutcome.CANCELLED)) for row in rows]
+    assert series["refused_count"] == [len(of(row, RequestOutcome.REFUSED)) for row in rows]
     assert series["error_callers"] == [len({one.caller for one in row}) for row in errors]
     assert (summary["request_count"], summary["error_count"]) == (sum(requests), sum(bad))
     assert summary["average_percentage"] == pytest.approx(100 * sum(bad) / sum(requests))
 
 
 def check_latency(series: dict[str, Any], buckets: dict[int, list[Observation]]) -> None:
-    with_success = {start: own for start, own in buckets.items() if of(own, Outcome.SUCCESS)}
+    with_success = {start: own for start, own in buckets.items() if of(own, RequestOutcome.SUCCESS)}
     assert starts_of(series) == sorted(with_success)
     for index, start in enumerate(sorted(with_success)):
         check_row(series, index, with_success[start])
@@ -164,7 +166,7 @@ def check_every_bucket(
     assert usage["output"] == [sum(one.completion_tokens for one in row) for row in own]
     assert usage["total"] == [a + b for a, b in zip(usage["input"], usage["output"], strict=True)]
     assert usage["empty_count"] == [
-        sum(one.is_empty for one in of(row, Outcome.SUCCESS)) for row in own
+        sum(one.is_empty for one in of(row, RequestOutcome.SUCCESS)) for row in own
     ]
     assert summary["token_usage"]["total"] == sum(usage["total"])
     every = sum(map(len, own)) / (MINUTES * 60)
@@ -214,11 +216,11 @@ def check_summary(summary: dict[str, Any], own: Sequence[Observation], seconds: 
     """A summary against exact arithmetic."""
     counted = [one for one in own if one.outcome in COUNTED]
     assert summary["error_rate"]["request_count"] == len(counted)
-    assert summary["error_rate"]["error_count"] == len(of(own, Outcome.SERVER_ERROR))
+    assert summary["error_rate"]["error_count"] == len(of(own, RequestOutcome.SERVER_ERROR))
     assert summary["token_usage"]["input"] == sum(one.prompt_tokens for one in counted)
     rate = summary["throughput"]["average_requests_per_second"]
     assert rate == pytest.approx(len(counted) / seconds)
-    latencies = [one.latency_ms for one in of(own, Outcome.SUCCESS)]
+    latencies = [one.latency_ms for one in of(own, RequestOutcome.SUCCESS)]
     if not latencies:
         assert set(summary["latency"].values()) == {None}
         return
@@ -275,7 +277,7 @@ def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service:
     deployment = service.deployment("d")
     minute = int(service.clock().timestamp()) // 60 * 60 - 600
     own = [
-        Observation(deployment, "", minute + second, Outcome.SUCCESS, 5.0, prompt_tokens=1)
+        Observation(deployment, "", minute + second, RequestOutcome.SUCCESS, 5.0, prompt_tokens=1)
         for second in (5, 10, 70, 200)
     ]
     for one in own:
@@ -309,7 +311,7 @@ def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
     minute = int(service.clock().timestamp()) // 60 * 60 - 600
     names = ("cancelled_count", "refused_count", "error_callers")
 
-    def add(start: int, outcome: Outcome) -> None:
+    def add(start: int, outcome: RequestOutcome) -> None:
         service.parts.recorder.record(
             Observation(deployment, "", minute + start, outcome, 5.0, caller=1)
         )
@@ -321,7 +323,7 @@ def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
         series = service.call("GET", path, params=query).json()["metrics"]["error_rate"]
         return list(zip(*(series[name] for name in names), strict=True))
 
-    add(0, Outcome.SERVER_ERROR)
+    add(0, RequestOutcome.SERVER_ERROR)
     assert rows("1m") == [(0, 0, 1)]
     with service.database.write() as connection:
         for row in connection.execute(sa.select(table)).all():
@@ -336,9 +338,9 @@ def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
             }
             is_it = (table.c.width == row.width) & (table.c.start == row.start)
             connection.execute(sa.update(table).where(is_it).values(changed))
-    add(60, Outcome.CANCELLED)
+    add(60, RequestOutcome.CANCELLED)
     assert rows("1m") == [(None, None, None), (1, 0, 0)]
-    add(0, Outcome.REFUSED)
+    add(0, RequestOutcome.REFUSED)
     assert rows("30s") == [(None, None, None), (1, 0, 0)]
     assert rows("1d") == [(None, None, None)]
 
@@ -348,7 +350,7 @@ def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:
     # In the middle of a minute: just behind its end, the minute before could still change.
     service.clock.ahead += timedelta(seconds=(30 - service.clock().timestamp()) % 60)
     service.parts.recorder.record(
-        Observation(deployment, "", service.clock().timestamp(), Outcome.SUCCESS, 5.0)
+        Observation(deployment, "", service.clock().timestamp(), RequestOutcome.SUCCESS, 5.0)
     )
     ask = lambda: service.call("GET", f"/v1/deployments/{deployment}/metrics").json()  # noqa: E731
     assert ask()["metrics"]["throughput"]["complete"][-1] is False
@@ -406,7 +408,7 @@ def test_seconds_that_are_forgotten_are_refused_not_left_out(service: Service) -
     deployment = service.deployment("d")
     now = service.clock()
     service.parts.recorder.record(
-        Observation(deployment, "", now.timestamp(), Outcome.SUCCESS, 5.0)
+        Observation(deployment, "", now.timestamp(), RequestOutcome.SUCCESS, 5.0)
     )
     service.parts.store_metrics()
     path = f"/v1/deployments/{deployment}/metrics"

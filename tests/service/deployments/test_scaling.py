@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.service.common.scaling import SETTLED, Bounds, Demand, Pace, Patience, Supply, paced
+from tuneship.service.common.scaling import (
+    SETTLED,
+    Bounds,
+    Demand,
+    ScalingDecision,
+    ScalingSettings,
+    Supply,
+    paced,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PATIENCE = Patience(queue=timedelta(seconds=1), idle=timedelta(seconds=300))
+PATIENCE = ScalingSettings(queue=timedelta(seconds=1), idle=timedelta(seconds=300))
 ROWS = 32
 
 
@@ -19,7 +27,7 @@ def seconds(number: float) -> timedelta:
 
 
 def after(
-    before: Pace, bounds: Bounds, demand: Demand, now: datetime, **supply: Any
+    before: ScalingDecision, bounds: Bounds, demand: Demand, now: datetime, **supply: Any
 ) -> tuple[int, str]:
     found = paced(
         before,
@@ -56,14 +64,14 @@ QUEUE = Demand(under_way=50, waiting=18, waited=seconds(1.5))
 def test_a_moment(
     replicas: int, bounds: tuple[int, int], demand: Demand, queued: int, wanted: int
 ) -> None:
-    before = Pace(replicas, START, START)
+    before = ScalingDecision(replicas, START, START)
     found, why = after(before, Bounds(*bounds), demand, START + seconds(10), queued=queued)
     assert found == wanted
     assert bool(why) == (wanted != replicas)
 
 
 def test_nothing_is_added_while_what_was_added_is_being_started_or_has_just_come() -> None:
-    before, bounds = Pace(2, START, START), Bounds(1, 4)
+    before, bounds = ScalingDecision(2, START, START), Bounds(1, 4)
     soon, later = START + SETTLED - seconds(0.1), START + SETTLED
     assert after(before, bounds, QUEUE, soon, queued=9)[0] == 2
     assert after(before, bounds, QUEUE, later, queued=9, replicas=1)[0] == 2
@@ -71,7 +79,11 @@ def test_nothing_is_added_while_what_was_added_is_being_started_or_has_just_come
 
 
 def through(
-    pace: Pace, bounds: Bounds, demands: list[Demand], every: timedelta, now: datetime = START
+    pace: ScalingDecision,
+    bounds: Bounds,
+    demands: list[Demand],
+    every: timedelta,
+    now: datetime = START,
 ) -> list[int]:
     """The numbers of replicas while one demand after the other is seen."""
     numbers: list[int] = []
@@ -84,22 +96,27 @@ def through(
 
 
 def test_replicas_leave_one_by_one_when_fewer_would_have_done_for_the_whole_time() -> None:
-    quiet = through(Pace(3, START, START), Bounds(0, 4), [Demand()] * 16, seconds(60))
+    quiet = through(ScalingDecision(3, START, START), Bounds(0, 4), [Demand()] * 16, seconds(60))
     assert quiet == [3] * 4 + [2] * 5 + [1] * 5 + [0] * 2
 
 
 def test_a_single_request_keeps_the_last_replica_and_a_full_batch_the_others() -> None:
     now_and_then = [Demand(), Demand(), Demand(), Demand(under_way=1)] * 5
-    assert through(Pace(1, START, START), Bounds(0, 4), now_and_then, seconds(60)) == [1] * 20
+    assert (
+        through(ScalingDecision(1, START, START), Bounds(0, 4), now_and_then, seconds(60))
+        == [1] * 20
+    )
     busy = [Demand(under_way=ROWS // 2 + 1)] * 20
-    assert through(Pace(2, START, START), Bounds(1, 4), busy, seconds(60)) == [2] * 20
+    assert through(ScalingDecision(2, START, START), Bounds(1, 4), busy, seconds(60)) == [2] * 20
     half = [Demand(under_way=ROWS // 2)] * 20
-    assert through(Pace(2, START, START), Bounds(1, 4), half, seconds(60))[-1] == 1
+    assert through(ScalingDecision(2, START, START), Bounds(1, 4), half, seconds(60))[-1] == 1
 
 
 def test_a_day_with_a_rush_ends_as_it_began() -> None:
     rush = [Demand(under_way=200, waiting=50, waited=seconds(2))] * 60
-    numbers = through(Pace(0, START, START), Bounds(0, 4), [*rush, *[Demand()] * 3600], seconds(1))
+    numbers = through(
+        ScalingDecision(0, START, START), Bounds(0, 4), [*rush, *[Demand()] * 3600], seconds(1)
+    )
     assert max(numbers) == 4
     assert numbers[-1] == 0
     downwards = numbers[numbers.index(4) :]
@@ -121,7 +138,7 @@ def test_the_number_never_leaves_its_bounds(
 ) -> None:
     bounds = Bounds(least, max(1, least + more))
     demands = [Demand(under_way, waiting, seconds(waited)) for under_way, waiting, waited in seen]
-    numbers = through(Pace(first, START, START), bounds, demands, seconds(7))
+    numbers = through(ScalingDecision(first, START, START), bounds, demands, seconds(7))
     assert all(bounds.least <= number <= bounds.most for number in numbers)
     for demand, number in zip(demands, numbers, strict=True):
         assert number > 0 or not demand.under_way

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.watch import INTERVAL, QUARTER, asked_from, first_traffic, rounded_up, weigh
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 
 A_MINUTE = 30
 
@@ -24,7 +24,7 @@ def serve_hours(service: Service, deployment: str, endpoint: str, start: datetim
                     deployment_id=deployment,
                     endpoint_id=endpoint,
                     ended_at=start.timestamp() + minute * 60 + dice.random() * 60,
-                    outcome=Outcome.SERVER_ERROR if failed else Outcome.SUCCESS,
+                    outcome=RequestOutcome.SERVER_ERROR if failed else RequestOutcome.SUCCESS,
                     latency_ms=dice.lognormvariate(6, 0.5),
                     prompt_tokens=3,
                     completion_tokens=4,

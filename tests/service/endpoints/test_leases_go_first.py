@@ -15,7 +15,7 @@ from tests.support.in_process import Service, split
 from tests.support.waiting import until
 from tuneship.service.serve import THREADS
 from tuneship.store import tables
-from tuneship.store.leases import LEASE
+from tuneship.store.job_leases import LEASE
 
 pytestmark = pytest.mark.both_databases
 SOON_S = 60.0

@@ -352,7 +352,7 @@ def test_a_line_that_this_service_did_not_sign_is_named(
 
 def test_a_chain_of_another_key_is_not_this_one(tmp_path: Path) -> None:
     database = Database(sqlite_url(tmp_path / "db.sqlite"))
-    entry = audit.AuditEntry(NOW, "alice", "k", "get_job", None, 200, "::1", "req")
+    entry = audit.AuditRecord(NOW, "alice", "k", "get_job", None, 200, "::1", "req")
     with database.write() as connection:
         Chain(b"b" * 32).add(connection, entry)
     with database.read() as connection:

@@ -21,10 +21,11 @@ from tests.support.in_process import OWN_PORT, Service
 from tuneship.contract.common import render_time
 from tuneship.contract.events import KINDS, SUBSCRIPTIONS
 from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, WebhookUpdate
-from tuneship.events import schedule
+from tuneship.events import retry_schedule as schedule
 from tuneship.events.connector import LOOKUPS
 from tuneship.settings import LocalSettings
-from tuneship.store import events, tables
+from tuneship.store import outbox as events
+from tuneship.store import tables
 
 Start = Callable[..., Service]
 HOOK = {"url": "https://receiver.test/hook", "events": ["*"]}

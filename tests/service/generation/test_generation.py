@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.http.boundary import InFlightLimits
 
 Start = Callable[..., Service]
 RESPONSE = {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
@@ -139,7 +139,7 @@ def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Servic
 def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
     """At once: those who hold the places wait for this test, so a refusal that waited would never come."""
     made = service.deployment("one")
-    service.limit(generations=InFlight(each=2, together=3))
+    service.limit(generations=InFlightLimits(each=2, together=3))
     theirs = service.deployment("theirs", "bob")
     service.engines.may_answer.clear()
     places = [("alice", made)] * 2 + [("bob", theirs)]

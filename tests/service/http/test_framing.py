@@ -15,7 +15,7 @@ from tests.support.files import paths_below
 from tests.support.processes import Serve
 from tests.support.waiting import PATIENCE_S
 from tuneship.contract.errors import InvalidRequestError
-from tuneship.service.http.body_timeout import Patience
+from tuneship.service.http.body_timeout import BodyTimeout
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_body_that_is_announced_too_large_is_not_read(serve: Serve) -> None:
     assert b'"request_id"' in received
 
 
-def patience_of(messages: list[dict[str, Any]], idle_s: float, **headers: str) -> Patience:
+def patience_of(messages: list[dict[str, Any]], idle_s: float, **headers: str) -> BodyTimeout:
     given = iter(messages)
 
     async def receive() -> dict[str, Any]:
@@ -80,7 +80,7 @@ def patience_of(messages: list[dict[str, Any]], idle_s: float, **headers: str) -
         return found or {}
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return Patience({"headers": raw}, receive, idle_s)
+    return BodyTimeout({"headers": raw}, receive, idle_s)
 
 
 def test_a_body_that_stops_coming_is_408() -> None:
@@ -114,7 +114,7 @@ def test_a_body_that_comes_drop_by_drop_is_408(media: str, block: bytes, is_take
 
     async def read() -> None:
         headers = [(b"content-type", media.encode())]
-        patience = Patience({"headers": headers}, receive, clock=lambda: next(passed))
+        patience = BodyTimeout({"headers": headers}, receive, clock=lambda: next(passed))
         for _ in range(8):
             await patience.receive()
 
@@ -136,7 +136,7 @@ def test_bytes_that_came_fast_do_not_pay_for_a_crawl_afterwards() -> None:
 
     async def read() -> None:
         headers = [(b"content-type", b"multipart/form-data")]
-        patience = Patience({"headers": headers}, receive, clock=lambda: next(passed))
+        patience = BodyTimeout({"headers": headers}, receive, clock=lambda: next(passed))
         for _ in range(12):
             await patience.receive()
 
@@ -156,7 +156,7 @@ def test_the_time_that_the_service_takes_is_not_the_callers() -> None:
     async def read() -> None:
         nonlocal now
         headers = [(b"content-type", b"multipart/form-data")]
-        patience = Patience({"headers": headers}, receive, clock=lambda: now)
+        patience = BodyTimeout({"headers": headers}, receive, clock=lambda: now)
         for _ in range(12):
             await patience.receive()
             now += 60

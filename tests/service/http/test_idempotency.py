@@ -15,7 +15,8 @@ from tests.support.tenants import Tenants
 from tests.support.whole_api import CREATING, OPERATIONS, options_of, path_of
 from tuneship.contract.operation import Operation
 from tuneship.service.all_handlers import SERVED
-from tuneship.store import idempotency, rows, tables
+from tuneship.store import idempotency, tables
+from tuneship.store import queries as rows
 
 pytestmark = pytest.mark.both_databases
 

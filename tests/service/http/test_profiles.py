@@ -11,7 +11,8 @@ from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.http.profiles import chosen
 from tuneship.settings import ServiceSettings
-from tuneship.store import rows, tables
+from tuneship.store import queries as rows
+from tuneship.store import tables
 
 Start = Callable[..., Service]
 # §2.4

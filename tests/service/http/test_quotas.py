@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.in_process import LINES, Service, jsonl, split
-from tuneship.service.http.boundary import InFlight
+from tuneship.service.http.boundary import InFlightLimits
 
 pytestmark = pytest.mark.both_databases
 
@@ -33,7 +33,7 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    service.limit(merges=InFlight(each=64, together=128))  # the quota is to refuse them
+    service.limit(merges=InFlightLimits(each=64, together=128))  # the quota is to refuse them
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})
 

@@ -20,9 +20,9 @@ from tests.service.generation.test_generation import path_of
 from tests.service.generation.test_generation_streams import opened
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.series import InFlight, Traffic, read_series
+from tuneship.gates.series import ArmTraffic, InFlightAges, read_series
 from tuneship.service.common.fault_injection import PromptLengths, shortened
-from tuneship.service.http.boundary import InFlight as Places
+from tuneship.service.http.boundary import InFlightAges as Places
 from tuneship.store import tables
 
 Start = Callable[..., Service]
@@ -48,7 +48,7 @@ def metrics(service: Service, deployment: str, **query: str) -> dict[str, Any]:
     return read
 
 
-def traffic_of(service: Service, deployment: str, **query: str) -> Traffic:
+def traffic_of(service: Service, deployment: str, **query: str) -> ArmTraffic:
     """What the gates make of everything that has ended, as one bucket."""
     service.clock.ahead += timedelta(days=2)  # the bucket is finished then
     start = (service.clock() - timedelta(days=5)).isoformat()
@@ -58,7 +58,7 @@ def traffic_of(service: Service, deployment: str, **query: str) -> Traffic:
     return next((one for one in found if any(counts_of(one))), found[0])
 
 
-def counts_of(traffic: Traffic) -> Counts:
+def counts_of(traffic: ArmTraffic) -> Counts:
     return Counts(traffic.requests, traffic.errors, *traffic.of_callers)
 
 
@@ -66,7 +66,7 @@ def counted(service: Service, deployment: str, **query: str) -> Counts:
     return counts_of(traffic_of(service, deployment, **query))
 
 
-def waiting(service: Service, deployment: str, **query: str) -> InFlight:
+def waiting(service: Service, deployment: str, **query: str) -> InFlightAges:
     answer = metrics(service, deployment, **query)
     found = read_series(answer, answer, "1m").in_flight["candidate"]
     assert found is not None

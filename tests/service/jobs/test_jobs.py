@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from tests.support.in_process import CATALOGUE, Service, jsonl
 from tuneship.contract.errors import ValidationRefused
 from tuneship.contract.jobs import Hyperparameters, JobMetrics
-from tuneship.gates.training import (
+from tuneship.gates.training_gates import (
+    DivergenceWatch,
     FinishedJob,
     TrainingRules,
-    Watch,
     judge_training,
     watch_training,
 )
@@ -234,7 +234,9 @@ def test_the_metrics_of_a_very_long_job_are_bounded_and_the_gates_decide_alike(
     job = FinishedJob("completed", "ft:m", "m", 60_000, None, None, 900)
     verdicts = [judge_training(job, one, None, TrainingRules()) for one in (whole, told)]
     assert verdicts[0] == verdicts[1]
-    assert watch_training(Watch(), whole, 100) == watch_training(Watch(), told, 100)
+    assert watch_training(DivergenceWatch(), whole, 100) == watch_training(
+        DivergenceWatch(), told, 100
+    )
 
 
 def test_each_event_tells_the_state_and_an_epoch_is_told_once(service: Service) -> None:

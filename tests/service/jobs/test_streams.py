@@ -32,7 +32,7 @@ from tuneship.service.http.streams import (
     wanted_media,
 )
 from tuneship.service.jobs import stream as job_stream
-from tuneship.service.jobs.stream import Place, _merged
+from tuneship.service.jobs.stream import StreamPosition, _merged
 
 EPOCHS = 40
 """Seconds of work that are left when a process is stopped, should the one who stops it stand still before."""
@@ -410,14 +410,21 @@ def test_text_of_several_lines_stays_one_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [Place(), Place(7), Place(7, 0), Place(2**63 - 1, 2**62), Place(0, 5)]
+    "place",
+    [
+        StreamPosition(),
+        StreamPosition(7),
+        StreamPosition(7, 0),
+        StreamPosition(2**63 - 1, 2**62),
+        StreamPosition(0, 5),
+    ],
 )
-def test_a_place_survives_its_number(place: Place) -> None:
-    assert Place.of(place.number) == place
+def test_a_place_survives_its_number(place: StreamPosition) -> None:
+    assert StreamPosition.of(place.number) == place
 
 
 def test_the_place_of_a_page_is_its_last_entry() -> None:
-    assert Place(41).number == 41
+    assert StreamPosition(41).number == 41
 
 
 def test_steps_lie_between_the_entries_of_their_time_even_when_told_anew() -> None:

@@ -101,9 +101,9 @@ def test_modules_are_read_from_the_names_of_the_tensors(
     import numpy as np
     from safetensors.numpy import save_file
 
-    from tuneship.service.catalogues.base_models import BaseModel
+    from tuneship.service.catalogues.base_models import CataloguedModel
 
     tensors = {f"{name}.weight": np.zeros((2, 2), np.float32) for name in names}
     tensors["model.layers.0.norm.weight"] = np.zeros(2, np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
-    assert BaseModel("a", tmp_path, "a", "", "").linear_modules == modules
+    assert CataloguedModel("a", tmp_path, "a", "", "").linear_modules == modules

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from flows.rollout.endings import roll_back
 from flows.rollout.record_file import RecordFolder
-from flows.rollout.split import Calls, NotConfirmed, Split
+from flows.rollout.split import Calls, NotConfirmed, RolloutSplit
 from tasks.api import connect, disconnect
 from tasks.datasets import merge_datasets, upload_dataset, validate_dataset
 from tasks.deployments import create_deployment
@@ -280,7 +280,9 @@ class CreateDeployment(Step):
 
 
 class Shift(Step):
-    """The task alone is sent once: what a lost answer means is for `Split` to find out, and so it is tried here."""
+    """The task alone is sent once: what a lost answer means is for `RolloutSplit` to find out, and so it is tried
+    here.
+    """
 
     name, method, path = "shift", "PATCH", "/v1/canary-endpoints/[^/]+"
     has_body, field = True, "id"
@@ -303,7 +305,7 @@ class Shift(Step):
         )
         calls = Calls(at_once(get_canary_endpoint), update_canary_endpoint, renew_canary_lease)
         log = logging.getLogger("tests.system.faults")
-        return lambda: shifted(Split(plan, file, endpoint.version, log, calls=calls))
+        return lambda: shifted(RolloutSplit(plan, file, endpoint.version, log, calls=calls))
 
     def clean(self, cell: Cell) -> None:
         """The lease is ended first: it names the split that the endpoint would return to."""
@@ -312,7 +314,7 @@ class Shift(Step):
         endpoints.delete(cell.target)
 
 
-def shifted(split: Split) -> str:
+def shifted(split: RolloutSplit) -> str:
     """Half to the candidate; where that cannot be confirmed, the way back as the flow takes it."""
     try:
         split.shift(HALF, "fault")

@@ -20,7 +20,7 @@ from tests.support.fakes.proxy import Exchange, Proxy, passed
 from tests.support.in_process import Service
 from tuneship.client import Client
 from tuneship.gates.plan import CanaryPlan
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.settings import ClientSettings
 
 BUCKET = timedelta(minutes=1)
@@ -149,9 +149,9 @@ class Stage:
                     deployment_id=deployment_id,
                     endpoint_id=self.endpoint,
                     ended_at=now,
-                    outcome=Outcome.SERVER_ERROR
+                    outcome=RequestOutcome.SERVER_ERROR
                     if number % ERRORS_IN == ERRORS_IN - 1
-                    else Outcome.SUCCESS,
+                    else RequestOutcome.SUCCESS,
                     latency_ms=self.slower * (100.0 + 3.0 * (37 * number % 100)),
                     prompt_tokens=10,
                     completion_tokens=10,

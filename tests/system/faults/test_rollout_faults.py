@@ -11,7 +11,7 @@ import pytest
 from flows.rollout.result import RollbackIncomplete
 from flows.shift_traffic import shift_traffic
 from tasks.api import connect, disconnect
-from tasks.jobs import JobOverdue, Patience, wait_for_job
+from tasks.jobs import JobOverdue, WaitPolicy, wait_for_job
 from tests.flows.conftest import plan
 from tests.support.fakes.canary_service import CANDIDATE, FakeService
 from tests.support.fakes.proxy import (
@@ -96,7 +96,7 @@ def test_22_a_job_that_never_ends_is_cancelled_at_the_deadline(stage: Stage) -> 
     stage.service.until(lambda: stage.service.job_status(job_id) == "running")
 
     with pytest.raises(JobOverdue):
-        wait_for_job(job_id, Patience(deadline_seconds=0.0))
+        wait_for_job(job_id, WaitPolicy(deadline_seconds=0.0))
 
     stage.service.until(lambda: stage.service.job_status(job_id) == "cancelled")
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 import httpx
 
 from tuneship.client import Client
-from tuneship.client.conversation import Pause
+from tuneship.client.core import Pause
 from tuneship.settings import ClientSettings
 
 Detour = Callable[[httpx.Request], None]

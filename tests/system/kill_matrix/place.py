@@ -16,7 +16,7 @@ from flows.release.result import ReleaseResult
 from flows.rollout.record_file import RecordFolder
 from flows.tune_and_deploy import tune_and_deploy
 from flows.upkeep.guard_form import GuardRules
-from tasks.creates import RUN_TAG
+from tasks.create_once import RUN_TAG
 from tests.support.engines import PlayedEngines, PlayedTrainer
 from tests.support.processes import Serve
 from tests.support.waiting import until

@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.client.both_clients import Handler, both
 from tuneship.client import Client, base_url
-from tuneship.client.conversation import (
+from tuneship.client.core import (
     LONGEST_RETRY_AFTER_S,
-    Answer,
+    HttpAnswer,
     Pause,
     converse,
     retry_after_seconds,
@@ -69,7 +69,9 @@ def talk(
             else:
                 one = next(given)
                 answer = (
-                    Answer(response=one) if isinstance(one, httpx.Response) else Answer(failure=one)  # type: ignore[arg-type]
+                    HttpAnswer(response=one)
+                    if isinstance(one, httpx.Response)
+                    else HttpAnswer(failure=one)  # type: ignore[arg-type]
                 )
     except StopIteration as end:
         assert next(given, None) is None
@@ -350,7 +352,7 @@ def keyed(*answers: httpx.Response | Exception, tries: int) -> tuple[Any, list[f
                 step = talk_of_it.send(None)
                 continue
             one = next(given)
-            answer = Answer(one) if isinstance(one, httpx.Response) else Answer(failure=one)  # type: ignore[arg-type]
+            answer = HttpAnswer(one) if isinstance(one, httpx.Response) else HttpAnswer(failure=one)  # type: ignore[arg-type]
             step = talk_of_it.send(answer)
     except StopIteration as end:
         return end.value, pauses
@@ -387,10 +389,10 @@ def test_a_model_whose_delete_was_lost_is_named_as_the_caller_named_it() -> None
     call = models.delete_model.bind("ft:org/base:name:1")
     conversation = converse(models.delete_model, call, 2, lambda: 0.0)
     conversation.send(None)
-    conversation.send(Answer(failure=httpx.ReadError("cut")))
+    conversation.send(HttpAnswer(failure=httpx.ReadError("cut")))
     conversation.send(None)
     with pytest.raises(StopIteration) as end:
-        conversation.send(Answer(response=refusal(404, "model_not_found")))
+        conversation.send(HttpAnswer(response=refusal(404, "model_not_found")))
     assert end.value.value.id == "ft:org/base:name:1"
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.client.both_clients import SETTINGS, Line, both_lists
 from tuneship.client import Client
-from tuneship.client.conversation import Answer, Pause
-from tuneship.client.events import LONGEST_EVENT, EventReader
-from tuneship.client.following import Block, Found, Open, Read, follow_job
+from tuneship.client.core import HttpAnswer, Pause
+from tuneship.client.following import Block, Followed, Open, Read, follow_job
+from tuneship.client.sse import LONGEST_EVENT, EventReader
 from tuneship.contract.errors import BadResponse, ResourceNotFound, ServiceUnreachable
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -44,7 +44,7 @@ class Played:
             while True:
                 step = talk.send(told)
                 told = Block(next(self._blocks, None)) if isinstance(step, Read) else None
-                if isinstance(step, Found):
+                if isinstance(step, Followed):
                     self.found.append(getattr(step.entry, "message", step.entry))
                 elif isinstance(step, Pause):
                     self.pauses.append(step.seconds)
@@ -52,15 +52,15 @@ class Played:
                     told = self._open(step)
         assert next(self._given, None) is None
 
-    def _open(self, step: Open) -> Answer:
+    def _open(self, step: Open) -> HttpAnswer:
         self.opened.append(dict(step.call.query).get("after"))
         line = next(self._given)
         if isinstance(line, Exception):
-            return Answer(failure=line)  # type: ignore[arg-type]
+            return HttpAnswer(failure=line)  # type: ignore[arg-type]
         if isinstance(line, httpx.Response):
-            return Answer(line)
+            return HttpAnswer(line)
         self._blocks = iter(line)
-        return Answer(httpx.Response(200, headers=EVENTS))
+        return HttpAnswer(httpx.Response(200, headers=EVENTS))
 
 
 def test_entries_come_in_order_until_the_job_has_ended() -> None:

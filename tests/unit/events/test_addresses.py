@@ -14,7 +14,7 @@ from tests.support.fakes.webhook_receiver import (
     receivers,
 )
 from tuneship.events.addresses import NEVER, OPENABLE, AddressRules, TargetRefused
-from tuneship.events.attempt import Outcome, Sender, default_trust
+from tuneship.events.attempt import DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
 
 
@@ -46,7 +46,7 @@ def literal(address: str) -> str:
     return f"https://[{address}]/" if ":" in address else f"https://{address}/"
 
 
-def sent(known: Receivers, url: str, network: RecordingNetwork) -> Outcome:
+def sent(known: Receivers, url: str, network: RecordingNetwork) -> DeliveryOutcome:
     return asyncio.run(Sender(known, network, TRUST).send(url, {}, b"{}", NOW))
 
 
@@ -56,14 +56,14 @@ class TestADangerousAddress:
         network, known = RecordingNetwork(), Receivers(AddressRules())
         with pytest.raises(TargetRefused):
             known.check(literal(address))
-        assert sent(known, literal(address), network) == Outcome("address_refused")
+        assert sent(known, literal(address), network) == DeliveryOutcome("address_refused")
         assert network.connected == []
 
     def test_is_refused_as_the_only_answer_of_a_name(self, address: str) -> None:
         network, known = RecordingNetwork(), receivers(AddressRules(), name=[[address]])
         with pytest.raises(TargetRefused):
             known.check("https://name.test/")
-        assert sent(known, "https://name.test/", network) == Outcome("address_refused")
+        assert sent(known, "https://name.test/", network) == DeliveryOutcome("address_refused")
         assert network.connected == []
 
     def test_is_refused_among_good_answers(self, address: str) -> None:
@@ -71,26 +71,26 @@ class TestADangerousAddress:
         known = receivers(AddressRules(), name=[["8.8.8.8", "2606:4700::1111", address]])
         with pytest.raises(TargetRefused):
             known.check("https://name.test/")
-        assert sent(known, "https://name.test/", network) == Outcome("address_refused")
+        assert sent(known, "https://name.test/", network) == DeliveryOutcome("address_refused")
         assert network.connected == []
 
     def test_is_refused_when_the_name_changes_its_answer(self, address: str) -> None:
         network = RecordingNetwork()
         known = receivers(AddressRules(), name=[["8.8.8.8"], [address]])
         known.check("https://name.test/")
-        assert sent(known, "https://name.test/", network) == Outcome("address_refused")
+        assert sent(known, "https://name.test/", network) == DeliveryOutcome("address_refused")
         assert network.connected == []
 
     def test_is_not_reached_by_a_redirect(self, address: str) -> None:
         network = RecordingNetwork()
 
-        async def redirected() -> Outcome:
+        async def redirected() -> DeliveryOutcome:
             async with listening() as receiver:
                 receiver.answers["/"] = answer(307, f"Location: {literal(address)}")
                 known = Receivers(opened("127.0.0.1", cidrs=LOOPBACK))
                 return await Sender(known, network, TRUST).send(receiver.url(), {}, b"{}", NOW)
 
-        assert asyncio.run(redirected()) == Outcome("redirected", 307)
+        assert asyncio.run(redirected()) == DeliveryOutcome("redirected", 307)
         assert network.connected == ["127.0.0.1"]
 
 

@@ -18,15 +18,15 @@ from standardwebhooks import Webhook
 
 from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
 from tuneship.events import delivery
-from tuneship.events.attempt import LONGEST_ANSWER, Outcome, Sender, default_trust
+from tuneship.events.attempt import LONGEST_ANSWER, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import IN_FLIGHT, Deliverer
 from tuneship.events.signing import new_secret
 from tuneship.security.vault import Vault
 from tuneship.store import tables, webhook_records
 from tuneship.store.database import Database, sqlite_url
-from tuneship.store.events import KEPT, emit, events_of, forget
 from tuneship.store.identifiers import new_id
+from tuneship.store.outbox import KEPT, emit, events_of, forget
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 TRUST = default_trust()
@@ -466,7 +466,7 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
     server.load_cert_chain(chain, key)
     own.load_verify_locations(chain)
 
-    async def story(trust: ssl.SSLContext, host: str) -> tuple[Outcome, list[str | None]]:
+    async def story(trust: ssl.SSLContext, host: str) -> tuple[DeliveryOutcome, list[str | None]]:
         names = Names({"receiver.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
         async with listening(server) as receiver:
             network = RecordingNetwork()
@@ -478,9 +478,12 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
             assert hosts == [f"{host}:{receiver.port}"] * (outcome.failure is None)
             return outcome, receiver.server_names
 
-    assert asyncio.run(story(own, "receiver.test")) == (Outcome(None, 204), ["receiver.test"])
-    assert asyncio.run(story(own, "other.test")) == (Outcome("tls_failed"), ["other.test"])
-    assert asyncio.run(story(TRUST, "receiver.test"))[0] == Outcome("tls_failed")
+    assert asyncio.run(story(own, "receiver.test")) == (
+        DeliveryOutcome(None, 204),
+        ["receiver.test"],
+    )
+    assert asyncio.run(story(own, "other.test")) == (DeliveryOutcome("tls_failed"), ["other.test"])
+    assert asyncio.run(story(TRUST, "receiver.test"))[0] == DeliveryOutcome("tls_failed")
 
 
 def test_what_cannot_be_recorded_is_recorded_later_without_another_call(

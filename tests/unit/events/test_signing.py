@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from tuneship.events.schedule import JITTER, WAITS, next_try, retry_after
+from tuneship.events.retry_schedule import JITTER, WAITS, next_try, retry_after
 from tuneship.events.signing import new_secret, signed_headers
 from tuneship.security.vault import SealBroken, Vault
 

@@ -13,15 +13,15 @@ from tuneship.gates.record import (
     Begun,
     Look,
     Probed,
-    Record,
+    RolloutRecord,
     SplitConfirmed,
     SplitIntended,
     Verdict,
 )
-from tuneship.gates.view import Seen
+from tuneship.gates.view import DeploymentState
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-RUNNING = Seen("running", 1)
+RUNNING = DeploymentState("running", 1)
 EDGES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, None]
 
 
@@ -138,14 +138,14 @@ class Rollout:
     make: Maker
     extended: bool = True
     answers: Answers = as_it_is
-    seen: Callable[[int], tuple[Seen, Seen]] = lambda _: (RUNNING, RUNNING)
+    seen: Callable[[int], tuple[DeploymentState, DeploymentState]] = lambda _: (RUNNING, RUNNING)
     probe: Callable[[Served, Served], Probed] | None = None
-    act: Callable[[Record], Record] | None = None
+    act: Callable[[RolloutRecord], RolloutRecord] | None = None
     counts_callers: bool = False
     """Before the start the service publishes cancelled and refused requests and the callers of errors."""
     looks_behind: int = 0
     """Buckets that a look does not see yet (ingestion lag)."""
-    record: Record = field(default_factory=Record)
+    record: RolloutRecord = field(default_factory=RolloutRecord)
     rows: list[tuple[Served, Served]] = field(default_factory=list[tuple[Served, Served]])
     weights: list[int] = field(default_factory=list[int])
 

@@ -13,7 +13,7 @@ from tuneship.gates.canary import replay
 from tuneship.gates.evidence import LOG_UNCAPPED_TIER
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import GateReading, Look, Mark, Phase, Verdict
-from tuneship.gates.series import InFlight, Series, Unusable, read_series
+from tuneship.gates.series import InFlightAges, RolloutSeries, Unusable, read_series
 from tuneship.gates.split_check import LOG_MISMATCH, Drawn, drawn_requests, log_e_missing
 
 
@@ -151,7 +151,7 @@ def test_replay_knows_who_hung_at_each_look_though_the_series_forgot_it() -> Non
 
 
 def test_only_what_is_certainly_older_counts() -> None:
-    snapshot = InFlight((1000.0, 10_000.0, math.inf), (2, 5, 9))
+    snapshot = InFlightAges((1000.0, 10_000.0, math.inf), (2, 5, 9))
     young, old = (1000.0, 10_000.0, 3), (10_000.0, math.inf, 4)
     assert snapshot.older_than(500.0) == snapshot.older_than(1000.0) == [young, old]
     assert snapshot.older_than(1001.0) == snapshot.older_than(10_000.0) == [old]
@@ -161,7 +161,7 @@ def test_only_what_is_certainly_older_counts() -> None:
 # What the answer says.
 
 
-def read(change: Callable[[dict[str, Any]], None], **served: Any) -> Series:
+def read(change: Callable[[dict[str, Any]], None], **served: Any) -> RolloutSeries:
     one = answer({0: Served(10, 4, **served), 1: Served(5, 0, **served)}, end=2)
     change(one)
     return read_series(one, one, "1m")

@@ -19,7 +19,7 @@ from tuneship.gates.record import (
     to_line,
 )
 from tuneship.gates.series import read_series
-from tuneship.gates.view import Seen
+from tuneship.gates.view import DeploymentState
 
 BOTH = pytest.mark.parametrize("extended", [True, False], ids=["extension", "bare"])
 
@@ -163,7 +163,7 @@ def test_the_look_is_plain_json_with_every_limit_beside_its_value() -> None:
 def test_a_failed_candidate_goes_back_at_once() -> None:
     for status in ("failed", "deleting", "deleted", "missing"):
         rollout = Rollout(
-            plan_with(), Steady(), seen=lambda _, s=status: (RUNNING, Seen(s))
+            plan_with(), Steady(), seen=lambda _, s=status: (RUNNING, DeploymentState(s))
         ).begin()
         look = rollout.look()
         assert (look.verdict, look.reason) == (Verdict.ROLLBACK, "candidate_failed")
@@ -172,7 +172,9 @@ def test_a_failed_candidate_goes_back_at_once() -> None:
 @pytest.mark.parametrize("candidate", ["running", "failed"])
 def test_without_a_baseline_there_is_no_way_back(candidate: str) -> None:
     rollout = Rollout(
-        plan_with(), Steady(), seen=lambda _: (Seen("missing"), Seen(candidate))
+        plan_with(),
+        Steady(),
+        seen=lambda _: (DeploymentState("missing"), DeploymentState(candidate)),
     ).begin()
     look = rollout.look()
     assert (look.verdict, look.reason) == (Verdict.ABORT, "baseline_missing")
@@ -228,15 +230,17 @@ def test_an_early_warning_holds_the_exposure() -> None:
 
 
 UNFIT = {
-    "candidate updating": (RUNNING, Seen("updating")),
-    "baseline updating": (Seen("updating"), RUNNING),
-    "candidate without replicas": (RUNNING, Seen("running", 0)),
-    "baseline not to be asked": (Seen(None), RUNNING),
+    "candidate updating": (RUNNING, DeploymentState("updating")),
+    "baseline updating": (DeploymentState("updating"), RUNNING),
+    "candidate without replicas": (RUNNING, DeploymentState("running", 0)),
+    "baseline not to be asked": (DeploymentState(None), RUNNING),
 }
 
 
 @pytest.mark.parametrize("seen", UNFIT.values(), ids=UNFIT.keys())
-def test_weight_moves_only_between_running_deployments(seen: tuple[Seen, Seen]) -> None:
+def test_weight_moves_only_between_running_deployments(
+    seen: tuple[DeploymentState, DeploymentState],
+) -> None:
     rollout = Rollout(plan_with(), Steady(), seen=lambda _: seen).begin()
     for _ in range(8):
         assert rollout.look().verdict is Verdict.HOLD
@@ -494,7 +498,7 @@ def test_a_bake_with_the_baseline_gone_cannot_go_back() -> None:
     ).begin()
     while rollout.look().verdict is not Verdict.PROMOTE:
         pass
-    rollout.seen = lambda _: (Seen("missing"), RUNNING)
+    rollout.seen = lambda _: (DeploymentState("missing"), RUNNING)
     look = rollout.look()
     assert (look.verdict, look.reason) == (Verdict.ABORT, "baseline_missing")
 

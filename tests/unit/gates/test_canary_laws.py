@@ -12,12 +12,12 @@ from tuneship.gates.record import (
     ApprovalAnswered,
     Look,
     Phase,
-    Record,
+    RolloutRecord,
     Verdict,
     from_lines,
     to_line,
 )
-from tuneship.gates.view import Seen
+from tuneship.gates.view import DeploymentState
 
 
 class Chaos:
@@ -43,8 +43,10 @@ class Chaos:
             return baseline, {}
         return baseline, candidate
 
-    def seen(self, _: int) -> tuple[Seen, Seen]:
-        return RUNNING, self.random.choice([RUNNING] * 6 + [Seen("updating"), Seen(None)])
+    def seen(self, _: int) -> tuple[DeploymentState, DeploymentState]:
+        return RUNNING, self.random.choice(
+            [RUNNING] * 6 + [DeploymentState("updating"), DeploymentState(None)]
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -63,7 +65,7 @@ def test_weights_only_climb_the_steps_or_drop_to_zero(
         approval="required" if asked else "never",
     )
 
-    def answer(record: Record) -> Record:
+    def answer(record: RolloutRecord) -> RolloutRecord:
         is_waiting = record.phase is Phase.WAIT and record.answer is None
         return (
             record.plus(ApprovalAnswered("promote"))
@@ -116,7 +118,7 @@ def test_more_candidate_errors_never_turn_a_hold_or_rollback_into_an_advance(
         if rollout.look().verdict is Verdict.ROLLBACK:
             break
     before = rollout.record.looks[-1]
-    rollout.record = Record(rollout.record.facts[: rollout.record.facts.index(before)])
+    rollout.record = RolloutRecord(rollout.record.facts[: rollout.record.facts.index(before)])
     bucket = chaos.random.randrange(len(rollout.rows))
     baseline, candidate = rollout.rows[bucket]
     worse = Served(

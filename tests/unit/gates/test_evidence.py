@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tuneship.gates import evidence
-from tuneship.gates.evidence import Counts, Limits, Term
+from tuneship.gates.evidence import BucketCounts, Limits, Term
 
 ERROR = Limits(ratio=1.5, harm=0.01, ok=0.02)
 LOG_20 = math.log(20.0)
 
 
 @st.composite
-def buckets(draw: st.DrawFn, most: int = 12) -> list[Counts]:
-    def one() -> Counts:
+def buckets(draw: st.DrawFn, most: int = 12) -> list[BucketCounts]:
+    def one() -> BucketCounts:
         n_c, n_b = draw(st.integers(0, 300)), draw(st.integers(0, 600))
-        return Counts(n_c, draw(st.integers(0, n_c)), n_b, draw(st.integers(0, n_b)))
+        return BucketCounts(n_c, draw(st.integers(0, n_c)), n_b, draw(st.integers(0, n_b)))
 
     return [one() for _ in range(draw(st.integers(1, most)))]
 
@@ -35,7 +35,7 @@ limits = st.builds(
 
 
 def harm_from(
-    counts: Sequence[Counts],
+    counts: Sequence[BucketCounts],
     gate: Limits,
     *,
     absolute_only: bool = False,
@@ -70,7 +70,7 @@ def test_the_absolute_half_alone_needs_the_tabled_number_of_requests(
     def first_proven(bad: int) -> int:
         n = bad
         while True:
-            logs = evidence._pass_logs((Counts(n, bad),), Limits(1.5, 0.01, ok))[:9]
+            logs = evidence._pass_logs((BucketCounts(n, bad),), Limits(1.5, 0.01, ok))[:9]
             if sum(map(math.exp, logs)) / 18 >= 10.0:
                 return n
             n += 1
@@ -79,7 +79,7 @@ def test_the_absolute_half_alone_needs_the_tabled_number_of_requests(
 
 
 def test_three_failures_of_three_refute_the_margin_and_two_buckets_alone_do_not() -> None:
-    failing = Counts(1, 1)
+    failing = BucketCounts(1, 1)
     assert harm_from([failing] * 2, ERROR, absolute_only=True).log_u >= LOG_20
     assert harm_from([failing] * 2, ERROR, absolute_only=True).log_e < LOG_20
     assert harm_from([failing] * 3, ERROR, absolute_only=True).log_e >= LOG_20
@@ -117,7 +117,7 @@ def test_without_any_bucket_there_is_no_evidence_either_way() -> None:
 
 
 def decimal_values(
-    counts: Sequence[Counts], gate: Limits, *, charge_falls: bool
+    counts: Sequence[BucketCounts], gate: Limits, *, charge_falls: bool
 ) -> tuple[Decimal, Decimal, Decimal]:
     """(min of the capped halves, min of the uncapped halves, E_ok) by the formulas as they are written."""
     getcontext().prec = 50
@@ -145,7 +145,7 @@ def decimal_values(
     return min(capped), min(e), (sum(pass_absolute) + sum(pass_relative)) / 18
 
 
-def decimal_ratio(b: Counts, r: Decimal, rho: Decimal) -> Decimal:
+def decimal_ratio(b: BucketCounts, r: Decimal, rho: Decimal) -> Decimal:
     if not (b.n_c and b.n_b):
         return Decimal(1)
     th0 = r * b.n_c / (r * b.n_c + b.n_b)
@@ -156,7 +156,7 @@ def decimal_ratio(b: Counts, r: Decimal, rho: Decimal) -> Decimal:
 @settings(max_examples=60, deadline=None)
 @given(buckets(most=6), limits, st.booleans())
 def test_all_values_equal_a_computation_with_fifty_digits(
-    counts: list[Counts], gate: Limits, charge_falls: bool
+    counts: list[BucketCounts], gate: Limits, charge_falls: bool
 ) -> None:
     capped, uncapped, ok = decimal_values(counts, gate, charge_falls=charge_falls)
     found = harm_from(counts, gate, charge_falls=charge_falls)
@@ -166,16 +166,16 @@ def test_all_values_equal_a_computation_with_fifty_digits(
 
 
 def test_evidence_beyond_the_largest_float_stays_a_number() -> None:
-    found = harm_from([Counts(10**6, 10**6, 10**6, 0)], ERROR)
+    found = harm_from([BucketCounts(10**6, 10**6, 10**6, 0)], ERROR)
     assert 1e5 < found.log_u < math.inf
-    assert evidence.log_e_ok([Counts(10**9, 0, 10**9, 10**7)], ERROR) < math.inf
+    assert evidence.log_e_ok([BucketCounts(10**9, 0, 10**9, 10**7)], ERROR) < math.inf
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_a_single_factor_is_the_likelihood_ratio_of_scipy(n: int, data: st.DataObject) -> None:
     x = data.draw(st.integers(0, n))
-    factor = evidence._absolute_factor(Counts(n, x), 0.02)
+    factor = evidence._absolute_factor(BucketCounts(n, x), 0.02)
     assert factor is not None
     rates = np.minimum(0.02 * np.array(evidence.GRID), 0.9)
     expected = stats.binom.logpmf(x, n, rates) - stats.binom.logpmf(x, n, 0.02)
@@ -187,7 +187,7 @@ def test_a_single_factor_is_the_likelihood_ratio_of_scipy(n: int, data: st.DataO
 def test_the_relative_half_is_the_conditional_binomial_of_scipy(
     n_c: int, n_b: int, data: st.DataObject
 ) -> None:
-    b = Counts(n_c, data.draw(st.integers(0, n_c)), n_b, data.draw(st.integers(0, n_b)))
+    b = BucketCounts(n_c, data.draw(st.integers(0, n_c)), n_b, data.draw(st.integers(0, n_b)))
     found = evidence._relative(b, 1.5, evidence.GRID, evidence.LOG_GRID)
     grid = 1.5 * np.array(evidence.GRID) * n_c
     th, th0 = grid / (grid + n_b), 1.5 * n_c / (1.5 * n_c + n_b)
@@ -202,13 +202,13 @@ def test_the_relative_half_is_the_conditional_binomial_of_scipy(
 @settings(max_examples=60, deadline=None)
 @given(buckets(most=6), limits, st.integers(2, 5))
 def test_splitting_a_bucket_at_the_same_ratio_changes_no_uncapped_value(
-    counts: list[Counts], gate: Limits, parts: int
+    counts: list[BucketCounts], gate: Limits, parts: int
 ) -> None:
-    whole = [Counts(b.n_c * parts, b.x_c, b.n_b * parts, b.x_b) for b in counts]
-    split: list[Counts] = []
+    whole = [BucketCounts(b.n_c * parts, b.x_c, b.n_b * parts, b.x_b) for b in counts]
+    split: list[BucketCounts] = []
     for b in counts:
-        pieces = [Counts(b.n_c, 0, b.n_b, 0)] * (parts - 1)
-        split += [Counts(b.n_c, b.x_c, b.n_b, b.x_b), *pieces]
+        pieces = [BucketCounts(b.n_c, 0, b.n_b, 0)] * (parts - 1)
+        split += [BucketCounts(b.n_c, b.x_c, b.n_b, b.x_b), *pieces]
     assert harm_from(whole, gate).log_u == pytest.approx(
         harm_from(split, gate).log_u, rel=1e-9, abs=1e-7
     )
@@ -218,8 +218,10 @@ def test_splitting_a_bucket_at_the_same_ratio_changes_no_uncapped_value(
 
 
 @given(buckets(), limits, st.integers(0, 12))
-def test_an_empty_bucket_changes_nothing(counts: list[Counts], gate: Limits, place: int) -> None:
-    padded = [*counts[:place], Counts(0, 0), *counts[place:]]
+def test_an_empty_bucket_changes_nothing(
+    counts: list[BucketCounts], gate: Limits, place: int
+) -> None:
+    padded = [*counts[:place], BucketCounts(0, 0), *counts[place:]]
     assert harm_from(padded, gate) == harm_from(counts, gate)
     assert evidence.log_e_ok(padded, gate) == evidence.log_e_ok(counts, gate)
     assert evidence.early_z(padded, gate) == evidence.early_z(counts, gate)
@@ -227,7 +229,7 @@ def test_an_empty_bucket_changes_nothing(counts: list[Counts], gate: Limits, pla
 
 @given(buckets(), limits, st.lists(st.integers(0, 12), max_size=4, unique=True))
 def test_what_is_remembered_of_earlier_looks_changes_no_number(
-    counts: list[Counts], gate: Limits, starts: list[int]
+    counts: list[BucketCounts], gate: Limits, starts: list[int]
 ) -> None:
     terms, idle = evidence.step_terms(sorted(starts), 4)
     looks = [evidence.harm(counts[:seen], gate, terms, idle) for seen in range(1, len(counts) + 1)]
@@ -236,7 +238,7 @@ def test_what_is_remembered_of_earlier_looks_changes_no_number(
 
 
 @given(buckets(), limits)
-def test_the_cap_only_lowers_evidence(counts: list[Counts], gate: Limits) -> None:
+def test_the_cap_only_lowers_evidence(counts: list[BucketCounts], gate: Limits) -> None:
     """At every bucket, so that the limit on false rollbacks is that of the evidence without the cap."""
     for seen in range(1, len(counts) + 1):
         found, first = (
@@ -247,7 +249,7 @@ def test_the_cap_only_lowers_evidence(counts: list[Counts], gate: Limits) -> Non
 
 
 def test_a_fall_uses_up_what_the_cap_cut_off_before_it_lowers_the_evidence() -> None:
-    bad, good = Counts(75, 7), Counts(75, 0)
+    bad, good = BucketCounts(75, 7), BucketCounts(75, 0)
     once = harm_from([bad], ERROR, absolute_only=True)
     assert once.log_e == pytest.approx(math.log(4.0))
     after = harm_from([bad, good], ERROR, absolute_only=True)
@@ -259,28 +261,28 @@ def test_a_fall_uses_up_what_the_cap_cut_off_before_it_lowers_the_evidence() -> 
 
 
 def test_one_burst_multiplies_the_evidence_by_four_at_most() -> None:
-    assert harm_from([Counts(30, 30, 570, 2)], ERROR).log_e == pytest.approx(math.log(4.0))
+    assert harm_from([BucketCounts(30, 30, 570, 2)], ERROR).log_e == pytest.approx(math.log(4.0))
 
 
 def test_the_warning_stays_on_until_evidence_falls_below_two() -> None:
-    rising = [Counts(10, 1, 90, 0)] * 4
+    rising = [BucketCounts(10, 1, 90, 0)] * 4
     on = harm_from(rising, ERROR, absolute_only=True)
     assert on.warned
     assert on.log_e >= math.log(5.0)
-    between = harm_from([*rising, Counts(100, 0)], ERROR, absolute_only=True)
+    between = harm_from([*rising, BucketCounts(100, 0)], ERROR, absolute_only=True)
     assert between.warned
     assert math.log(2.0) <= between.log_e < math.log(5.0)
-    assert not harm_from([*rising, Counts(600, 0)], ERROR, absolute_only=True).warned
+    assert not harm_from([*rising, BucketCounts(600, 0)], ERROR, absolute_only=True).warned
 
 
 def test_two_bad_answers_never_warn_by_z() -> None:
-    assert not evidence.early_warning([Counts(10, 2, 1000, 0)], ERROR)
-    assert evidence.early_warning([Counts(10, 3, 1000, 0)], ERROR)
+    assert not evidence.early_warning([BucketCounts(10, 2, 1000, 0)], ERROR)
+    assert evidence.early_warning([BucketCounts(10, 3, 1000, 0)], ERROR)
 
 
 def test_pooling_steps_of_different_weight_does_not_warn() -> None:
     """A shared incident while the candidate had 5 %, then health at 75 %: each bucket is compared with itself."""
-    shared = [Counts(30, 3, 570, 57)] * 5 + [Counts(450, 2, 150, 1)] * 5
+    shared = [BucketCounts(30, 3, 570, 57)] * 5 + [BucketCounts(450, 2, 150, 1)] * 5
     assert not evidence.early_warning(shared, ERROR)
 
 
@@ -290,7 +292,7 @@ def test_pooling_steps_of_different_weight_does_not_warn() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 2), st.integers(0, 20))
 def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_b: int) -> None:
-    counts = [Counts(n, min(x, n), 3 * n, min(x_b, 3 * n))]
+    counts = [BucketCounts(n, min(x, n), 3 * n, min(x_b, 3 * n))]
     needed = evidence.requests_to_proof(counts, ERROR)
     logs = evidence._pass_logs(tuple(counts), ERROR)
     if needed is None:
@@ -302,7 +304,10 @@ def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_
 
 
 def test_a_rate_on_the_margin_is_never_called_provable() -> None:
-    assert evidence.requests_to_proof([Counts(1000, 20, 1000, 10)], Limits(1.5, 0.01, 0.01)) is None
+    assert (
+        evidence.requests_to_proof([BucketCounts(1000, 20, 1000, 10)], Limits(1.5, 0.01, 0.01))
+        is None
+    )
 
 
 # The promise: no more than 5 % false rollbacks, however often one looks. An independent vectorised implementation.
@@ -369,7 +374,7 @@ def test_the_vectorised_paths_are_what_the_gates_compute() -> None:
     logs = log_harm_paths(*columns, [0, 5, 10, 15])
     for path in range(40):
         counts = [
-            Counts(*map(int, cell))
+            BucketCounts(*map(int, cell))
             for cell in zip(*(column[path] for column in columns), strict=True)
         ]
         for seen in (1, 6, 13, 20):
@@ -384,7 +389,9 @@ def test_a_candidate_on_the_pass_margin_is_seldom_proven_at_look_twenty() -> Non
     proven = 0
     for _ in range(400):
         counts = [
-            Counts(n, int(random.binomial(n, 0.02)), 300 - n, int(random.binomial(300 - n, 0.0133)))
+            BucketCounts(
+                n, int(random.binomial(n, 0.02)), 300 - n, int(random.binomial(300 - n, 0.0133))
+            )
             for n in np.repeat([15, 75, 150, 225], 5).tolist()
         ]
         proven += evidence.log_e_ok(counts, ERROR) >= evidence.LOG_PROVEN

@@ -12,7 +12,7 @@ from tuneship.gates.evidence import Limits
 from tuneship.gates.kinds import BAD_ANSWERS, GATES, GateKind, is_repetitive
 from tuneship.gates.plan import AnswerGate, CallerGates, LatencyGates, QualityGates
 from tuneship.gates.readings import choose_gates, limits_of
-from tuneship.gates.record import Gate, Probed, Record, Verdict
+from tuneship.gates.record import Gate, Probed, RolloutRecord, Verdict
 
 LIMITS = {"ratio": 2.0, "harm": 0.125, "ok": 0.25}
 DRIVER = {"prompts": "prompts.jsonl", "requests_per_second": 5.0}
@@ -86,7 +86,9 @@ def test_a_gate_of_an_older_version_that_is_still_in_a_record_is_never_proven() 
     rollout = Rollout(plan_with(traffic=DRIVER), Steady(), probe=_counted_for(*BAD_ANSWERS)).begin()
     begun = rollout.record.begun
     echo = Gate("phi_echo", "quality", "probes", "active")
-    rollout.record = Record((replace(begun, gates=(*begun.gates, echo)), *rollout.record.facts[1:]))
+    rollout.record = RolloutRecord(
+        (replace(begun, gates=(*begun.gates, echo)), *rollout.record.facts[1:])
+    )
     last = rollout.run(most=30)
     reading = next(gate for gate in last.gates if gate.name == "phi_echo")
     assert (reading.state, rollout.record.weight < 100) == ("not_evaluated", True)

@@ -17,25 +17,29 @@ from tuneship.gates.latency import (
     share_above,
     slow_requests,
 )
-from tuneship.gates.series import Bucket, Series, Traffic
+from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 INFINITE = tuple(math.inf if edge is None else float(edge) for edge in EDGES)
 
 
-def quantiles(requests: int, p50: float, p95: float, p99: float) -> Traffic:
-    return Traffic(requests=requests, quantiles_ms=(p50, p95, p99))
+def quantiles(requests: int, p50: float, p95: float, p99: float) -> ArmTraffic:
+    return ArmTraffic(requests=requests, quantiles_ms=(p50, p95, p99))
 
 
-def histogram(latency: np.ndarray) -> Traffic:
+def histogram(latency: np.ndarray) -> ArmTraffic:
     counts = tuple(int((latency <= edge).sum()) for edge in INFINITE)
-    return Traffic(requests=len(latency), histogram=counts)
+    return ArmTraffic(requests=len(latency), histogram=counts)
 
 
-def series_of(baseline: list[Traffic], *, edges: tuple[float, ...] | None = None) -> Series:
+def series_of(
+    baseline: list[ArmTraffic], *, edges: tuple[float, ...] | None = None
+) -> RolloutSeries:
     buckets = tuple(
         Bucket(START + timedelta(minutes=i + 1), one, one) for i, one in enumerate(baseline)
     )
-    return Series(buckets, START, {}, {"baseline": edges, "candidate": edges}, counts_empty=False)
+    return RolloutSeries(
+        buckets, START, {}, {"baseline": edges, "candidate": edges}, counts_empty=False
+    )
 
 
 def test_the_line_meets_the_three_quantiles() -> None:
@@ -64,7 +68,7 @@ def test_equal_quantiles_are_a_step_and_zero_latency_is_no_error() -> None:
 
 
 def test_an_edge_at_the_threshold_is_exact_and_beyond_the_last_edge_all_is_slow() -> None:
-    one = Traffic(requests=10, histogram=(2, 7, 9, 10))
+    one = ArmTraffic(requests=10, histogram=(2, 7, 9, 10))
     edges = (100.0, 200.0, 400.0, math.inf)
     assert share_above(one, edges, 200.0) == pytest.approx(0.3)
     assert share_above(one, edges, 50.0) == pytest.approx(0.9)
@@ -113,7 +117,7 @@ def test_a_stall_just_before_the_start_does_not_blind_the_latency_gates(
 ) -> None:
     random = np.random.default_rng(9)
 
-    def minute(scale: float) -> Traffic:
+    def minute(scale: float) -> ArmTraffic:
         drawn = random.lognormal(6.0, 0.5, 300) * scale
         if has_histograms:
             return histogram(drawn)
@@ -156,5 +160,5 @@ def test_merged_histograms_give_thresholds_that_five_percent_exceed() -> None:
 
 
 def test_a_bucket_whose_answers_all_failed_has_no_latency_and_counts_none() -> None:
-    series = series_of([Traffic(requests=5, errors=5), quantiles(300, 400.0, 900.0, 1500.0)])
+    series = series_of([ArmTraffic(requests=5, errors=5), quantiles(300, 400.0, 900.0, 1500.0)])
     assert slow_requests(series, series.buckets, "candidate", 900.0) == [0, 15]

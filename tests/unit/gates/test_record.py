@@ -8,8 +8,8 @@ from tuneship.gates.record import (
     Ended,
     Phase,
     Probed,
-    Record,
     Resumed,
+    RolloutRecord,
     SplitConfirmed,
     from_lines,
     to_line,
@@ -17,7 +17,7 @@ from tuneship.gates.record import (
 )
 
 
-def recorded() -> Record:
+def recorded() -> RolloutRecord:
     rollout = Rollout(plan_with(bake_looks=2), Steady()).begin()
     rollout.run()
     extra = (Probed(1, 2, candidate_bad={"empty": 1}), Resumed("ada"), Ended("promoted", "none"))
@@ -42,7 +42,7 @@ def test_a_line_torn_by_a_kill_is_left_out_and_damage_elsewhere_is_told() -> Non
 
 
 def test_the_phase_follows_the_confirmed_split() -> None:
-    record = Record()
+    record = RolloutRecord()
     phases = [record.phase]
     for fact in (
         SplitConfirmed(5, START),
@@ -56,13 +56,13 @@ def test_the_phase_follows_the_confirmed_split() -> None:
 
 
 def test_a_split_confirmed_twice_began_once() -> None:
-    record = Record((SplitConfirmed(5, START), SplitConfirmed(5, None)))
+    record = RolloutRecord((SplitConfirmed(5, START), SplitConfirmed(5, None)))
     assert record.step_marks()[5].at == START
 
 
 def test_a_record_that_never_began_says_so() -> None:
     with pytest.raises(ValueError, match="began"):
-        _ = Record().begun
+        _ = RolloutRecord().begun
 
 
 def test_a_fact_as_a_mapping_is_plain_json() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.gates.rollouts import Served, answer
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.frames import series_frame
-from tuneship.gates.series import Series, Traffic, Unusable, read_series
+from tuneship.gates.series import ArmTraffic, RolloutSeries, Unusable, read_series
 
 ROWS = {0: Served(100, 1, empty=2, output=900.0), 1: Served(50, 0, output=400.0), 2: Served(0)}
 
@@ -22,7 +22,7 @@ def both(
     return answer(rows, end=end, extended=extended), answer(rows, end=end, extended=extended)
 
 
-def counts(series: Series) -> list[tuple[int, int]]:
+def counts(series: RolloutSeries) -> list[tuple[int, int]]:
     return [(b.candidate.requests, b.candidate.errors) for b in series.buckets]
 
 
@@ -225,5 +225,5 @@ def test_a_deployment_unknown_to_one_metric_has_no_traffic_there() -> None:
     raw = json.loads(json.dumps(both()[0]))
     del raw["metrics"]["token_usage"]
     series = read_series(raw, raw, "1m")
-    assert series.buckets[2].candidate == Traffic()
+    assert series.buckets[2].candidate == ArmTraffic()
     assert not series.counts_empty

@@ -13,7 +13,7 @@ from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import (
     Look,
     Phase,
-    Record,
+    RolloutRecord,
     ThresholdReading,
     Verdict,
     from_lines,
@@ -162,11 +162,11 @@ def test_thresholds_never_bring_a_candidate_further(
 
 def test_a_record_keeps_the_thresholds_and_reads_older_lines_without_them() -> None:
     look = looked(served(errors=5), {"error_rate_percentage": 2.0})
-    assert from_lines([to_line(look)]) == Record((look,))
+    assert from_lines([to_line(look)]) == RolloutRecord((look,))
     plain = replace(look, thresholds=())
     line = to_line(plain).replace('"thresholds":[],', "")
     assert "thresholds" not in line.replace("threshold:", "")
-    assert from_lines([line]) == Record((plain,))
+    assert from_lines([line]) == RolloutRecord((plain,))
 
 
 @pytest.mark.parametrize(

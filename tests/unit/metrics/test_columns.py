@@ -12,27 +12,29 @@ from hypothesis import strategies as st
 
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder
-from tuneship.metrics.windows import Window
+from tuneship.metrics.windows import MetricWindow
 
 LATENCIES = st.floats(0.02, 500_000)
-REQUESTS = st.lists(st.tuples(st.sampled_from(list(Outcome)), LATENCIES), max_size=30)
+REQUESTS = st.lists(st.tuples(st.sampled_from(list(RequestOutcome)), LATENCIES), max_size=30)
 
 
 @dataclass
 class Sample:
     """What a merged row must say, from the requests themselves."""
 
-    requests: list[tuple[Outcome, float]]
+    requests: list[tuple[RequestOutcome, float]]
 
     @property
     def latencies(self) -> list[float]:
-        return sorted(latency for outcome, latency in self.requests if outcome is Outcome.SUCCESS)
+        return sorted(
+            latency for outcome, latency in self.requests if outcome is RequestOutcome.SUCCESS
+        )
 
 
-def window_of(requests: Sequence[tuple[Outcome, float]]) -> Window:
-    window = Window()
+def window_of(requests: Sequence[tuple[RequestOutcome, float]]) -> MetricWindow:
+    window = MetricWindow()
     for outcome, latency in requests:
         caller = caller_of((outcome, latency))
         window.add(
@@ -43,11 +45,11 @@ def window_of(requests: Sequence[tuple[Outcome, float]]) -> Window:
     return window
 
 
-def caller_of(request: tuple[Outcome, float]) -> int:
+def caller_of(request: tuple[RequestOutcome, float]) -> int:
     return int(request[1]) % 7
 
 
-def derived(windows: Sequence[Window]) -> Columns:
+def derived(windows: Sequence[MetricWindow]) -> Columns:
     return columns.grouped(columns.from_windows(windows), np.arange(len(windows)))[1]
 
 
@@ -55,7 +57,7 @@ def derived(windows: Sequence[Window]) -> Columns:
 @example([1.0] * 21)
 @example([0.02, 500_000.0])
 def test_percentiles_are_within_one_percent_of_the_exact_ones(latencies: list[float]) -> None:
-    [row] = derived([window_of([(Outcome.SUCCESS, one) for one in latencies])]).facts
+    [row] = derived([window_of([(RequestOutcome.SUCCESS, one) for one in latencies])]).facts
     for name, quantile in QUANTILES.items():
         exact = sorted(latencies)[math.floor(quantile * (len(latencies) - 1))]
         assert row[name] == pytest.approx(exact, rel=0.01 + 1e-9)
@@ -63,7 +65,7 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(latencies: list[fl
 
 @given(st.lists(st.tuples(st.integers(0, 3), REQUESTS), min_size=1, max_size=12))
 def test_a_merged_row_says_what_its_requests_say(
-    parts: list[tuple[int, list[tuple[Outcome, float]]]],
+    parts: list[tuple[int, list[tuple[RequestOutcome, float]]]],
 ) -> None:
     stored = derived([window_of(requests) for _, requests in parts]).encoded()
     places, found = columns.grouped(
@@ -72,13 +74,15 @@ def test_a_merged_row_says_what_its_requests_say(
     assert places.tolist() == sorted({place for place, _ in parts})
     for place, row in zip(places, found.facts, strict=True):
         own = [request for into, requests in parts if into == place for request in requests]
-        counted = [one for one in own if one[0] in (Outcome.SUCCESS, Outcome.SERVER_ERROR)]
+        counted = [
+            one for one in own if one[0] in (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
+        ]
         exact = Sample(own).latencies
         assert row["requests"] == len(counted)
         outcomes = Counter(outcome for outcome, _ in own)
-        assert row["cancelled"] == outcomes[Outcome.CANCELLED]
-        assert row["refused"] == outcomes[Outcome.REFUSED]
-        failed = {caller_of(one) for one in own if one[0] is Outcome.SERVER_ERROR}
+        assert row["cancelled"] == outcomes[RequestOutcome.CANCELLED]
+        assert row["refused"] == outcomes[RequestOutcome.REFUSED]
+        failed = {caller_of(one) for one in own if one[0] is RequestOutcome.SERVER_ERROR}
         assert row["error_callers"] == len(failed)
         assert columns.is_some(found.facts[places == place]).tolist() == [bool(own)]
         assert row["errors"] == len(counted) - len(exact)
@@ -92,7 +96,7 @@ def test_a_merged_row_says_what_its_requests_say(
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
 def test_what_was_stored_is_read_again_bit_for_bit(
-    windows: list[list[tuple[Outcome, float]]],
+    windows: list[list[tuple[RequestOutcome, float]]],
 ) -> None:
     whole = derived([window_of(one) for one in windows])
     again = columns.from_stored(whole.encoded())
@@ -111,7 +115,7 @@ def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int)
 
     def stored(own: list[int]) -> bytes:
         errors = 2 * len(own)  # an estimate is never more than there are errors
-        window = Window(request_count=errors, error_count=errors, error_callers=set(own))
+        window = MetricWindow(request_count=errors, error_count=errors, error_callers=set(own))
         return derived([window]).encoded()[0]
 
     whole = stored(numbers)
@@ -130,7 +134,7 @@ def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int)
 
 @given(REQUESTS)
 def test_the_histogram_is_cumulative_and_ends_with_every_success(
-    requests: list[tuple[Outcome, float]],
+    requests: list[tuple[RequestOutcome, float]],
 ) -> None:
     [row] = derived([window_of(requests)]).facts
     exact = Sample(requests).latencies
@@ -143,7 +147,7 @@ def test_the_histogram_is_cumulative_and_ends_with_every_success(
 
 @pytest.mark.parametrize("latency", [0.0, 1e-9, 1e12])
 def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
-    [row] = derived([window_of([(Outcome.SUCCESS, latency)])]).facts
+    [row] = derived([window_of([(RequestOutcome.SUCCESS, latency)])]).facts
     assert row["histogram"][-1] == 1
 
 

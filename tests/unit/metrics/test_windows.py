@@ -8,46 +8,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import Window, merged
+from tuneship.metrics.windows import MetricWindow, merged
 
-OBSERVATION = Observation("dep_a", "", 100.5, Outcome.SUCCESS, 10.0, 3, 4)
-OUTCOMES = st.sampled_from(list(Outcome))
+OBSERVATION = Observation("dep_a", "", 100.5, RequestOutcome.SUCCESS, 10.0, 3, 4)
+OUTCOMES = st.sampled_from(list(RequestOutcome))
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> Window:
-    window = Window()
+def windows(draw: st.DrawFn) -> MetricWindow:
+    window = MetricWindow()
     for outcome, latency in draw(st.lists(st.tuples(OUTCOMES, st.integers(0, 10**6)), max_size=20)):
         window.add(replace(OBSERVATION, outcome=outcome, latency_ms=float(latency)))
     return window
 
 
 @given(windows(), windows(), windows())
-def test_merging_is_associative_and_loses_nothing(one: Window, two: Window, three: Window) -> None:
+def test_merging_is_associative_and_loses_nothing(
+    one: MetricWindow, two: MetricWindow, three: MetricWindow
+) -> None:
     left = merged((merged((one, two)), three))
     assert left == merged((one, merged((two, three)))) == merged((three, two, one))
     assert left.request_count == one.request_count + two.request_count + three.request_count
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.REFUSED])
-def test_what_ends_without_an_answer_is_counted_apart_and_is_no_request(outcome: Outcome) -> None:
-    window = Window()
+@pytest.mark.parametrize("outcome", [RequestOutcome.CANCELLED, RequestOutcome.REFUSED])
+def test_what_ends_without_an_answer_is_counted_apart_and_is_no_request(
+    outcome: RequestOutcome,
+) -> None:
+    window = MetricWindow()
     window.add(replace(OBSERVATION, outcome=outcome))
     assert not window.is_empty
-    expected = Window()
+    expected = MetricWindow()
     setattr(expected, f"{outcome}_count", 1)
     assert window == expected
 
 
 def test_callers_are_counted_once_and_only_among_the_errors() -> None:
-    window = Window()
-    for outcome in Outcome:
+    window = MetricWindow()
+    for outcome in RequestOutcome:
         for caller in (1, 2, 2):
             window.add(replace(OBSERVATION, outcome=outcome, caller=caller * len(outcome)))
-    window.add(replace(OBSERVATION, outcome=Outcome.SERVER_ERROR))  # of nobody
-    number = len(Outcome.SERVER_ERROR)
+    window.add(replace(OBSERVATION, outcome=RequestOutcome.SERVER_ERROR))  # of nobody
+    number = len(RequestOutcome.SERVER_ERROR)
     assert window.error_callers == {number, 2 * number}
 
 
@@ -59,22 +63,22 @@ def test_a_callers_number_is_the_same_in_one_process_and_another_in_the_next() -
 
 
 def test_an_error_counts_as_request_and_has_no_latency() -> None:
-    window = Window()
-    window.add(replace(OBSERVATION, outcome=Outcome.SERVER_ERROR))
+    window = MetricWindow()
+    window.add(replace(OBSERVATION, outcome=RequestOutcome.SERVER_ERROR))
     assert (window.request_count, window.error_count, sum(window.latencies.values())) == (1, 1, 0)
 
 
 def test_a_blank_completion_is_a_success_that_is_counted_apart() -> None:
-    window = Window()
+    window = MetricWindow()
     window.add(replace(OBSERVATION, is_empty=True))
     assert (sum(window.latencies.values()), window.empty_count, window.error_count) == (1, 1, 0)
 
 
 def test_a_recorder_loses_nothing_while_it_is_emptied() -> None:
-    recorder, stored = Recorder(), Window()
+    recorder, stored = Recorder(), MetricWindow()
     done = threading.Event()
 
-    def store(taken: Mapping[WindowKey, Window]) -> None:
+    def store(taken: Mapping[WindowKey, MetricWindow]) -> None:
         stored.merge(merged(taken.values()))
 
     def empty() -> None:
@@ -101,13 +105,13 @@ def test_what_could_not_be_stored_is_kept_and_counted_once() -> None:
     recorder = Recorder()
     recorder.record(OBSERVATION)
 
-    def refuse(taken: Mapping[WindowKey, Window]) -> None:
+    def refuse(taken: Mapping[WindowKey, MetricWindow]) -> None:
         recorder.record(OBSERVATION)  # goes on meanwhile
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         recorder.hand_over(refuse)
-    taken: dict[WindowKey, Window] = {}
+    taken: dict[WindowKey, MetricWindow] = {}
     recorder.hand_over(taken.update)
     assert {key.start: window.request_count for key, window in taken.items()} == {100: 2}
     recorder.hand_over(lambda windows: pytest.fail("nothing was left"))

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.waiting import until
-from tuneship.runtime import replicas
+from tuneship.runtime import replica_set as replicas
 from tuneship.runtime.intrusion_targets import Targets, opened
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.workers import Worker, WorkerSpec
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.service.access.isolation import training_places, worker_folder
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs import warm_trainer
-from tuneship.training.spec import SPEC_FILE, Hyperparameters, Order, TrainingSpec
+from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
 
 INTRUSION = "tuneship.runtime.intrusion"
 SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
@@ -48,11 +48,11 @@ threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 IN_RANK = AS_TRAINER + (
     """
 import json, subprocess
-from tuneship.training import ranks
+from tuneship.training import distributed as ranks
 
 class Popen(subprocess.Popen):
     def __init__(self, command, **options):
-        at = command.index("tuneship.training.rank")
+        at = command.index("tuneship.training.worker_rank")
         fields = json.loads(targets) | {"descriptors": options["pass_fds"]}
         super().__init__([*command[:at], "tuneship.runtime.intrusion", json.dumps(fields)], **options)
 
@@ -129,7 +129,7 @@ class Installation:
             validation_frequency=1,
             max_runtime_seconds=600,
             threads=1,
-            hyperparameters=Hyperparameters(0.1, 1, 1, 0, 4, 8, 0.0, ("all-linear",), 1),
+            hyperparameters=ResolvedHyperparameters(0.1, 1, 1, 0, 4, 8, 0.0, ("all-linear",), 1),
         )
         (folder / SPEC_FILE).write_text(spec.to_json())
         return Order(folder)
@@ -180,7 +180,7 @@ class Stage:
 
     def found(self, spec: WorkerSpec) -> dict[str, str]:
         """By the way that was tried: how it went."""
-        worker = Processes(isolated=True).start(spec)
+        worker = LocalProcesses(isolated=True).start(spec)
         until(lambda: worker.exit_code() is not None)
         text = spec.log.read_text()
         assert worker.exit_code() == 0, text[-3000:]
@@ -193,7 +193,7 @@ def staged(folder: Path, modules: Path) -> Iterator[Stage]:
     installation = Installation(folder)
     (modules / "sleeper.py").write_text(SLEEPER)
     log = modules / "sleeper.log"
-    sibling = Processes(isolated=True).start(WorkerSpec("sleeper", (), log))
+    sibling = LocalProcesses(isolated=True).start(WorkerSpec("sleeper", (), log))
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         until(lambda: log.read_text() == "asleep\n")

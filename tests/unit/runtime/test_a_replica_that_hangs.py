@@ -7,11 +7,11 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.runtime import replica
-from tuneship.runtime.groups import Adapter
-from tuneship.runtime.replicas import BaseReplicas, ReplicaPool
-from tuneship.serving import line
-from tuneship.serving.line import ReplicaLost
+from tuneship.runtime import replica_handle as replica
+from tuneship.runtime.replica_protocol import Adapter
+from tuneship.runtime.replica_set import ReplicaPool, ReplicaSet
+from tuneship.serving import replica_client as line
+from tuneship.serving.replica_client import ReplicaLost
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def pool(engines: PlayedEngines, tmp_path: Path) -> ReplicaPool:
     return ReplicaPool(engines, tmp_path)
 
 
-async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> BaseReplicas:
+async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
     group = pool.of(base)
     await group.ready(None)
     engines.replicas[0].hangs = True

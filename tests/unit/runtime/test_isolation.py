@@ -1,4 +1,4 @@
-"""What isolates a worker, part by part; that all of it holds together is tried in `test_ways_out.py`."""
+"""What isolates a worker, part by part; that all of it holds together is tried in `test_escapes.py`."""
 
 import os
 import resource
@@ -14,9 +14,9 @@ from tests.support.waiting import PATIENCE_S, until
 from tuneship.runtime import isolation, system_calls
 from tuneship.runtime.isolation import CannotIsolate
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.processes import Processes
 from tuneship.runtime.system_calls import ARCHITECTURES, CONDITIONAL, REFUSED, SIGNALS
-from tuneship.runtime.workers import WorkerSpec
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
 
 ROOT = Path(__file__).parents[3]
 NO_LANDLOCK = ("-m", "tests.support.weak_host", "--no-landlock", sys.executable)
@@ -48,7 +48,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
 
 def said(spec: WorkerSpec, *, isolated: bool = True) -> str:
     """What the worker printed until its end."""
-    worker = Processes(isolated=isolated).start(spec)
+    worker = LocalProcesses(isolated=isolated).start(spec)
     until(lambda: worker.exit_code() is not None)
     return spec.log.read_text()
 
@@ -114,7 +114,7 @@ def test_a_base_model_may_be_a_folder_of_links(spec: Maker, tmp_path: Path) -> N
 def test_a_workers_temporary_files_go_with_it(spec: Maker) -> None:
     text = "import tempfile, time\nprint(tempfile.mkdtemp(), flush=True)\ntime.sleep(600)\n"
     made = spec(text)
-    worker = Processes(isolated=True).start(made)
+    worker = LocalProcesses(isolated=True).start(made)
     folder = Path(until(lambda: made.log.read_text().strip()))
     assert folder.is_dir()
     worker.kill()

@@ -14,11 +14,11 @@ import pytest
 from tests.support.waiting import is_alive, until_async
 from tests.unit.runtime.test_vllm import tokens_of
 from tests.unit.serving.conftest import make_adapter
-from tuneship.runtime.groups import Adapter, OpenReplica, ReplicaLink
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.replicas import BaseReplicas, replica_process
+from tuneship.runtime.replica_protocol import Adapter, OpenReplica, ReplicaLink
+from tuneship.runtime.replica_set import ReplicaSet, replica_process
 from tuneship.runtime.vllm import VllmServer, vllm_replica
-from tuneship.serving.line import FinishReason, GenerateRequest, ReplicaRefused
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.serving.replica_client import FinishReason, GenerateRequest, ReplicaRefused
 
 COMMAND = shlex.split(os.environ.get("TUNESHIP_TEST_VLLM", ""))
 pytestmark = [
@@ -43,7 +43,7 @@ def adapters(tmp_path: Path) -> list[Adapter]:
 
 
 async def greedy(opener: OpenReplica, adapters: list[Adapter], log: Path) -> list[list[int]]:
-    group = BaseReplicas(opener, BASE, log)
+    group = ReplicaSet(opener, BASE, log)
     for adapter in adapters:
         await group.ready(adapter)
     models = [None, *adapters]
@@ -60,10 +60,10 @@ async def greedy(opener: OpenReplica, adapters: list[Adapter], log: Path) -> lis
 def test_greedy_tokens_equal_those_of_our_own_engine(
     tmp_path: Path, adapters: list[Adapter]
 ) -> None:
-    vllm = vllm_replica(Processes(isolated=True), SERVER)
+    vllm = vllm_replica(LocalProcesses(isolated=True), SERVER)
     found = asyncio.run(greedy(vllm, adapters, tmp_path / "vllm.log"))
     own = asyncio.run(
-        greedy(replica_process(Processes(isolated=True)), adapters, tmp_path / "own.log")
+        greedy(replica_process(LocalProcesses(isolated=True)), adapters, tmp_path / "own.log")
     )
     assert found == own
     assert len({tuple(one) for one in found}) == len(found)
@@ -72,7 +72,7 @@ def test_greedy_tokens_equal_those_of_our_own_engine(
 def test_the_whole_life_of_a_replica(tmp_path: Path, adapters: list[Adapter]) -> None:
     async def run() -> None:
         log = tmp_path / "vllm.log"
-        opened = await vllm_replica(Processes(isolated=True), SERVER)(BASE, log)
+        opened = await vllm_replica(LocalProcesses(isolated=True), SERVER)(BASE, log)
         link = opened.link
         try:
             plain = await tokens_of(link.generate(ask(PROMPTS[0], None)))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.waiting import is_alive, until
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.workers import WorkerSpec
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +35,7 @@ def test_a_worker_runs_with_its_arguments_and_a_small_environment(
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", "postgresql://secret")
     name = module("import os, sys\nprint(sys.argv[1:], *sorted(os.environ))")
     log = tmp_path / "log"
-    worker = Processes(isolated=True).start(WorkerSpec(name, ("a", "b"), log, threads=1))
+    worker = LocalProcesses(isolated=True).start(WorkerSpec(name, ("a", "b"), log, threads=1))
     until(lambda: worker.exit_code() is not None)
     assert worker.exit_code() == 0
     text = log.read_text()
@@ -49,7 +49,7 @@ def test_a_worker_leaves_no_core_file(tmp_path: Path, module: Callable[[str], st
     name = module("import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))")
     for isolated in (True, False):
         log = tmp_path / f"log-{isolated}"
-        worker = Processes(isolated=isolated).start(WorkerSpec(name, (), log))
+        worker = LocalProcesses(isolated=isolated).start(WorkerSpec(name, (), log))
         until(lambda worker=worker: worker.exit_code() is not None)
         assert log.read_text() == "(0, 0)\n"
 
@@ -62,7 +62,7 @@ def test_killing_a_worker_ends_its_children(tmp_path: Path, module: Callable[[st
         f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\ntime.sleep(600)"
     )
     spec = WorkerSpec(name, (), tmp_path / "log", places=Places(writable=(tmp_path,)))
-    worker = Processes(isolated=True).start(spec)
+    worker = LocalProcesses(isolated=True).start(spec)
     until(lambda: child.is_file() and child.read_text() != "")
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL
@@ -77,7 +77,7 @@ def test_a_stopped_worker_may_end_in_its_own_way(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print('set', flush=True)\ntime.sleep(600)"
     )
-    worker = Processes(isolated=True).start(WorkerSpec(name, (), log))
+    worker = LocalProcesses(isolated=True).start(WorkerSpec(name, (), log))
     until(lambda: "set" in log.read_text())
     worker.stop()
     until(lambda: worker.exit_code() is not None)
@@ -89,10 +89,10 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path, module: Callable[[str], s
     name = module("import time\ntime.sleep(600)")
     program = (
         "import time, pathlib\n"
-        "from tuneship.runtime.processes import Processes\n"
-        "from tuneship.runtime.workers import WorkerSpec\n"
+        "from tuneship.runtime.worker_processes import LocalProcesses\n"
+        "from tuneship.runtime.worker_protocol import WorkerSpec\n"
         f"spec = WorkerSpec({name!r}, (), pathlib.Path({str(tmp_path / 'log')!r}))\n"
-        "worker = Processes(isolated=True).start(spec)\n"
+        "worker = LocalProcesses(isolated=True).start(spec)\n"
         "time.sleep(0.5)\nprint(worker.pid, flush=True)\ntime.sleep(600)"
     )
     parent = subprocess.Popen(

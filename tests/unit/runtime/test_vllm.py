@@ -18,18 +18,18 @@ import pytest
 
 from tests.support.fakes.openai_server import Trouble
 from tests.support.waiting import is_alive, until, until_async
-from tuneship.runtime.groups import Adapter, OpenedReplica
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.replicas import HUNG_PROBES, BaseReplicas
+from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
+from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet
 from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.security.sealed_files import new_key, write_sealed
-from tuneship.serving.line import (
+from tuneship.serving.replica_client import (
     FinishReason,
     GenerateRequest,
-    Generation,
     ReplicaLost,
     ReplicaRefused,
     ServingError,
+    TokenStream,
 )
 
 pytestmark = pytest.mark.slow
@@ -61,13 +61,13 @@ class Place:
         server = VllmServer(
             (sys.executable, str(SERVER)), ("--seen", str(self.seen), *more), patience_s
         )
-        return vllm_replica(Processes(isolated=True), server)
+        return vllm_replica(LocalProcesses(isolated=True), server)
 
     async def open(self, *more: str, patience_s: float = PATIENCE_S) -> OpenedReplica:
         return await self.opener(*more, patience_s=patience_s)(self.folder, self.log)
 
-    def group(self, *more: str) -> BaseReplicas:
-        return BaseReplicas(self.opener(*more), self.folder, self.log)
+    def group(self, *more: str) -> ReplicaSet:
+        return ReplicaSet(self.opener(*more), self.folder, self.log)
 
     def adapter(self, name: str, rank: int) -> Adapter:
         path = self.folder / name.replace(":", "_")
@@ -131,7 +131,7 @@ def ask(last: int, max_tokens: int = 3, **more: Any) -> GenerateRequest:
     return GenerateRequest(tokens=(5, last), max_tokens=max_tokens, **more)
 
 
-async def tokens_of(generation: Generation) -> list[int]:
+async def tokens_of(generation: TokenStream) -> list[int]:
     async with generation:
         return [token async for chunk in generation for token in chunk]
 
@@ -317,7 +317,7 @@ def test_one_that_does_not_become_ready_leaves_nothing_behind(
 
 
 def test_a_command_that_is_not_there_is_refused(place: Place) -> None:
-    opener = vllm_replica(Processes(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
+    opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
     with pytest.raises(ReplicaRefused, match="ended while it started"):
         asyncio.run(opener(place.folder, place.log))
     assert "could not be started: No such file" in place.log.read_text()

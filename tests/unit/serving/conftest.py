@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import build_tiny_model
-from tuneship.serving.line import ReplicaLine
+from tuneship.serving.replica_client import ReplicaLine
 
 ENDLESS_TOKENS = 16_000
 """Some ten seconds of a free processor, and more than a socket takes that nobody reads."""

@@ -10,9 +10,9 @@ import torch
 
 import tuneship
 from tests.unit.serving.conftest import exploding
-from tuneship.serving import product
+from tuneship.serving import linear as product
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, RequestTooLarge
+from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, SequenceTooLarge
 from tuneship.serving.llama import LlamaModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import FinishReason, GenerateRequest
@@ -150,7 +150,7 @@ def test_memory_bounds_what_runs_and_whoever_needs_more_than_all_of_it_is_refuse
     model = load_model(base)
     token_bytes = model.facts.cache.token_bytes
     engine = Engine(model, EngineLimits(rows=8, cache_bytes=100 * token_bytes))
-    with pytest.raises(RequestTooLarge, match=r"101 tokens of prompt and answer, .* holds 100"):
+    with pytest.raises(SequenceTooLarge, match=r"101 tokens of prompt and answer, .* holds 100"):
         engine.submit("huge", GenerateRequest((7,) * 91, max_tokens=10))
     requests = [GenerateRequest((n + 9,) * (5 + 9 * (n % 4)), max_tokens=12) for n in range(12)]
     answers: dict[str, list[int]] = {str(n): [] for n in range(12)}

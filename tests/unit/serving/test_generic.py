@@ -10,9 +10,9 @@ import torch
 from tests.unit.serving.conftest import make_adapter, quiet_peft
 from tests.unit.serving.test_engine import build, expected, run
 from tuneship.service.catalogues.base_models import NOT_SERVED
-from tuneship.serving import product
+from tuneship.serving import linear as product
 from tuneship.serving.generic import GenericModel
-from tuneship.serving.model import Model, ModelRefused
+from tuneship.serving.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 
@@ -86,7 +86,7 @@ def test_the_same_with_weights_laid_out(
 
 
 def check_answers(
-    tmp_path: Path, kind: str, options: dict[str, object], served_by: type[Model]
+    tmp_path: Path, kind: str, options: dict[str, object], served_by: type[CausalModel]
 ) -> None:
     """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side.
 

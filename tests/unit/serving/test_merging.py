@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.unit.serving.test_engine import PROMPT, build, expected, run
-from tuneship.serving import merging, product
+from tuneship.serving import linear as product
+from tuneship.serving import merging
 from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.linear import Product
 from tuneship.serving.merging import STEADY_STEPS
-from tuneship.serving.product import Product
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 

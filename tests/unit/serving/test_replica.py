@@ -16,7 +16,7 @@ import pytest
 from tests.support.waiting import until
 from tests.unit.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, spawn
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.replica import Frames, Replica, load_model
+from tuneship.serving.replica import Frames, ReplicaServer, load_model
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +131,7 @@ def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     engine = Engine(load_model(base), EngineLimits())
-    worker = threading.Thread(target=Replica(engine, Frames(theirs)).run, daemon=True)
+    worker = threading.Thread(target=ReplicaServer(engine, Frames(theirs)).run, daemon=True)
     worker.start()
     with theirs, ours.makefile("rb") as lines:
 

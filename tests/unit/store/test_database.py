@@ -12,9 +12,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy.exc import InternalError, OperationalError
 
 from tests.support.postgres_cluster import Cluster
-from tuneship.store import job_records, rows, tables
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.database import Database, DatabaseInUse, UnknownDatabase, sqlite_url
-from tuneship.store.events import emit
+from tuneship.store.outbox import emit
 
 pytestmark = pytest.mark.both_databases
 

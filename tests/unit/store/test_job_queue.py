@@ -9,8 +9,8 @@ from tests.unit.store.test_store import NOW, add_job, claim
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_queue
 from tuneship.store.database import Database
-from tuneship.store.job_queue import Load, turns
-from tuneship.store.leases import LEASE
+from tuneship.store.job_leases import LEASE
+from tuneship.store.job_queue import TenantUsage, turns
 
 pytestmark = pytest.mark.both_databases
 
@@ -69,17 +69,17 @@ def test_a_dead_service_gives_no_tenant_a_running_job(database: Database) -> Non
     with database.read() as connection:
         alive = job_queue._loads(connection, {"a", "b"}, NOW)
         lapsed = job_queue._loads(connection, {"a", "b"}, NOW + LEASE + timedelta(seconds=1))
-    assert alive == {"a": Load(1, NOW), "b": Load()}
-    assert lapsed == {"a": Load(0, NOW), "b": Load()}
+    assert alive == {"a": TenantUsage(1, NOW), "b": TenantUsage()}
+    assert lapsed == {"a": TenantUsage(0, NOW), "b": TenantUsage()}
 
 
 @pytest.mark.parametrize(
     ("loads", "order"),
     [
         ({}, ["a1", "b1", "a2", "b2", "a3"]),
-        ({"a": Load(2)}, ["b1", "b2", "a1", "a2", "a3"]),
-        ({"a": Load(1), "b": Load(2)}, ["a1", "b1", "a2", "b2", "a3"]),
-        ({"a": Load(0, datetime(2026, 1, 1, tzinfo=UTC))}, ["b1", "a1", "b2", "a2", "a3"]),
+        ({"a": TenantUsage(2)}, ["b1", "b2", "a1", "a2", "a3"]),
+        ({"a": TenantUsage(1), "b": TenantUsage(2)}, ["a1", "b1", "a2", "b2", "a3"]),
+        ({"a": TenantUsage(0, datetime(2026, 1, 1, tzinfo=UTC))}, ["b1", "a1", "b2", "a2", "a3"]),
     ],
 )
 def test_turns_by_what_each_tenant_has_had(loads: dict[str, Any], order: list[str]) -> None:

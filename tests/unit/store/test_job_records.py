@@ -12,7 +12,8 @@ from alembic import command
 from alembic.config import Config
 
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import job_records, rows, tables
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.database import Database, sqlite_url
 
 pytestmark = pytest.mark.both_databases

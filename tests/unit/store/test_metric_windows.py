@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuneship.metrics import columns
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import Window
+from tuneship.metrics.windows import MetricWindow
 from tuneship.store import metric_windows, tables
 from tuneship.store.database import Database, sqlite_url
-from tuneship.store.metric_windows import HOUR, MINUTE, SECOND, WIDTHS, Series, covering
+from tuneship.store.metric_windows import HOUR, MINUTE, SECOND, WIDTHS, WindowSource, covering
 
 pytestmark = pytest.mark.both_databases
 
@@ -29,8 +29,8 @@ NOW = 1_800_000_000 // HOUR * HOUR
 DAY = 24 * HOUR
 
 
-def window(count: int = 1, latency: int = 10) -> Window:
-    return Window(count, 0, 0, 1.0 * count, count, count, {latency: count})
+def window(count: int = 1, latency: int = 10) -> MetricWindow:
+    return MetricWindow(count, 0, 0, 1.0 * count, count, count, {latency: count})
 
 
 def counts(
@@ -39,7 +39,9 @@ def counts(
     endpoint_id: str = "",
     span: tuple[int, int] = (0, NOW * 2),
 ) -> dict[int, int]:
-    starts, found = metric_windows.facts(connection, Series("dep_1", endpoint_id), width, *span)
+    starts, found = metric_windows.facts(
+        connection, WindowSource("dep_1", endpoint_id), width, *span
+    )
     return dict(zip(starts.tolist(), found["requests"].tolist(), strict=True))
 
 
@@ -68,7 +70,9 @@ def test_every_width_and_the_hours_minutes_say_the_same(
                 canary[start // width * width] += count * bool(endpoint_id)
             assert counts(connection, width) == every
             assert counts(connection, width, "cep_1") == +canary
-            starts, found = metric_windows.sketches(connection, Series("dep_1"), width, 0, NOW * 2)
+            starts, found = metric_windows.sketches(
+                connection, WindowSource("dep_1"), width, 0, NOW * 2
+            )
             assert starts.tolist() == sorted(every)
             assert found.facts["requests"].tolist() == [every[start] for start in sorted(every)]
             assert found.sketches["count"].sum() == told.total()
@@ -86,14 +90,14 @@ def test_more_windows_than_are_written_at_once(database: Database) -> None:
 
 def test_what_was_rolled_back_is_stored_once_by_the_next_try(database: Database) -> None:
     recorder = Recorder()
-    recorder.record(Observation("dep_1", "", NOW + 0.5, Outcome.SUCCESS, 10.0))
+    recorder.record(Observation("dep_1", "", NOW + 0.5, RequestOutcome.SUCCESS, 10.0))
 
-    def fail(windows: Mapping[WindowKey, Window]) -> None:
+    def fail(windows: Mapping[WindowKey, MetricWindow]) -> None:
         with database.write() as connection:
             metric_windows.store(connection, windows, NOW)
             raise OSError("disk full")
 
-    def succeed(windows: Mapping[WindowKey, Window]) -> None:
+    def succeed(windows: Mapping[WindowKey, MetricWindow]) -> None:
         with database.write() as connection:
             metric_windows.store(connection, windows, NOW)
 
@@ -132,29 +136,31 @@ def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
 
 def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:
     lost = {
-        WindowKey("dep_1", "cep_1", NOW): Window(cancelled_count=1),
-        WindowKey("dep_1", "", NOW + 61): Window(refused_count=2),
+        WindowKey("dep_1", "cep_1", NOW): MetricWindow(cancelled_count=1),
+        WindowKey("dep_1", "", NOW + 61): MetricWindow(refused_count=2),
     }
     with database.write() as connection:
         metric_windows.store(connection, lost, NOW)
         metric_windows.store(connection, lost, NOW)
         for width in WIDTHS:
-            starts, found = metric_windows.facts(connection, Series("dep_1"), width, 0, NOW * 2)
+            starts, found = metric_windows.facts(
+                connection, WindowSource("dep_1"), width, 0, NOW * 2
+            )
             assert starts.tolist() == sorted({one.start // width * width for one in lost})
             assert found[["requests", "uncounted"]].tolist() == [(0, 0)] * len(starts)
             assert (found["cancelled"].sum(), found["refused"].sum()) == (2, 4)
 
 
 def test_callers_are_counted_once_however_often_a_window_is_added_to(database: Database) -> None:
-    def met(first: int, last: int) -> Window:
-        return Window(last - first, last - first, error_callers=set(range(first, last)))
+    def met(first: int, last: int) -> MetricWindow:
+        return MetricWindow(last - first, last - first, error_callers=set(range(first, last)))
 
     with database.write() as connection:
         for second, (first, last) in enumerate([(0, 10), (5, 15), (0, 15), (2**32 - 1, 2**32)]):
             windows = {WindowKey("dep_1", "", NOW + second % 2): met(first, last)}
             metric_windows.store(connection, windows, NOW)
-        _, seconds = metric_windows.facts(connection, Series("dep_1"), SECOND, 0, NOW * 2)
-        _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, 0, NOW * 2)
+        _, seconds = metric_windows.facts(connection, WindowSource("dep_1"), SECOND, 0, NOW * 2)
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, 0, NOW * 2)
     assert seconds["error_callers"].tolist() == [15, 11]
     assert hours.facts["error_callers"].tolist() == [16]
     assert hours.callers.tolist() == [*range(15), 2**32 - 1]
@@ -162,7 +168,7 @@ def test_callers_are_counted_once_however_often_a_window_is_added_to(database: D
 
 def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
     with database.write() as connection:
-        metric_windows.store(connection, {WindowKey("dep_1", "", NOW): Window()}, NOW)
+        metric_windows.store(connection, {WindowKey("dep_1", "", NOW): MetricWindow()}, NOW)
         assert connection.execute(sa.select(tables.metric_windows)).all() == []
 
 
@@ -193,17 +199,21 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
         assert counts(connection, SECOND) == {NOW: 6, NOW + 1: 6}
         assert counts(connection, MINUTE) == {NOW - 3 * DAY: 6, NOW: 12}
         assert counts(connection, HOUR, "cep_1") == {NOW - 3 * DAY: 3, NOW: 6}
-        _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, NOW, NOW + 1)
-        _, minutes = metric_windows.facts(connection, Series("dep_1"), MINUTE, NOW, NOW + MINUTE)
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
+        _, minutes = metric_windows.facts(
+            connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
+        )
     assert np.array_equal(hours.sketches["count"], [8])
     for records in (hours.facts, minutes):  # that nobody hung up is not known of them
         names = ["uncounted", "cancelled", "refused", "error_callers"]
         assert records[names].tolist() == [(12, 0, 0, 0)]
     with database.write() as connection:
-        later = Window(1, 1, cancelled_count=2, refused_count=3, error_callers={4, 5})
+        later = MetricWindow(1, 1, cancelled_count=2, refused_count=3, error_callers={4, 5})
         metric_windows.store(connection, {WindowKey("dep_1", "cep_1", NOW + 2): later}, NOW)
-        _, hours = metric_windows.sketches(connection, Series("dep_1"), HOUR, NOW, NOW + 1)
-        _, seconds = metric_windows.facts(connection, Series("dep_1"), SECOND, NOW + 2, NOW + 3)
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
+        _, seconds = metric_windows.facts(
+            connection, WindowSource("dep_1"), SECOND, NOW + 2, NOW + 3
+        )
     assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
     assert hours.callers.tolist() == [4, 5]
     assert np.array_equal(hours.sketches["count"], [8])

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from tests.conftest import BOTH
 from tuneship.store import database, metric_windows, tables
 from tuneship.store.database import HEAD, SERVICE_LOCK, Database, DatabaseInUse, sqlite_url
-from tuneship.store.metric_windows import HOUR, Series
+from tuneship.store.metric_windows import HOUR, WindowSource
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = "0001"
@@ -104,7 +104,7 @@ def test_every_row_of_an_older_version_is_kept(old: str) -> None:
         assert compare_metadata(context, tables.METADATA) == []
         kept = sa.select(tables.metric_windows.c.deployment_id).distinct()
         assert set(connection.scalars(kept)) == {"deployment_id-1", "deployment_id-2"}
-        _, hours = metric_windows.facts(connection, Series("deployment_id-1"), HOUR, 0, HOUR)
+        _, hours = metric_windows.facts(connection, WindowSource("deployment_id-1"), HOUR, 0, HOUR)
         assert hours[["requests", "uncounted", "cancelled"]].tolist() == [(1, 1, 0)]
         listed = {row.resource: row.number for row in connection.execute(counts())}
     opened.close()

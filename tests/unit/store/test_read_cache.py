@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tuneship.store import read_cache, tables
 from tuneship.store.database import Database
-from tuneship.store.events import emit
+from tuneship.store.outbox import emit
 
 pytestmark = pytest.mark.both_databases
 

@@ -13,14 +13,8 @@ from sqlalchemy import event
 from tests.unit.store.test_job_records import add_curve
 from tests.unit.store.test_store import add_job
 from tuneship.contract.jobs import JobStatus
-from tuneship.store import (
-    endpoint_records,
-    events,
-    idempotency,
-    job_queue,
-    job_records,
-    webhook_records,
-)
+from tuneship.store import endpoint_records, idempotency, job_queue, job_records, webhook_records
+from tuneship.store import outbox as events
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.tables import METADATA
 

@@ -15,10 +15,12 @@ from sqlalchemy.exc import IntegrityError
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
 from tuneship.security.sealed_files import read_plain
-from tuneship.store import idempotency, leases, rows, tables
+from tuneship.store import idempotency, tables
+from tuneship.store import job_leases as leases
+from tuneship.store import queries as rows
 from tuneship.store.blobs import Blobs, sha256_of
 from tuneship.store.database import Database
-from tuneship.store.leases import LEASE, Claim, LeaseLost
+from tuneship.store.job_leases import LEASE, JobLease, LeaseLost
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -64,7 +66,7 @@ def test_a_stale_attempt_writes_nothing(database: Database) -> None:
     add_job(database)
     claim(database, NOW)
     claim(database, NOW + LEASE * 2)
-    stale, live = Claim("ft_1", 1), Claim("ft_1", 2)
+    stale, live = JobLease("ft_1", 1), JobLease("ft_1", 2)
     for change in (
         lambda one: leases.beat(one, stale, NOW + LEASE * 3),
         lambda one: leases.write(one, stale, current_step=7),
@@ -83,7 +85,7 @@ def test_a_job_that_is_being_cancelled_cannot_complete(database: Database) -> No
     with database.write() as connection:
         rows.change(connection, tables.jobs, "ft_1", NOW, status=JobStatus.CANCELLING)
     with pytest.raises(LeaseLost), database.write() as connection:
-        leases.end(connection, Claim("ft_1", 1), JobStatus.COMPLETED, NOW)
+        leases.end(connection, JobLease("ft_1", 1), JobStatus.COMPLETED, NOW)
 
 
 def test_after_a_restart_running_jobs_can_be_claimed_at_once(database: Database) -> None:

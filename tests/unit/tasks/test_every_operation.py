@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 import tasks
 from tasks.api import CALL_DEADLINE_S, api, connect, disconnect, transient
-from tasks.creates import once
+from tasks.create_once import once
 from tuneship.client import DeadlineExceeded
 from tuneship.contract.operation import DECLARED
 from tuneship.settings import ClientSettings

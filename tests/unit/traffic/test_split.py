@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from tuneship.traffic.split import DRAWS, Share, Split, draw_of_key, split_of
+from tuneship.traffic.split import DRAWS, Share, TrafficSplit, draw_of_key, split_of
 
 
 @st.composite
-def splits(draw: st.DrawFn) -> Split:
+def splits(draw: st.DrawFn) -> TrafficSplit:
     """1 to 10 members whose shares sum to 100."""
     cuts = sorted(draw(st.lists(st.integers(0, 100), max_size=9)))
     bounds = [0, *cuts, 100]
     shares = [high - low for low, high in pairwise(bounds)]
     names = draw(st.permutations([f"dep_{number:02}" for number in range(len(shares))]))
-    return Split(tuple(Share(*one) for one in zip(names, shares, strict=True)))
+    return TrafficSplit(tuple(Share(*one) for one in zip(names, shares, strict=True)))
 
 
 @given(splits())
-def test_every_draw_has_one_answer_and_each_share_is_exact(split: Split) -> None:
+def test_every_draw_has_one_answer_and_each_share_is_exact(split: TrafficSplit) -> None:
     counted = Counter(split.choose(draw) for draw in range(0, DRAWS, 100))
     assert counted == {
         one.deployment_id: one.traffic_percentage for one in split.shares if one.traffic_percentage
@@ -31,7 +31,7 @@ def test_every_draw_has_one_answer_and_each_share_is_exact(split: Split) -> None
 
 @settings(max_examples=10)
 @given(splits(), st.integers())
-def test_ten_thousand_callers_fall_within_binomial_bounds(split: Split, salt: int) -> None:
+def test_ten_thousand_callers_fall_within_binomial_bounds(split: TrafficSplit, salt: int) -> None:
     counted = Counter(
         split.choose(draw_of_key("cep_1", f"{salt}-{number}")) for number in range(DRAWS)
     )
@@ -45,7 +45,7 @@ def test_a_shift_of_two_moves_only_keys_at_the_boundary(before: int, after: int,
     draw = draw_of_key("cep_1", key)
 
     def chosen(share: int) -> str:
-        return Split((Share("dep_a", 100 - share), Share("dep_b", share))).choose(draw)
+        return TrafficSplit((Share("dep_a", 100 - share), Share("dep_b", share))).choose(draw)
 
     low, high = sorted((100 - before, 100 - after))
     moved = low * 100 <= draw < high * 100
@@ -71,4 +71,4 @@ def test_what_does_not_sum_to_100_is_no_split(total: int) -> None:
 @pytest.mark.parametrize("draw", [DRAWS, DRAWS + 1])
 def test_a_draw_beyond_the_last_has_no_answer(draw: int) -> None:
     with pytest.raises(ValueError, match="draw"):
-        Split((Share("dep_a", 100),)).choose(draw)
+        TrafficSplit((Share("dep_a", 100),)).choose(draw)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny_model import build_tiny_model
-from tuneship.training.spec import Hyperparameters, TrainingSpec
+from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[3]
@@ -99,7 +99,7 @@ class JobMaker:
     def __call__(self, **changes: Any) -> Job:
         number = len(self._jobs)
         directory = self._directory / f"job-{number}"
-        settings = Hyperparameters(
+        settings = ResolvedHyperparameters(
             learning_rate=0.02,
             batch_size=8,
             epochs=2,
@@ -122,7 +122,7 @@ class JobMaker:
             threads=1,
             hyperparameters=settings,
         )
-        names = set(Hyperparameters.__dataclass_fields__)
+        names = set(ResolvedHyperparameters.__dataclass_fields__)
         settings = replace(settings, **{k: v for k, v in changes.items() if k in names})
         spec = replace(spec, **{k: v for k, v in changes.items() if k not in names})
         job = Job(directory, replace(spec, hyperparameters=settings))

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneship.training.batches import collate, epoch_batches, limited_batches
-from tuneship.training.rows import Rows
 from tuneship.training.schedule import learning_rate
+from tuneship.training.tokenized_examples import TokenizedExamples
 
 
 @given(
@@ -42,7 +42,7 @@ def test_limited_batches_hold_every_row_once_within_the_limit(
 
 
 def test_a_rectangle_predicts_each_learnt_token_from_the_place_before_it() -> None:
-    rows = Rows(
+    rows = TokenizedExamples(
         np.array([5, 6, 7, 8, 9], dtype=np.int32),
         np.array([True, False, True, False, True]),
         np.array([0, 3, 5]),

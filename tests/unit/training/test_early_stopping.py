@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tuneship.training.progress import Progress, StopRequest
+from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.spec import DataKeys
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Killed(BaseException):
 def run(job: "Job") -> None:
     from tuneship.training.run import train
 
-    with closing(Progress(job.directory / "progress.jsonl")) as progress:
+    with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
         train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
 
 
@@ -87,18 +87,18 @@ def test_without_it_and_with_more_than_there_are_all_epochs_are_done(make: Make)
 def test_a_killed_one_ends_at_the_same_step_with_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, measurements: int
 ) -> None:
-    from tuneship.training.run import TrainingRun
+    from tuneship.training.run import TrainingLoop
 
     whole, broken = make(2), make(2)
     run(whole)
-    save = TrainingRun._save
+    save = TrainingLoop._save
 
-    def save_and_die(self: TrainingRun) -> None:
+    def save_and_die(self: TrainingLoop) -> None:
         save(self)
         if self._standing.step == 6 * measurements:
             raise Killed
 
-    monkeypatch.setattr(TrainingRun, "_save", save_and_die)
+    monkeypatch.setattr(TrainingLoop, "_save", save_and_die)
     with pytest.raises(Killed):
         run(broken)
     monkeypatch.undo()

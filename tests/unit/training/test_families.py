@@ -16,10 +16,10 @@ from tests.unit.training.test_learner import gradients, peft_loss, peft_model, s
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
-from tuneship.training.progress import Progress, StopRequest, TrainingFailed
-from tuneship.training.rows import read_rows
+from tuneship.training.progress_file import ProgressFile, StopRequest, TrainingFailed
 from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
+from tuneship.training.tokenized_examples import read_rows
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker
@@ -64,7 +64,7 @@ def test_a_family_is_tuned_from_rows_to_an_adapter_that_peft_loads(
     from peft import PeftModel
 
     job = make_job(base_model=str(family), epochs=3, learning_rate=0.03, validation_frequency=1.0)
-    with closing(Progress(job.directory / "progress.jsonl")) as progress:
+    with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
         train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
     losses = [line["validation_loss"] for line in job.of_kind("step")]
     completed = job.of_kind("completed")[0]
@@ -161,7 +161,7 @@ def test_a_base_model_that_cannot_be_used_is_told_before_the_first_step(
     damage(directory)
     job = make_job(base_model=str(directory))
     with (
-        closing(Progress(tmp_path / "lines")) as progress,
+        closing(ProgressFile(tmp_path / "lines")) as progress,
         pytest.raises(TrainingFailed) as failure,
     ):
         train(job.spec, DataKeys(), progress, StopRequest(tmp_path / "cancel"))

@@ -13,7 +13,7 @@ from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
-from tuneship.training.progress import Progress, StopRequest
+from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
 
@@ -30,7 +30,7 @@ class Trained:
     """What a job left behind."""
 
     def __init__(self, job: "Job") -> None:
-        with closing(Progress(job.directory / "progress.jsonl")) as progress:
+        with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
             train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
         self.steps = job.of_kind("step")
         self.started = job.of_kind("started")[0]

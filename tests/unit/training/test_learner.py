@@ -13,8 +13,8 @@ from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
 from tuneship.training.lora import FusedLinear, Noise
-from tuneship.training.rows import Rows
-from tuneship.training.spec import Hyperparameters
+from tuneship.training.spec import ResolvedHyperparameters
+from tuneship.training.tokenized_examples import TokenizedExamples
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def settings(**changes: object) -> Hyperparameters:
+def settings(**changes: object) -> ResolvedHyperparameters:
     values: dict[str, object] = {
         "learning_rate": 0.01,
         "batch_size": 4,
@@ -34,16 +34,16 @@ def settings(**changes: object) -> Hyperparameters:
         "target_modules": ("all-linear",),
         "seed": 3,
     }
-    return Hyperparameters(**(values | changes))  # type: ignore[arg-type]
+    return ResolvedHyperparameters(**(values | changes))  # type: ignore[arg-type]
 
 
-def some_rows() -> Rows:
+def some_rows() -> TokenizedExamples:
     """Four rows of very different lengths, the last 3 tokens of each learnt."""
     random = np.random.Generator(np.random.PCG64(1))
     lengths = [4, 21, 9, 14]
     learnt = np.concatenate([np.arange(length) >= length - 3 for length in lengths])
     tokens = random.integers(5, 200, sum(lengths), dtype=np.int32)
-    return Rows(tokens, learnt, np.cumsum([0, *lengths]))
+    return TokenizedExamples(tokens, learnt, np.cumsum([0, *lengths]))
 
 
 def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
@@ -54,7 +54,7 @@ def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
     return model
 
 
-def peft_loss(model: PeftModel, rows: Rows) -> torch.Tensor:
+def peft_loss(model: PeftModel, rows: TokenizedExamples) -> torch.Tensor:
     batch = collate(rows, np.arange(len(rows)))
     labels = torch.full(batch.tokens.shape, -100)
     labels.view(-1)[torch.from_numpy(batch.places + 1)] = torch.from_numpy(batch.targets)

@@ -1,6 +1,6 @@
 """How fast a training goes, by a moved clock."""
 
-from tuneship.training.pace import RECENT_STEPS, Pace
+from tuneship.training.speed import RECENT_STEPS, TrainingSpeed
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def step(pace: Pace, clock: Clock, seconds: float, tokens: int) -> None:
+def step(pace: TrainingSpeed, clock: Clock, seconds: float, tokens: int) -> None:
     pace.begin_step()
     clock.now += seconds
     pace.end_step(tokens)
@@ -21,7 +21,7 @@ def step(pace: Pace, clock: Clock, seconds: float, tokens: int) -> None:
 
 def test_tokens_count_while_learning_and_steps_with_what_lies_between() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = TrainingSpeed(clock)
     step(pace, clock, 2.0, 100)
     clock.now += 4.0  # a measurement
     step(pace, clock, 2.0, 300)
@@ -30,7 +30,7 @@ def test_tokens_count_while_learning_and_steps_with_what_lies_between() -> None:
 
 def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = TrainingSpeed(clock)
     for _ in range(RECENT_STEPS):
         step(pace, clock, 1.0, 100)
     for _ in range(RECENT_STEPS):
@@ -40,7 +40,7 @@ def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
 
 def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = TrainingSpeed(clock)
     told: list[int] = []
     for number in range(10):
         step(pace, clock, 0.25, 1)

@@ -17,7 +17,7 @@ from tests.unit.serving.test_engine import build
 from tuneship.parity import Parity, prompts, reads_alike
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
-from tuneship.training.progress import Progress, StopRequest
+from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
 
@@ -34,7 +34,7 @@ pytestmark = [
 def tuned(request: pytest.FixtureRequest, make_job: "JobMaker", tmp_path: Path) -> "Job":
     base = build_family(tmp_path / "base", request.param)
     job = make_job(base_model=str(base), epochs=1, learning_rate=0.02, validation_frequency=1)
-    with closing(Progress(job.directory / "progress.jsonl")) as progress:
+    with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
         train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
     return job
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.waiting import until
 from tests.unit.training.conftest import PATIENCE_S
-from tuneship.training.progress import POLL_SECONDS
+from tuneship.training.progress_file import POLL_SECONDS
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
@@ -43,7 +43,7 @@ Learner.learn = dying
 
 STAY_WHEN_LOADED = """
 import time
-from tuneship.training.progress import Progress
+from tuneship.training.progress_file import Progress
 Progress.write = lambda *_, **__: time.sleep(3600)
 """
 """Its first line, which says that all is loaded, is never written: it loads until it is ended."""
@@ -102,7 +102,7 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from tests.unit.training.conftest import write_rows
     from tuneship.template import PromptTemplate
     from tuneship.training.batches import collate
-    from tuneship.training.rows import Encoder, read_rows
+    from tuneship.training.tokenized_examples import Encoder, read_rows
 
     # Wrong answers to measure with: the loss falls while the form of an answer is learnt, then climbs.
     wrong = write_rows(tmp_path / "wrong.jsonl", 12, shift=3)

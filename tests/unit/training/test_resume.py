@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 import tuneship.training
-from tuneship.training.progress import Progress, StopRequest
+from tuneship.training.progress_file import ProgressFile, StopRequest
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker
@@ -66,8 +66,8 @@ class Attempt(Protocol):
     ) -> None: ...
 
 
-def progress_of(job: "Job") -> Progress:
-    return Progress(job.directory / "progress.jsonl")
+def progress_of(job: "Job") -> ProgressFile:
+    return ProgressFile(job.directory / "progress.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def attempt(whole_job: "Job") -> Attempt:
     from tuneship.training.base_model import load_base, load_encoder
     from tuneship.training.checkpoints import make_directory
     from tuneship.training.learner import Learner
-    from tuneship.training.run import TrainingRun, read_data
+    from tuneship.training.run import TrainingLoop, read_data
 
     torch.set_num_threads(1)
     spec = whole_job.spec
@@ -91,7 +91,7 @@ def attempt(whole_job: "Job") -> Attempt:
         learner = Learner(copy.deepcopy(base), job.spec.hyperparameters)
         stop = StopRequest(job.directory / "cancel")
         with closing(progress_of(job)) as progress, lines:
-            run = TrainingRun(job.spec, data, learner, progress, stop)
+            run = TrainingLoop(job.spec, data, learner, progress, stop)
             run.execute(1e6, clock)
             make_directory(job.adapter, run.save_best)
 

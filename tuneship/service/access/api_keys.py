@@ -21,9 +21,9 @@ from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
 from tuneship.host.durable import write_private
 from tuneship.startup import StartupError
-from tuneship.store.audit import AuditEntry, Chain
+from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.database import Database
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
@@ -165,7 +165,7 @@ class Keys:
         self, connection: sa.Connection, action: str, client_id: str, identifier: str
     ) -> None:
         """Keys are made and ended on the host, by nobody's request: there is no address."""
-        entry = AuditEntry(self._clock(), client_id, identifier, action, identifier, 200, "", "")
+        entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
         self._chain.add(connection, entry)
 
     def listed(self) -> list[Row]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuneship.runtime.intrusion_targets import opened
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.processes import TEMPORARY, Processes
-from tuneship.runtime.workers import WorkerSpec
-from tuneship.service.catalogues.base_models import BaseModel, Catalogue
+from tuneship.runtime.worker_processes import TEMPORARY, LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.settings import ServiceSettings
 from tuneship.store.audit_heads import heads_file
 from tuneship.store.database import SQLITE_FILE
@@ -32,7 +32,7 @@ def worker_folder(data_dir: Path, kind: str) -> Path:
     return folder
 
 
-def training_places(data_dir: Path, work: Path, bases: Iterable[BaseModel]) -> Places:
+def training_places(data_dir: Path, work: Path, bases: Iterable[CataloguedModel]) -> Places:
     """What a training process may need before it has a job; then it keeps what is the job's."""
     datasets = worker_folder(data_dir, "datasets")
     return Places((*(base.path for base in bases), datasets), (work,))
@@ -78,7 +78,7 @@ def _tried(settings: ServiceSettings) -> dict[str, str]:
     ):
         log = Path(folder) / "log"
         arguments, line = (targets.to_json(),), (theirs.fileno(),)
-        worker = Processes(isolated=True).start(
+        worker = LocalProcesses(isolated=True).start(
             WorkerSpec("tuneship.runtime.intrusion", arguments, log, inherited=line, places=places)
         )
         end = time.monotonic() + PATIENCE_S

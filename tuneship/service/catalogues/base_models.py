@@ -42,7 +42,7 @@ class CatalogueFault(StartupError):
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class CataloguedModel:
     """One checkpoint on this machine."""
 
     id: str
@@ -226,25 +226,25 @@ class Catalogue:
         """The shipped models, then those of `file`. Raises `CatalogueFault`."""
         self._models = {one.id: one for one in (*_shipped(), *_listed(file))}
 
-    def __iter__(self) -> Iterator[BaseModel]:
+    def __iter__(self) -> Iterator[CataloguedModel]:
         """Those that can be used, by id."""
         usable = (model for model in self._models.values() if model.fault is None)
         return iter(sorted(usable, key=lambda model: model.id))
 
-    def get(self, identifier: str) -> BaseModel | None:
+    def get(self, identifier: str) -> CataloguedModel | None:
         """The base model with this id, whether it can be used or not."""
         return self._models.get(identifier)
 
     @property
-    def default(self) -> BaseModel:
+    def default(self) -> CataloguedModel:
         """The first shipped model; its tokenizer counts a dataset's tokens."""
         return next(iter(self._models.values()))
 
 
-def _shipped() -> list[BaseModel]:
+def _shipped() -> list[CataloguedModel]:
     folders = sorted(one for one in SHIPPED.iterdir() if (one / "config.json").is_file())
     return [
-        BaseModel(
+        CataloguedModel(
             id=folder.name,
             path=folder,
             name=folder.name,
@@ -255,7 +255,7 @@ def _shipped() -> list[BaseModel]:
     ]
 
 
-def _listed(file: Path | None) -> list[BaseModel]:
+def _listed(file: Path | None) -> list[CataloguedModel]:
     if file is None:
         return []
     try:
@@ -267,11 +267,11 @@ def _listed(file: Path | None) -> list[BaseModel]:
         ) from error
 
 
-def _entry(entry: dict[str, Any], folder: Path) -> BaseModel:
+def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
     path = folder / str(entry["path"])
     if not path.is_dir():
         path = _cached(str(entry["path"]))
-    return BaseModel(
+    return CataloguedModel(
         id=str(entry["id"]),
         path=path,
         name=str(entry.get("name", entry["id"])),

@@ -58,7 +58,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Entry(_Strict):
+class _CatalogueEntry(_Strict):
     name: ShortName
     compute_type: Literal["cpu", "gpu"]
     cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -69,7 +69,7 @@ class _Entry(_Strict):
 
 class _File(_Strict):
     regions: Annotated[list[ShortName], Field(max_length=64)] = []
-    instance_types: Annotated[list[_Entry], Field(max_length=64)] = []
+    instance_types: Annotated[list[_CatalogueEntry], Field(max_length=64)] = []
 
 
 class InstanceCatalogue:
@@ -91,7 +91,7 @@ class InstanceCatalogue:
         return self._kinds.get(name)
 
 
-def _kind(entry: _Entry) -> InstanceKind:
+def _kind(entry: _CatalogueEntry) -> InstanceKind:
     fields = entry.model_dump(exclude={"regions"}, exclude_none=True)
     return InstanceKind(
         **fields, regions=None if entry.regions is None else frozenset(entry.regions)

@@ -28,7 +28,7 @@ class _Trouble:
     kind: str
 
 
-class Troubles:
+class BackgroundRetries:
     """May be used from any thread."""
 
     def __init__(self, clock: Callable[[], datetime], tries: int = TRIES) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 
-class Turns:
+class FairThreads:
     """A few threads. While work waits for one, the tenants take turns, however much each of them has waiting.
 
     Used by one event loop.
@@ -105,19 +105,21 @@ class Turns:
 class RequestThreads:
     """All of them, by the kind of work."""
 
-    requests: Turns = field(default_factory=lambda: Turns("request", threads=16, each=4))
+    requests: FairThreads = field(
+        default_factory=lambda: FairThreads("request", threads=16, each=4)
+    )
     """Handlers: milliseconds, a query or two."""
-    files: Turns = field(default_factory=lambda: Turns("file", threads=4, each=1))
+    files: FairThreads = field(default_factory=lambda: FairThreads("file", threads=4, each=1))
     """Reading and copying datasets: seconds to minutes, most of it in Python."""
-    uploads: Turns = field(default_factory=lambda: Turns("upload", threads=8, each=2))
+    uploads: FairThreads = field(default_factory=lambda: FairThreads("upload", threads=8, each=2))
     """Writing what has arrived of a file."""
-    texts: Turns = field(default_factory=lambda: Turns("text", threads=4, each=1))
+    texts: FairThreads = field(default_factory=lambda: FairThreads("text", threads=4, each=1))
     """Parsing large bodies and counting the tokens of long prompts."""
-    health: Turns = field(default_factory=lambda: Turns("health", threads=2, each=2))
+    health: FairThreads = field(default_factory=lambda: FairThreads("health", threads=2, each=2))
     """A probe never waits for a request: whoever asks it would end the service."""
 
     @property
-    def kinds(self) -> tuple[Turns, ...]:
+    def kinds(self) -> tuple[FairThreads, ...]:
         """Each of them."""
         return (self.requests, self.files, self.uploads, self.texts, self.health)
 

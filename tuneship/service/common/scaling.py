@@ -48,7 +48,7 @@ class Supply:
 
 
 @dataclass(frozen=True)
-class Patience:
+class ScalingSettings:
     """The operator's settings."""
 
     queue: timedelta
@@ -58,7 +58,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Pace:
+class ScalingDecision:
     """What was decided; kept from one look to the next."""
 
     replicas: int
@@ -71,8 +71,13 @@ class Pace:
 
 
 def paced(
-    before: Pace, bounds: Bounds, supply: Supply, demand: Demand, patience: Patience, now: datetime
-) -> Pace:
+    before: ScalingDecision,
+    bounds: Bounds,
+    supply: Supply,
+    demand: Demand,
+    patience: ScalingSettings,
+    now: datetime,
+) -> ScalingDecision:
     """The number of replicas from now on."""
     is_needed = _is_needed(before.replicas, supply, demand)
     pace = replace(before, calm_since=now) if is_needed else before
@@ -101,7 +106,7 @@ def _is_needed(replicas: int, supply: Supply, demand: Demand) -> bool:
 
 
 def _is_queue_too_long(
-    pace: Pace, supply: Supply, demand: Demand, patience: Patience, now: datetime
+    pace: ScalingDecision, supply: Supply, demand: Demand, patience: ScalingSettings, now: datetime
 ) -> bool:
     """Nothing more is added while replicas are being started or have just come."""
     return (
@@ -112,5 +117,5 @@ def _is_queue_too_long(
     )
 
 
-def _changed(pace: Pace, replicas: int, now: datetime, why: str) -> Pace:
+def _changed(pace: ScalingDecision, replicas: int, now: datetime, why: str) -> ScalingDecision:
     return replace(pace, replicas=replicas, since=now, calm_since=now, why=why)

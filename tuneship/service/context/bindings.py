@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Served:
+class BoundOperation:
     """An operation and what happens."""
 
     operation: Operation[..., Any]
@@ -25,7 +25,7 @@ class Served:
 
 
 # By operation name; a guard test compares it with what is declared.
-SERVED: dict[str, Served] = {}
+SERVED: dict[str, BoundOperation] = {}
 
 
 def serves(
@@ -34,7 +34,7 @@ def serves(
     """Bind a handler that runs in a worker thread and owns one transaction."""
 
     def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-        SERVED[operation.name] = Served(operation, handler)
+        SERVED[operation.name] = BoundOperation(operation, handler)
         return handler
 
     return bind
@@ -46,7 +46,7 @@ def serves_long(
     """The same for a handler that works on whole files, for seconds or minutes."""
 
     def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-        SERVED[operation.name] = Served(operation, handler, is_long=True)
+        SERVED[operation.name] = BoundOperation(operation, handler, is_long=True)
         return handler
 
     return bind
@@ -63,7 +63,7 @@ def serves_or_streams(
     def bind(
         handler: Callable[Concatenate[Context, P], R | Stream],
     ) -> Callable[Concatenate[Context, P], R | Stream]:
-        SERVED[operation.name] = Served(operation, handler)
+        SERVED[operation.name] = BoundOperation(operation, handler)
         return handler
 
     return bind
@@ -77,7 +77,7 @@ def serves_encoded(
     def bind(
         handler: Callable[Concatenate[Context, P], bytes],
     ) -> Callable[Concatenate[Context, P], bytes]:
-        SERVED[operation.name] = Served(operation, handler)
+        SERVED[operation.name] = BoundOperation(operation, handler)
         return handler
 
     return bind
@@ -94,7 +94,7 @@ def serves_async(
     def bind(
         handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]],
     ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]:
-        SERVED[operation.name] = Served(operation, handler, is_async=True)
+        SERVED[operation.name] = BoundOperation(operation, handler, is_async=True)
         return handler
 
     return bind

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.events.connector import Receivers
 from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import Window
-from tuneship.runtime.replicas import ReplicaPool
+from tuneship.metrics.windows import MetricWindow
+from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_trail import Trail
 from tuneship.service.access.data_keys import Keyring
@@ -29,11 +29,12 @@ from tuneship.service.common.in_flight import UnderWay
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.streaming import Bell
 from tuneship.settings import ApiProfile, ServiceSettings
-from tuneship.store import deployment_logs, job_records, metric_windows, rows, tables
-from tuneship.store.audit import AuditEntry, Chain
+from tuneship.store import deployment_logs, job_records, metric_windows, tables
+from tuneship.store import queries as rows
+from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Parts:
     def store_metrics(self) -> None:
         """Write what the recorder holds; on a failure it is kept for the next time."""
 
-        def store(windows: Mapping[WindowKey, Window]) -> None:
+        def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
             with self.database.write(clears=False) as connection:
                 metric_windows.store(connection, windows, self.clock().timestamp())
 
@@ -186,7 +187,7 @@ class Context:
         trail = self.trail
         self.parts.audit.add(
             connection,
-            AuditEntry(
+            AuditRecord(
                 at=self.now,
                 client_id=self.client_id,
                 key_id=trail.key_id,

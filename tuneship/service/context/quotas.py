@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.errors import QuotaExceeded
 from tuneship.service.context.context import Context
-from tuneship.store import rows
+from tuneship.store import queries as rows
 
 
 def check_quota(

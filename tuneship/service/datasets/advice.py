@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuneship.service.datasets.reading import Reading
+from tuneship.service.datasets.reading import DatasetReading
 
 SMALLEST_DATASET = 2
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -19,12 +19,12 @@ READ_AS = {
 }
 
 
-def suggestions(reading: Reading) -> list[str]:
+def suggestions(reading: DatasetReading) -> list[str]:
     """What to do about the file."""
     return [*_on_the_file(reading), *_on_examples(reading)]
 
 
-def _on_the_file(reading: Reading) -> Iterator[str]:
+def _on_the_file(reading: DatasetReading) -> Iterator[str]:
     codes, head = reading.codes, reading.head
     if reading.had_byte_order_mark:
         yield "A byte order mark at the start was removed."
@@ -43,7 +43,7 @@ def _on_the_file(reading: Reading) -> Iterator[str]:
         yield "Split the file and merge the datasets."
 
 
-def _on_another_kind(reading: Reading) -> Iterator[str]:
+def _on_another_kind(reading: DatasetReading) -> Iterator[str]:
     start = reading.head.lstrip()[:1]
     if start == b"[":
         yield "The file looks like one JSON array: write each element on a line of its own."
@@ -53,7 +53,7 @@ def _on_another_kind(reading: Reading) -> Iterator[str]:
         yield f"The file is not JSON Lines: each line must look like {SHAPES[reading.plan.format]}"
 
 
-def _on_examples(reading: Reading) -> Iterator[str]:
+def _on_examples(reading: DatasetReading) -> Iterator[str]:
     codes = reading.codes
     for name in sorted(reading.other_names & READ_AS.keys()):
         yield f"The field {name} is read as {READ_AS[name]}."

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tuneship.contract import datasets as contract
 from tuneship.contract.common import Deleted
+from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
@@ -30,19 +31,19 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.examples import DatasetFormat
-from tuneship.service.catalogues.base_models import BaseModel, CatalogueFault
+from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.context.bindings import serves, serves_long
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.advice import suggestions
-from tuneship.service.datasets.reading import Plan, Reading, ReadingStopped, read_dataset
+from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
-from tuneship.store import job_records, rows, tables
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.blobs import DATA_FILE, StagedFile
-from tuneship.store.events import emit
 from tuneship.store.identifiers import new_id
-from tuneship.store.listings import DATASETS
-from tuneship.store.rows import Row
+from tuneship.store.list_counters import DATASETS
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 
 UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
@@ -89,7 +90,7 @@ def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> Dat
     return DatasetCreated(**store(context, row, staged))
 
 
-def _counting_model(context: Context, identifier: str | None) -> BaseModel:
+def _counting_model(context: Context, identifier: str | None) -> CataloguedModel:
     if identifier is None:
         return context.parts.catalogue.default
     base = base_of(context.parts, identifier, "base_model")
@@ -113,8 +114,11 @@ def is_big(context: Context, staged: StagedFile) -> bool:
 
 
 def read_now(
-    context: Context, staged: StagedFile, dataset_format: DatasetFormat, base: BaseModel | None
-) -> Reading:
+    context: Context,
+    staged: StagedFile,
+    dataset_format: DatasetFormat,
+    base: CataloguedModel | None,
+) -> DatasetReading:
     """Read a file while its caller waits. Raises `InternalError` (503) when the service ends meanwhile."""
     plan = Plan(dataset_format, base, context.parts.halted.is_set)
     try:
@@ -125,7 +129,7 @@ def read_now(
         raise InternalError(text, status=503, retry_after=1) from None
 
 
-def refuse_errors(reading: Reading) -> None:
+def refuse_errors(reading: DatasetReading) -> None:
     """Raises `DatasetError` with what validate would report."""
     if reading.error_count == 0:
         return
@@ -135,7 +139,7 @@ def refuse_errors(reading: Reading) -> None:
     raise DatasetError(verdict(reading), param="file", details=details)
 
 
-def verdict(reading: Reading) -> str:
+def verdict(reading: DatasetReading) -> str:
     """One sentence on a bad file."""
     first = reading.errors[0]
     where = "the file" if first.line is None else f"line {first.line}"
@@ -145,7 +149,7 @@ def verdict(reading: Reading) -> str:
     )
 
 
-def counts(reading: Reading) -> dict[str, int]:
+def counts(reading: DatasetReading) -> dict[str, int]:
     """The columns that a reading fills."""
     return {name: getattr(reading, name) for name in UNKNOWN_YET}
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
+from tuneship.contract.dataset_lines import DatasetFormat, Message
 from tuneship.contract.datasets import LineProblem
-from tuneship.contract.examples import DatasetFormat, Message
 from tuneship.service.catalogues.base_models import special_texts
 
 MARK_BITS = 32

@@ -7,7 +7,7 @@ from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStat
 from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.host.disk_space import check_room
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves_long
 from tuneship.service.context.context import Context
@@ -24,7 +24,7 @@ from tuneship.service.datasets.handlers import (
 )
 from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
 from tuneship.store.blobs import StagedFile, check_digest
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 BLOCK = 1 << 20
 
@@ -78,7 +78,9 @@ def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
     return sources
 
 
-def _counting(context: Context, sources: Sequence[Row]) -> tuple[BaseModel | None, dict[str, int]]:
+def _counting(
+    context: Context, sources: Sequence[Row]
+) -> tuple[CataloguedModel | None, dict[str, int]]:
     """The sums of the sources where one tokenizer counted them all; else who counts again, and nothing known."""
     if len({source["tokenizer"] for source in sources}) == 1:
         return None, {name: sum(source[name] for source in sources) for name in UNKNOWN_YET}

@@ -17,13 +17,14 @@ from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
-from tuneship.service.common.background_retries import Troubles
+from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
-from tuneship.service.datasets.reading import Plan, Reading, ReadingStopped, read_dataset
-from tuneship.store import rows, tables
-from tuneship.store.events import emit
-from tuneship.store.rows import Row
+from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class DatasetProcessing:
         self._parts = parts
         self._woken = asyncio.Event()
         self._stopped = threading.Event()
-        self._troubles = Troubles(parts.clock)
+        self._troubles = BackgroundRetries(parts.clock)
         self.threads = Threads("dataset processing", 1)
 
     def wake(self) -> None:
@@ -113,7 +114,7 @@ class DatasetProcessing:
         else:
             self._end(row, _result(row, reading))
 
-    def _read(self, row: Row) -> Reading:
+    def _read(self, row: Row) -> DatasetReading:
         """A merged dataset may bring its counts along: then only repetitions are counted."""
         catalogue = self._parts.catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
@@ -139,7 +140,7 @@ class DatasetProcessing:
                 emit(connection, "dataset.failed", ended, now, code=values["error"]["code"])
 
 
-def _result(row: Row, reading: Reading) -> dict[str, Any]:
+def _result(row: Row, reading: DatasetReading) -> dict[str, Any]:
     values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
     if not row["num_examples"]:
         values |= counts(reading)

@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tuneship.contract.datasets import LineProblem
-from tuneship.contract.examples import (
+from tuneship.contract.dataset_lines import (
     DatasetFormat,
     ExampleProblem,
     Message,
@@ -20,7 +19,8 @@ from tuneship.contract.examples import (
     other_names,
     parse_example,
 )
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.contract.datasets import LineProblem
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.datasets.hints import SeenExamples, TextHints
 from tuneship.service.datasets.token_counting import AT_ONCE, TokenCounter
 from tuneship.template import TemplateFailed
@@ -52,14 +52,14 @@ class Plan:
     """How a file is to be read."""
 
     format: DatasetFormat
-    base: BaseModel | None
+    base: CataloguedModel | None
     """Whose tokenizer counts; None: nothing is counted but examples and repetitions."""
     is_halted: Callable[[], bool]
     """Looked at between batches; True raises `ReadingStopped`."""
 
 
 @dataclass
-class Reading:
+class DatasetReading:
     """What is known of a file after its last line."""
 
     plan: Plan
@@ -94,9 +94,9 @@ class Reading:
             self.warnings.append(warning)
 
 
-def read_dataset(file: BinaryIO, size: int, plan: Plan) -> Reading:
+def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
     """Check every line of a file of `size` bytes, which is at its start. Raises `ReadingStopped`, `OSError`."""
-    reading = Reading(plan)
+    reading = DatasetReading(plan)
     seen = SeenExamples(min(LINES_LIMIT, size // EXPECTED_LINE))
     with ThreadPoolExecutor(1, "count") as beside:
         tally = _Tally(reading, beside)
@@ -129,7 +129,9 @@ def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
     yield batch
 
 
-def _examples(file: BinaryIO, reading: Reading, seen: SeenExamples) -> Iterator[Example | None]:
+def _examples(
+    file: BinaryIO, reading: DatasetReading, seen: SeenExamples
+) -> Iterator[Example | None]:
     """The example of each line; None for a line without one."""
     plan = reading.plan
     hints = TextHints(plan.format, plan.base.tokenizer if plan.base else None)
@@ -148,7 +150,7 @@ def _problem(line: int | None, field: str | None, code: str, message: str) -> Li
     return LineProblem(line=line, field=field, code=code, message=message)
 
 
-def _example(number: int, line: bytes, reading: Reading) -> list[Message] | None:
+def _example(number: int, line: bytes, reading: DatasetReading) -> list[Message] | None:
     if line.isspace():
         reading.blank_lines += 1
         return None
@@ -163,7 +165,7 @@ def _example(number: int, line: bytes, reading: Reading) -> list[Message] | None
     return example
 
 
-def _numbered(file: BinaryIO, reading: Reading) -> Iterator[tuple[int, bytes]]:
+def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, bytes]]:
     """Physical lines from 1, without line ends; ends at what makes the rest unreadable."""
     number = 0
     while line := file.readline(LINE_LIMIT + 2):
@@ -184,7 +186,7 @@ def _numbered(file: BinaryIO, reading: Reading) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _first_line(line: bytes, reading: Reading) -> bytes | None:
+def _first_line(line: bytes, reading: DatasetReading) -> bytes | None:
     """Without a byte order mark; None when the file is compressed: nothing is ever inflated."""
     reading.head = line[:64]
     if line.startswith(COMPRESSED):
@@ -199,7 +201,7 @@ def _first_line(line: bytes, reading: Reading) -> bytes | None:
 class _Tally:
     """Counts batches in the thread beside, and adds up what comes back."""
 
-    def __init__(self, reading: Reading, beside: ThreadPoolExecutor) -> None:
+    def __init__(self, reading: DatasetReading, beside: ThreadPoolExecutor) -> None:
         self._reading = reading
         self._beside = beside
         self._base = reading.plan.base
@@ -251,7 +253,7 @@ class _Tally:
             text = f"is longer than the context of {base.context_length} tokens and will be cut"
             self._reading.warn(_problem(line, None, "too_long", text))
 
-    def _overhead(self, base: BaseModel, roles: tuple[str, ...]) -> int:
+    def _overhead(self, base: CataloguedModel, roles: tuple[str, ...]) -> int:
         """Tokens that the chat template adds to turns of these roles."""
         empty = [{"role": role, "content": ""} for role in roles]
         try:

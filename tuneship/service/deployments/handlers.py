@@ -31,7 +31,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.service.access.hipaa import HIPAA, MODE, is_in_mode
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.fault_injection import faults_of
 from tuneship.service.common.refusals import refused, some_of
 from tuneship.service.context.bindings import serves
@@ -40,10 +40,11 @@ from tuneship.service.context.quotas import check_quota
 from tuneship.service.models.handlers import job_of, served_model
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
-from tuneship.store import deployment_records, endpoint_records, rows, tables
+from tuneship.store import deployment_records, endpoint_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
-from tuneship.store.listings import DELETED_DEPLOYMENTS, DEPLOYMENTS
-from tuneship.store.rows import Row
+from tuneship.store.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
+from tuneship.store.queries import Row
 
 DEFAULT_OUTPUT_TOKENS = 256
 DELETED_SHOWN = timedelta(hours=24)
@@ -130,7 +131,7 @@ def _check_capacity(context: Context, row: Row) -> None:
         )
 
 
-def _generation(base: BaseModel, kept: Row, change: ModelConfiguration) -> dict[str, Any]:
+def _generation(base: CataloguedModel, kept: Row, change: ModelConfiguration) -> dict[str, Any]:
     """Merged limits and defaults; a null, or nothing set before, means the model's own."""
     own: dict[str, Any] = {
         "context_length": base.context_length,

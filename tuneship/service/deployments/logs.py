@@ -11,7 +11,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.deployments.log_filters import conditions_of
 from tuneship.store import deployment_logs
-from tuneship.store.deployment_logs import Place, place_of
+from tuneship.store.deployment_logs import LogPosition, place_of
 from tuneship.store.tables import deployment_logs as table
 
 
@@ -46,7 +46,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
         )
     token = None
     if len(found) > limit:
-        last = Place(found[limit - 1]["timestamp"], found[limit - 1]["id"])
+        last = LogPosition(found[limit - 1]["timestamp"], found[limit - 1]["id"])
         token = context.parts.cursors.issue(bound_to, last.as_number())
     return DeploymentLogs.model_validate(
         {"logs": found[:limit], "pagination": {"next_token": token}}
@@ -59,7 +59,7 @@ def _check_span(start: datetime | None, end: datetime | None) -> None:
         raise refused("start_time", "must be before end_time")
 
 
-def _place(context: Context, bound_to: str, sent: dict[str, str | None]) -> Place | None:
+def _place(context: Context, bound_to: str, sent: dict[str, str | None]) -> LogPosition | None:
     """Where the page before ended. A token of another deployment, filter or order is refused."""
     given = {name: token for name, token in sent.items() if token is not None}
     if not given:

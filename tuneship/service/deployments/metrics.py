@@ -26,7 +26,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.endpoints.handlers import own_endpoint
 from tuneship.store import metric_windows
-from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, Series
+from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # A month by minutes has 43,200.
@@ -87,7 +87,7 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     now = context.now.timestamp()
     summed = _summed(start, end, now)
     with context.read() as connection:
-        series = Series(deployment_id, endpoint_id or EVERY)
+        series = WindowSource(deployment_id, endpoint_id or EVERY)
         buckets = Buckets(
             interval_s=starts.step,
             starts=np.arange(starts.start, starts.stop, starts.step),
@@ -149,7 +149,7 @@ def _starts(start: datetime, end: datetime, interval_s: int) -> range:
     return range(first, first + count * interval_s, interval_s)
 
 
-def _facts(connection: sa.Connection, series: Series, starts: range, now: float) -> Records:
+def _facts(connection: sa.Connection, series: WindowSource, starts: range, now: float) -> Records:
     """A record for every bucket, from the widest windows that fit into it."""
     width = max(width for width in WIDTHS if starts.step % width == 0)
     span = (starts.start, starts.stop)
@@ -167,7 +167,7 @@ def _facts(connection: sa.Connection, series: Series, starts: range, now: float)
 
 
 def _refuse_what_is_forgotten(
-    connection: sa.Connection, series: Series, starts: range, now: float
+    connection: sa.Connection, series: WindowSource, starts: range, now: float
 ) -> None:
     """Single seconds are kept for two days: a gap where there was traffic would be a lie."""
     known = metric_windows.oldest(SECOND, now)
@@ -196,7 +196,7 @@ def _rendered(moment: int) -> str:
     return render_time(datetime.fromtimestamp(moment, UTC))
 
 
-def _total(connection: sa.Connection, series: Series, summed: range) -> Records:
+def _total(connection: sa.Connection, series: WindowSource, summed: range) -> Records:
     windows = metric_windows.whole(connection, series, summed.start, summed.stop)
     _, total = columns.grouped(windows, np.zeros(len(windows), np.int64))
     return total.facts if len(total) else np.zeros(1, FACTS)

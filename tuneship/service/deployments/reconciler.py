@@ -14,21 +14,22 @@ from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.parity import Parity, reads_alike
-from tuneship.runtime.groups import Adapter
+from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.catalogues.base_models import CatalogueFault
-from tuneship.service.common.background_retries import GivenUp, Troubles
+from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_health import UNHEALTHY, Rounds
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
-from tuneship.serving.line import ServingError
-from tuneship.store import deployment_records, rows, tables
+from tuneship.serving.replica_client import ServingError
+from tuneship.store import deployment_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.blobs import check_digest
 from tuneship.store.database import is_away
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class DeploymentKeeper:
         """Nothing is loaded yet."""
         self._parts = parts
         self._working: dict[str, asyncio.Task[None]] = {}
-        self._troubles = Troubles(parts.clock)
+        self._troubles = BackgroundRetries(parts.clock)
         self._plan = ReplicaPlan(parts)
         self._rounds = Rounds(parts, self._plan)
         self._records = Threads("deployment records", 4)

@@ -18,18 +18,18 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.groups import Adapter
-from tuneship.runtime.replicas import BaseReplicas
-from tuneship.service.common.background_retries import Troubles, kind_of
+from tuneship.runtime.replica_protocol import Adapter
+from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.service.common.background_retries import BackgroundRetries, kind_of
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
-from tuneship.serving.line import ServingError
+from tuneship.serving.replica_client import ServingError
 from tuneship.store import deployment_records, tables
 from tuneship.store.database import is_away
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Rounds:
         self._due: datetime | None = None
         self._round: asyncio.Task[None] | None = None
         self._visits: dict[Path, asyncio.Task[None]] = {}
-        self._troubles = Troubles(parts.clock)
+        self._troubles = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, ServedModel] = {}
         self.threads = Threads("deployment rounds", 2)
@@ -186,7 +186,7 @@ class Rounds:
         return max((one.wanted for one in charges), default=0) or spare
 
     async def _states(
-        self, group: BaseReplicas, running: Sequence[Charge]
+        self, group: ReplicaSet, running: Sequence[Charge]
     ) -> list[tuple[Charge, dict[str, Any]]]:
         """What their rows have to say; starts what is missing, one try a round for all of them."""
         asleep = [one for one in running if not one.wanted]
@@ -235,7 +235,7 @@ class Rounds:
             return [charge for charge, _ in found]
         return await self.threads.run(write)
 
-    def _log(self, group: BaseReplicas, charges: Sequence[Charge]) -> None:
+    def _log(self, group: ReplicaSet, charges: Sequence[Charge]) -> None:
         listeners = [Listener(one.row["id"], one.model, one.wanted) for one in charges]
         news = self._news.entries(group, listeners, self._parts.clock())
         if news:
@@ -250,14 +250,14 @@ def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:
     return widths
 
 
-async def _unload_unwanted(group: BaseReplicas, charges: Sequence[Charge]) -> None:
+async def _unload_unwanted(group: ReplicaSet, charges: Sequence[Charge]) -> None:
     """The adapters of those that sleep, while the replicas stay for others."""
     wanted = {one.model for one in charges if one.wanted}
     for model in {one.model for one in charges} - wanted - {None}:
         await group.forget(str(model))
 
 
-async def _fault(group: BaseReplicas, adapter: Adapter | None) -> Exception | None:
+async def _fault(group: ReplicaSet, adapter: Adapter | None) -> Exception | None:
     """Why the replicas cannot be made ready, if so."""
     try:
         await group.ready(adapter)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.runtime.groups import Happening, ReplicaGroup
+from tuneship.runtime.replica_protocol import Happening, ReplicaGroup
 from tuneship.store.deployment_logs import LogEntry
 
 STARTED, ENDED = "replica started", "replica ended"

@@ -9,11 +9,11 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.runtime.replicas import BaseReplicas
-from tuneship.service.common.scaling import Bounds, Pace, Patience, Supply, paced
+from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.service.common.scaling import Bounds, ScalingDecision, ScalingSettings, Supply, paced
 from tuneship.service.context.context import Parts
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 
 def is_asleep(row: Row) -> bool:
@@ -33,9 +33,9 @@ class ReplicaPlan:
     def __init__(self, parts: Parts) -> None:
         """Nothing was decided yet."""
         self._parts = parts
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, ScalingDecision] = {}
         settings = parts.settings
-        self._patience = Patience(
+        self._patience = ScalingSettings(
             queue=timedelta(seconds=settings.auto_scaling_queue_s),
             idle=timedelta(seconds=settings.auto_scaling_idle_s),
         )
@@ -47,16 +47,16 @@ class ReplicaPlan:
             return max(1, least)
         return min(max(least, self._pace(row).replicas), max(1, row["max_replicas"]))
 
-    def _pace(self, row: Row) -> Pace:
+    def _pace(self, row: Row) -> ScalingDecision:
         found = self._paces.get(row["id"])
         if found is not None:
             return found
         least = 0 if is_asleep(row) else max(1, row["min_replicas"])
         count = max(least, row["current_replicas"]) if row["auto_scaling"] else least
         now = self._parts.clock()
-        return Pace(min(count, max(least, row["max_replicas"])), now, now)
+        return ScalingDecision(min(count, max(least, row["max_replicas"])), now, now)
 
-    def decide(self, row: Row, group: BaseReplicas, model: str | None) -> int:
+    def decide(self, row: Row, group: ReplicaSet, model: str | None) -> int:
         """The number from now on; a change is told in the deployment's log."""
         now, before = self._parts.clock(), self._pace(row)
         supply = Supply(group.answering(model), group.waiting, group.rows)
@@ -69,7 +69,7 @@ class ReplicaPlan:
             self._parts.deployment_log.add(LogEntry(row["id"], now, "info", "supervisor", text))
         return after.replicas
 
-    def _bounds(self, row: Row, group: BaseReplicas) -> Bounds:
+    def _bounds(self, row: Row, group: ReplicaSet) -> Bounds:
         """Without auto-scaling there is one number. What a client sets as the least is not the machine's to lower."""
         is_settled = row["status"] == DeploymentStatus.RUNNING
         least = max(row["min_replicas"], 0 if is_settled else 1)  # what changes is tried awake
@@ -82,5 +82,5 @@ class ReplicaPlan:
     def keep_only(self, deployments: Collection[str]) -> None:
         """Forget the others."""
         self._parts.under_way.forget_others(deployments)
-        kept: Mapping[str, Pace] = self._paces
+        kept: Mapping[str, ScalingDecision] = self._paces
         self._paces = {name: pace for name, pace in kept.items() if name in deployments}

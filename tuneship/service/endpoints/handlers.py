@@ -32,10 +32,11 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
-from tuneship.store import endpoint_records, rows, tables
+from tuneship.store import endpoint_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
-from tuneship.store.listings import CANARY_ENDPOINTS, ENDPOINTS
-from tuneship.store.rows import Row
+from tuneship.store.list_counters import CANARY_ENDPOINTS, ENDPOINTS
+from tuneship.store.queries import Row
 
 CANARY = "canary"
 PLAIN = "plain"

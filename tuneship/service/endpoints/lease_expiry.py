@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.common.background_retries import Troubles
+from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store import endpoint_records, leases, tables
-from tuneship.store.leases import Claim
+from tuneship.store import endpoint_records, tables
+from tuneship.store import job_leases as leases
+from tuneship.store.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +27,12 @@ RENEW_EVERY = timedelta(seconds=10)
 class LeaseKeeper:
     """Works from `start` to `stop`."""
 
-    def __init__(self, parts: Parts, held: Callable[[], Sequence[Claim]]) -> None:
+    def __init__(self, parts: Parts, held: Callable[[], Sequence[JobLease]]) -> None:
         """`held` answers, on any thread, which jobs this service works on."""
         self._parts = parts
         self._held = held
         self._renew_at = parts.clock()
-        self._troubles = Troubles(parts.clock)
+        self._troubles = BackgroundRetries(parts.clock)
         """Endpoints whose lease cannot be ended, which is tried for ever: requests go by the fallback all the same."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None

@@ -5,7 +5,7 @@ from tuneship.contract.common import LogCursor
 from tuneship.contract.events import EventPage
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.store import events
+from tuneship.store import outbox as events
 
 
 @serves(contract.list_events)

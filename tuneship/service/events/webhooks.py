@@ -26,10 +26,12 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
-from tuneship.store import events, rows, tables, webhook_records
+from tuneship.store import outbox as events
+from tuneship.store import queries as rows
+from tuneship.store import tables, webhook_records
 from tuneship.store.identifiers import new_id
-from tuneship.store.rows import Row
-from tuneship.store.webhook_records import Window
+from tuneship.store.queries import Row
+from tuneship.store.webhook_records import ReplayWindow
 
 
 @serves(contract.create_webhook)
@@ -196,7 +198,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
 def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replayed:
     """Between two moments, by default everything that is kept until now."""
     now = context.now
-    window = Window(replay.since or now - events.KEPT, replay.until or now, replay.status)
+    window = ReplayWindow(replay.since or now - events.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:
         raise refused("since", "must lie before until")
     connection = context.transaction

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.service.models.handlers import ServedModel
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ async def recorded(
     try:
         written = await write()
     except asyncio.CancelledError:
-        recorder.record(_observation(context, routed, Outcome.CANCELLED, started))
+        recorder.record(_observation(context, routed, RequestOutcome.CANCELLED, started))
         _log(context, routed, "info", "the caller hung up")
         raise
     except Exception as error:
@@ -54,7 +54,7 @@ async def recorded(
         if isinstance(error, ApiError):
             error.headers |= served_by  # who failed is what a canary's driver has to know
         raise
-    recorder.record(_observation(context, routed, Outcome.SUCCESS, started, written))
+    recorder.record(_observation(context, routed, RequestOutcome.SUCCESS, started, written))
     return written
 
 
@@ -72,23 +72,23 @@ def _line_of(error: Exception) -> tuple[str, str]:
     if not isinstance(error, ApiError):
         return "error", "failed unexpectedly"
     text = f"{error.status} {error.code}: {error.message}"
-    if _blame(error) is Outcome.REFUSED:
+    if _blame(error) is RequestOutcome.REFUSED:
         return "info", text
     return ("error" if isinstance(error, InternalError) else "warning"), text
 
 
-def _blame(error: Exception) -> Outcome:
+def _blame(error: Exception) -> RequestOutcome:
     """A deployment that cannot serve is at fault even though the answer is a 409."""
     is_refusal = isinstance(error, ApiError) and error.status < 500
     if is_refusal and not isinstance(error, DeploymentError):
-        return Outcome.REFUSED
-    return Outcome.SERVER_ERROR
+        return RequestOutcome.REFUSED
+    return RequestOutcome.SERVER_ERROR
 
 
 def _observation(
     context: Context,
     routed: Routed,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     started: float,
     written: Written | None = None,
 ) -> Observation:
@@ -101,7 +101,7 @@ def _observation(
         prompt_tokens=written.prompt_tokens if written else 0,
         completion_tokens=written.completion_tokens if written else 0,
         is_empty=written is not None and not written.completion.strip(),
-        caller=_caller(context) if outcome is Outcome.SERVER_ERROR else None,
+        caller=_caller(context) if outcome is RequestOutcome.SERVER_ERROR else None,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from tuneship.contract import generation as contract
+from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.endpoints import EndpointStatus
 from tuneship.contract.errors import (
@@ -24,9 +25,8 @@ from tuneship.contract.errors import (
     ResourceNotFound,
     ValidationRefused,
 )
-from tuneship.contract.examples import instruction_messages
 from tuneship.contract.generation import Generate, Generation, Usage
-from tuneship.runtime.groups import NoReplica
+from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of, shortened
 from tuneship.service.common.in_flight import Visit
 from tuneship.service.common.refusals import refused
@@ -42,10 +42,16 @@ from tuneship.service.generation.retry import with_second_try
 from tuneship.service.generation.text_stream import Tell, streamed
 from tuneship.service.models.handlers import served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_served, is_within_reach
-from tuneship.serving.line import GenerateRequest, ReplicaLost, RequestTooLarge, ServingError
-from tuneship.store import job_records, rows, tables
+from tuneship.serving.replica_client import (
+    GenerateRequest,
+    ReplicaLost,
+    RequestTooLarge,
+    ServingError,
+)
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.traffic.split import draw_of_key, split_of
 
 R = TypeVar("R")
@@ -62,7 +68,7 @@ TURN_CHARACTERS = 50
 
 
 @dataclass(frozen=True)
-class Target:
+class RoutingTarget:
     """Who shall answer; the endpoint is empty when the deployment was called directly."""
 
     deployment_id: str
@@ -72,7 +78,7 @@ class Target:
 @serves_async(contract.generate)
 async def generate(context: Context, deployment_id: str, request: Generate) -> Generation | Stream:
     """Answer with this deployment."""
-    return await _answer(context, Target(deployment_id), request, time.perf_counter())
+    return await _answer(context, RoutingTarget(deployment_id), request, time.perf_counter())
 
 
 @serves_async(contract.generate_by_endpoint)
@@ -102,7 +108,7 @@ async def _row(context: Context, table: sa.Table, identifier: str) -> Row | None
     return await _at_hand(context, (table.name, identifier), read)
 
 
-async def _routed(context: Context, target: Target) -> Routed:
+async def _routed(context: Context, target: RoutingTarget) -> Routed:
     row = await _row(context, tables.deployments, target.deployment_id)
     await _touch_job(context, row)
     deployment = shown_deployment(context, row)
@@ -125,7 +131,7 @@ async def _touch_job(context: Context, row: Row | None) -> None:
         context.trail.touch(job)
 
 
-def _by_split(context: Context, row: Row | None) -> Target:
+def _by_split(context: Context, row: Row | None) -> RoutingTarget:
     endpoint = endpoint_in_force(context, row)
     if endpoint["status"] != EndpointStatus.ACTIVE:
         raise InvalidRequestError("the endpoint is inactive", status=409)
@@ -133,11 +139,11 @@ def _by_split(context: Context, row: Row | None) -> Target:
     if key is not None and not 1 <= len(key.encode()) <= LONGEST_ROUTING_KEY:
         raise InvalidRequestError("X-Routing-Key must have 1 to 256 bytes")
     draw = context.parts.draw() if key is None else draw_of_key(endpoint["id"], key)
-    return Target(split_of(endpoint["members"]).choose(draw), endpoint["id"])
+    return RoutingTarget(split_of(endpoint["members"]).choose(draw), endpoint["id"])
 
 
 async def _answer(
-    context: Context, target: Target, request: Generate, started: float
+    context: Context, target: RoutingTarget, request: Generate, started: float
 ) -> Generation | Stream:
     """Whole, or as a stream of what is written."""
     whole = partial(_whole, context, target, request, started)
@@ -165,7 +171,7 @@ def _unheard(_text: str) -> None:
 
 
 async def _whole(
-    context: Context, target: Target, request: Generate, started: float, tell: Tell
+    context: Context, target: RoutingTarget, request: Generate, started: float, tell: Tell
 ) -> Generation:
     """Run it where the target's record says, unless it is gone."""
     with context.parts.under_way.entered(target.deployment_id) as visit:

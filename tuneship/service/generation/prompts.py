@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.template import PromptTemplate
 
@@ -18,7 +18,10 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
 def prompt_tokens(
-    base: BaseModel, template: PromptTemplate, messages: Sequence[Mapping[str, Any]], param: str
+    base: CataloguedModel,
+    template: PromptTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    param: str,
 ) -> list[int]:
     """Token ids up to where the assistant speaks. Raises `ValidationRefused` on `param` for what cannot be text."""
     markers = base.special_texts
@@ -43,13 +46,13 @@ def prompt_tokens(
     return tokens
 
 
-def _encoded(base: BaseModel, text: str) -> list[int]:
+def _encoded(base: CataloguedModel, text: str) -> list[int]:
     tokenizer: Any = base.tokenizer
     # Unlike `encode`, this one lets other threads work meanwhile.
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _as_text(base: BaseModel, special: str, param: str) -> list[int]:
+def _as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
     """A special token's text, cut so that no part is one: the parts' tokens spell the same."""
     markers = base.special_texts
     for parts in ([special[:1], special[1:]], list(special)):
@@ -58,7 +61,7 @@ def _as_text(base: BaseModel, special: str, param: str) -> list[int]:
     raise refused(param, "holds a special token of the model, which is a single character")
 
 
-def _refuse_other_spellings(base: BaseModel, texts: Sequence[str], param: str) -> None:
+def _refuse_other_spellings(base: CataloguedModel, texts: Sequence[str], param: str) -> None:
     """A tokenizer that normalizes first may find a special token that is written otherwise, e.g. in wide letters."""
     normalizer: Any = base.tokenizer.normalizer
     markers = base.normalized_special_texts

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from tuneship.service.generation.text_stream import Tell
-from tuneship.serving.line import ReplicaLost
+from tuneship.serving.replica_client import ReplicaLost
 
 W = TypeVar("W")
 

@@ -15,7 +15,7 @@ WINDOW_S = 30.0
 SLOWEST_UPLOAD = 64 << 10
 
 
-class Patience:
+class BodyTimeout:
     """Wraps an ASGI `receive`. Raises 408 when the body stops coming, or comes too slowly."""
 
     def __init__(

@@ -11,7 +11,7 @@ from tuneship.service.context.context import Parts
 from tuneship.service.http.rate_limits import RateLimits
 
 
-class InFlight:
+class InFlightLimits:
     """How many requests of one kind each client has under way, and all clients together."""
 
     def __init__(self, each: int, together: int) -> None:
@@ -37,7 +37,7 @@ class InFlight:
 
 
 @dataclass(frozen=True)
-class Border:
+class Boundary:
     """What the boundary needs beside the handlers' parts."""
 
     parts: Parts
@@ -45,7 +45,9 @@ class Border:
     limits: RateLimits
     wake: Callable[[], None]
     """Tells the supervisor that something was committed."""
-    generations: InFlight = field(default_factory=lambda: InFlight(each=64, together=256))
-    uploads: InFlight = field(default_factory=lambda: InFlight(each=4, together=16))
-    merges: InFlight = field(default_factory=lambda: InFlight(each=4, together=16))
-    streams: InFlight = field(default_factory=lambda: InFlight(each=16, together=256))
+    generations: InFlightLimits = field(
+        default_factory=lambda: InFlightLimits(each=64, together=256)
+    )
+    uploads: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
+    merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
+    streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.http.forwarding import IS_DECLARED, PEER
-from tuneship.service.http.open_connections import Claim, OpenConnections
+from tuneship.service.http.open_connections import KeepPriority, OpenConnections
 from tuneship.store.identifiers import new_id
 
 # In a request's state: its `Connection`.
@@ -157,7 +157,7 @@ class Connection(H11Protocol):
         if not self._is_between_requests:
             self._begun = None
             if self._has_key:
-                self._open_connections.claim(self, Claim.BUSY)
+                self._open_connections.claim(self, KeepPriority.BUSY)
         elif self._nothing_is_to_come:
             self._begun = None
 
@@ -167,14 +167,14 @@ class Connection(H11Protocol):
         super().on_response_complete()  # it may begin the next request, which waits already
         if self._is_between_requests:
             self._begun = None if self._nothing_is_to_come else self._answered
-            claim = Claim.IDLE if self._has_key else Claim.STRANGER
+            claim = KeepPriority.IDLE if self._has_key else KeepPriority.STRANGER
             self._open_connections.claim(self, claim)
 
     def show_key(self, *, is_valid: bool) -> None:
         """Called by the border when it has looked at the key of the request that is under way."""
         if not self._is_declared:
             self._has_key = is_valid
-            claim = Claim.BUSY if is_valid else Claim.STRANGER
+            claim = KeepPriority.BUSY if is_valid else KeepPriority.STRANGER
             self._open_connections.claim(self, claim)
 
     @property

@@ -87,12 +87,12 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
         raise InvalidRequestError("the body must be multipart/form-data", status=415)
     check_room(upload.parts.settings, announced)
-    form = _Form(options.get(b"boundary", b""), upload.staged)
+    form = _FormReader(options.get(b"boundary", b""), upload.staged)
     await _fill(form, request, upload)
     return await upload.work(_content, operation, form)
 
 
-async def _fill(form: "_Form", request: Request, upload: Upload) -> None:
+async def _fill(form: "_FormReader", request: Request, upload: Upload) -> None:
     """Parse, hash and write the body, a block at a time."""
     pending: list[bytes] = []
     size = read = 0
@@ -109,7 +109,7 @@ async def _fill(form: "_Form", request: Request, upload: Upload) -> None:
     await upload.work(form.write, b"".join(pending))
 
 
-def _content(operation: Operation[..., Any], form: "_Form") -> Content:
+def _content(operation: Operation[..., Any], form: "_FormReader") -> Content:
     form.finish()
     fields: dict[str, Any] = dict(form.texts)
     if "tags" in fields and operation.is_creating:
@@ -120,7 +120,7 @@ def _content(operation: Operation[..., Any], form: "_Form") -> Content:
     return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
 
-class _Form:
+class _FormReader:
     """One body on its way in. The first refusal is kept, and nothing is stored after it."""
 
     def __init__(self, boundary: bytes, staged: StagedFile) -> None:

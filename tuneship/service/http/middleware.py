@@ -20,12 +20,12 @@ from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import OPAQUE_ID
 from tuneship.service.http.answers import error_response, refusal_of
-from tuneship.service.http.body_timeout import Patience
-from tuneship.service.http.boundary import Border
+from tuneship.service.http.body_timeout import BodyTimeout
+from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
-from tuneship.store.audit import NOBODY, AuditEntry
+from tuneship.store.audit import NOBODY, AuditRecord
 from tuneship.store.identifiers import new_id
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ PIECE_BYTES = 64 << 10
 OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 
 
-class Guard:
+class EntryMiddleware:
     """Every request first: an id, the caller, the rate window; and the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, border: Border) -> None:
+    def __init__(self, app: ASGIApp, border: Boundary) -> None:
         self._app = app
         self._border = border
         self._reading_ids = asyncio.Lock()
@@ -55,7 +55,7 @@ class Guard:
             return
         state = cast("MutableMapping[str, Any]", scope.setdefault("state", {}))
         state["request_id"] = new_id("req")
-        request, answer = Request(scope), _Answer(state, send)
+        request, answer = Request(scope), _CommonHeaders(state, send)
         started = time.perf_counter()
         try:
             _check_framing(scope)
@@ -64,7 +64,7 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 self._refuse_newcomers()
                 await self._authenticate(request)
-            await self._app(scope, Patience(scope, receive).receive, answer.send)
+            await self._app(scope, BodyTimeout(scope, receive).receive, answer.send)
         except Exception as error:
             if answer.status:  # half an answer is out: only the server can break the connection
                 raise
@@ -129,10 +129,10 @@ class Guard:
         parts, request_id = self._border.parts, request.state.request_id
         refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
         with parts.database.write() as connection:
-            parts.audit.add(connection, AuditEntry(parts.clock(), *refused))
+            parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
 
-class _Answer:
+class _CommonHeaders:
     """Puts the common headers on an answer and remembers its status."""
 
     def __init__(self, state: Mapping[str, Any], send: Send) -> None:

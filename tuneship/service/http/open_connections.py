@@ -13,7 +13,7 @@ from typing import Protocol
 from tuneship.host.open_files import ConnectionLimits
 
 
-class Claim(Enum):
+class KeepPriority(Enum):
     """What a connection has done to be kept, the weakest first."""
 
     STRANGER = 1
@@ -45,18 +45,20 @@ class _Group:
 
     def __init__(self) -> None:
         self.size = 0
-        self._by_claim: dict[Claim, dict[OpenConnection, None]] = {one: {} for one in Claim}
+        self._by_claim: dict[KeepPriority, dict[OpenConnection, None]] = {
+            one: {} for one in KeepPriority
+        }
 
-    def put(self, connection: OpenConnection, claim: Claim) -> None:
+    def put(self, connection: OpenConnection, claim: KeepPriority) -> None:
         self._by_claim[claim][connection] = None
         self.size += 1
 
-    def take(self, connection: OpenConnection, claim: Claim) -> None:
+    def take(self, connection: OpenConnection, claim: KeepPriority) -> None:
         del self._by_claim[claim][connection]
         self.size -= 1
 
     def weakest(self) -> OpenConnection | None:
-        for claim in (Claim.STRANGER, Claim.IDLE):
+        for claim in (KeepPriority.STRANGER, KeepPriority.IDLE):
             if (found := next(iter(self._by_claim[claim]), None)) is not None:
                 return found
         return None
@@ -70,7 +72,7 @@ class OpenConnections:
         self._limits = limits
         self._all = _Group()
         self._sources: dict[str, _Group] = {}
-        self._members: dict[OpenConnection, tuple[str | None, Claim]] = {}
+        self._members: dict[OpenConnection, tuple[str | None, KeepPriority]] = {}
         self.evicted = 0
         """So many were ended to make room, since somebody last asked."""
         self.refused = 0
@@ -93,7 +95,9 @@ class OpenConnections:
         if full is not None and not self._end_the_weakest_of(full):
             self.refused += 1
             return False
-        self._put(connection, source, Claim.STRANGER if source is not None else Claim.IDLE)
+        self._put(
+            connection, source, KeepPriority.STRANGER if source is not None else KeepPriority.IDLE
+        )
         return True
 
     def next_to_go(self, source: str | None) -> OpenConnection | None:
@@ -112,7 +116,7 @@ class OpenConnections:
             return own
         return self._all if self._all.size >= self._limits.together else None
 
-    def claim(self, connection: OpenConnection, claim: Claim) -> None:
+    def claim(self, connection: OpenConnection, claim: KeepPriority) -> None:
         """A connection has a new claim, or the same one again: it comes behind the others that have it."""
         if connection in self._members:
             source = self._members[connection][0]
@@ -130,7 +134,7 @@ class OpenConnections:
             if not self._sources[source].size:
                 del self._sources[source]
 
-    def _put(self, connection: OpenConnection, source: str | None, claim: Claim) -> None:
+    def _put(self, connection: OpenConnection, source: str | None, claim: KeepPriority) -> None:
         self._members[connection] = source, claim
         self._all.put(connection, claim)
         if source is not None:

@@ -11,15 +11,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tuneship.runtime.workers import Worker
+from tuneship.runtime.worker_protocol import Worker
 from tuneship.store.blobs import Blobs
-from tuneship.store.leases import Claim
-from tuneship.store.rows import Row
+from tuneship.store.job_leases import JobLease
+from tuneship.store.queries import Row
 from tuneship.training.spec import (
     CANCEL_FILE,
     PROGRESS_FILE,
     SPEC_FILE,
-    Hyperparameters,
+    ResolvedHyperparameters,
     TrainingSpec,
 )
 
@@ -35,7 +35,7 @@ ENDS = ("completed", "failed", "cancelled")
 class Attempt:
     """What one attempt at a job has told, as far as it is stored."""
 
-    claim: Claim
+    claim: JobLease
     """The right to store it."""
     folder: Path
     number: int
@@ -78,7 +78,7 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class TrainingRun(Attempt):
+class RunningAttempt(Attempt):
     """An attempt that this service has started, and its process."""
 
     job: Row
@@ -113,7 +113,7 @@ def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
 
 def told_attempts(work: Path, job: Row) -> Iterator[Attempt]:
     """Those of a job that may have told what their service did not live to store."""
-    claim, stored = Claim(job["id"], job["attempt"]), job["progress_attempt"]
+    claim, stored = JobLease(job["id"], job["attempt"]), job["progress_attempt"]
     for number in range(max(1, stored), job["attempt"] + 1):
         folder = attempt_folder(work, job["id"], number)
         offset = job["progress_offset"] if number == stored else 0
@@ -148,7 +148,7 @@ def write_spec(
         validation_frequency=job["validation_frequency"],
         max_runtime_seconds=remaining_seconds(job),
         threads=0,
-        hyperparameters=Hyperparameters(**hyperparameters),
+        hyperparameters=ResolvedHyperparameters(**hyperparameters),
         devices=devices,
     )
     for one in (folder, spec.output_dir, spec.checkpoint_dir):

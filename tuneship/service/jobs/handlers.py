@@ -31,7 +31,7 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves, serves_encoded, serves_or_streams
@@ -40,17 +40,18 @@ from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
 from tuneship.service.datasets.handlers import object_of, own_dataset
 from tuneship.service.jobs.attempts import KEPT_OF_A_JOB
-from tuneship.service.jobs.progress import forecast_end
+from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import job_frames, place_of
 from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.instances import require_training_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
-from tuneship.store import job_queue, job_records, rows, tables
-from tuneship.store.events import emit
+from tuneship.store import job_queue, job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
-from tuneship.store.listings import JOBS
-from tuneship.store.rows import Row
+from tuneship.store.list_counters import JOBS
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 
 
 @serves(contract.create_job)
@@ -103,7 +104,7 @@ def _require_instances(context: Context, job: JobCreate) -> None:
     require_training_type(context.parts, name, "compute_config.instance_type")
 
 
-def _check_modules(base: BaseModel, modules: list[str]) -> None:
+def _check_modules(base: CataloguedModel, modules: list[str]) -> None:
     if modules == ["all-linear"] or set(modules) <= base.linear_modules:
         return
     known = ", ".join(sorted(base.linear_modules))

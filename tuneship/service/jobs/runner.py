@@ -1,7 +1,7 @@
 """Runs jobs: starts those whose turn it is, follows their processes, and says what an end means.
 
 Called at every tick of the supervisor; what it knows can be lost, the rows and checkpoints suffice.
-Next: `attempts.py` (one process), `progress.py` (its lines), `tuneship/store/job_queue.py` (whose turn).
+Next: `attempts.py` (one process), `record_progress.py` (its lines), `tuneship/store/job_queue.py` (whose turn).
 """
 
 import asyncio
@@ -17,24 +17,26 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.workers import Runtime, Worker
+from tuneship.runtime.worker_protocol import Runtime, Worker
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.access.isolation import training_places
-from tuneship.service.common.background_retries import Troubles, kind_of
+from tuneship.service.common.background_retries import BackgroundRetries, kind_of
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import object_of
 from tuneship.service.jobs import attempts as training_runs
-from tuneship.service.jobs import progress as job_progress
-from tuneship.service.jobs.attempts import Attempt, TrainingRun
+from tuneship.service.jobs import record_progress as job_progress
+from tuneship.service.jobs.attempts import Attempt, RunningAttempt
 from tuneship.service.jobs.warm_trainer import WarmTrainer, start_on
 from tuneship.service.models.handlers import model_id
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_sealed
-from tuneship.store import job_queue, job_records, leases, rows, tables
+from tuneship.store import job_leases as leases
+from tuneship.store import job_queue, job_records, tables
+from tuneship.store import queries as rows
 from tuneship.store.blobs import check_digest
 from tuneship.store.database import is_away
-from tuneship.store.leases import Claim, LeaseLost
-from tuneship.store.rows import Row
-from tuneship.training.progress import NEEDS_LESS_MEMORY, Reason
+from tuneship.store.job_leases import JobLease, LeaseLost
+from tuneship.store.queries import Row
+from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED, DataKeys, Order
 
 logger = logging.getLogger(__name__)
@@ -70,19 +72,19 @@ class TrainingKeeper:
         self._runtime = runtime
         self._work = work
         self._owner = owner
-        self._runs: list[TrainingRun] = []
+        self._runs: list[RunningAttempt] = []
         self._starting: asyncio.Task[None] | None = None
-        self._preparing: Claim | None = None
+        self._preparing: JobLease | None = None
         """The job whose files are being checked, before it has a process."""
         self._not_before: dict[str, datetime] = {}
         """When the jobs that could not be started may be tried again."""
-        self._troubles = Troubles(parts.clock, TRIES)
+        self._troubles = BackgroundRetries(parts.clock, TRIES)
         self.threads = Threads("training", 4)
         log = parts.settings.data_dir / "logs" / "trainer.log"
         self._places = training_places(parts.settings.data_dir, work, parts.catalogue)
         self._warm = WarmTrainer(runtime, log, self._places, parts.clock())
 
-    def held(self) -> list[Claim]:
+    def held(self) -> list[JobLease]:
         """The jobs that this service works on; may be called from any thread."""
         preparing = self._preparing
         return [*([] if preparing is None else [preparing]), *(run.claim for run in [*self._runs])]
@@ -118,7 +120,7 @@ class TrainingKeeper:
                 continue
             try:
                 self._store_left(job)
-                self._cancelled(Claim(job["id"], job["attempt"]), now)
+                self._cancelled(JobLease(job["id"], job["attempt"]), now)
             except Exception as error:  # one job's trouble must not stop the others
                 logger.exception("a job could not be cancelled: %s", job["id"])
                 self._troubles.add(job["id"], error)
@@ -152,7 +154,7 @@ class TrainingKeeper:
             now = self._parts.clock()
             job = leases.claim(connection, self._owner, now, skipped)
             if job is not None:
-                self._preparing = Claim(job["id"], job["attempt"])
+                self._preparing = JobLease(job["id"], job["attempt"])
                 if job["attempt"] == 1:
                     job_progress.tell(connection, job["id"], "started", now)
                 text = f"attempt {job['attempt']} starts"
@@ -163,7 +165,7 @@ class TrainingKeeper:
 
     async def _start(self, job: Row) -> None:
         """Start the job's process; where that is impossible, the job fails at once or waits for another attempt."""
-        claim = Claim(job["id"], job["attempt"])
+        claim = JobLease(job["id"], job["attempt"])
         folder = training_runs.attempt_folder(self._work, job["id"], job["attempt"])
         try:
             await self.threads.run(self._store_left, job)
@@ -185,12 +187,14 @@ class TrainingKeeper:
             return
         now = self._parts.clock()
         latest = now + timedelta(seconds=training_runs.remaining_seconds(job)) + OVERTIME
-        run = TrainingRun(claim, folder, job["attempt"], job=job, worker=worker, latest_end=latest)
+        run = RunningAttempt(
+            claim, folder, job["attempt"], job=job, worker=worker, latest_end=latest
+        )
         self._troubles.end(claim.job_id)
         self._runs.append(run)
         self._preparing = None
 
-    def _start_again(self, claim: Claim, job: Row, error: Exception) -> None:
+    def _start_again(self, claim: JobLease, job: Row, error: Exception) -> None:
         """Queue a job whose process could not be started, or give up after three attempts without progress.
 
         A database that does not answer is no attempt: it would fail every job that waits.
@@ -215,7 +219,7 @@ class TrainingKeeper:
         waiting = self._warm.take(order, self._parts.clock())
         return waiting or start_on(self._runtime, order, self._places)
 
-    def _may_start(self, claim: Claim) -> bool:
+    def _may_start(self, claim: JobLease) -> bool:
         """Whether nobody has cancelled it while its files were checked."""
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
@@ -259,7 +263,7 @@ class TrainingKeeper:
             raise DataDamaged("a stored file is missing") from None
         return row
 
-    async def _follow_alone(self, run: TrainingRun) -> None:
+    async def _follow_alone(self, run: RunningAttempt) -> None:
         """One job's trouble must not stop the others."""
         job_id = run.claim.job_id
         if self._troubles.is_waiting(job_id):
@@ -284,7 +288,7 @@ class TrainingKeeper:
             if self._parts.clock() > run.latest_end:
                 await self._end_late(run)
 
-    async def _follow(self, run: TrainingRun) -> None:
+    async def _follow(self, run: RunningAttempt) -> None:
         """Read progress, keep the lease, pass a cancellation on, and finish what has ended."""
         exit_code = run.worker.exit_code()  # before reading: nothing is written after it
         try:
@@ -304,12 +308,12 @@ class TrainingKeeper:
         elif self._parts.clock() > run.latest_end:
             await self._end_late(run)
 
-    async def _end_late(self, run: TrainingRun) -> None:
+    async def _end_late(self, run: RunningAttempt) -> None:
         """The process ends by itself after a step; one that hangs in a step does not, nor what cannot be recorded."""
         text = "the job's maximum runtime was over before the training process and its results were dealt with"
         await self._give_up(run, "max_runtime_exceeded", text)
 
-    async def _give_up(self, run: TrainingRun, reason: str, message: str) -> None:
+    async def _give_up(self, run: RunningAttempt, reason: str, message: str) -> None:
         await self.threads.run(run.worker.kill)
         with suppress(LeaseLost):
             await self.threads.run(self._failed, run.claim, run.job, reason, message)
@@ -317,7 +321,7 @@ class TrainingKeeper:
         self._runs.remove(run)
         self._troubles.end(run.claim.job_id)
 
-    def _take_progress(self, run: TrainingRun) -> None:
+    def _take_progress(self, run: RunningAttempt) -> None:
         """Store what the process has told. Raises `LeaseLost` when the job is not this attempt's any more."""
         now = self._parts.clock()
         self._store_told(run)
@@ -351,7 +355,7 @@ class TrainingKeeper:
             if not lines:
                 return
 
-    def _finish(self, run: TrainingRun, exit_code: int) -> None:
+    def _finish(self, run: RunningAttempt, exit_code: int) -> None:
         """What the process's end means: a model, a failure, a cancellation, or another attempt."""
         end = run.end or {"kind": None}
         if run.cancelled_at is not None:
@@ -364,7 +368,7 @@ class TrainingKeeper:
             return
         training_runs.clear(self._work, run.claim.job_id)
 
-    def _again(self, run: TrainingRun, exit_code: int) -> bool:
+    def _again(self, run: RunningAttempt, exit_code: int) -> bool:
         """Queue another attempt, or give up; answers whether the job has ended."""
         fruitless = 0 if run.has_advanced() else run.job["attempts_without_progress"] + 1
         if fruitless >= FRUITLESS_ATTEMPTS:
@@ -374,7 +378,7 @@ class TrainingKeeper:
         self._queue_again(run.claim, fruitless, text)
         return False
 
-    def _queue_again(self, claim: Claim, fruitless: int, text: str) -> None:
+    def _queue_again(self, claim: JobLease, fruitless: int, text: str) -> None:
         now = self._parts.clock()
         with self._parts.database.write() as connection:
             kept = {"owner": None, "attempts_without_progress": fruitless}
@@ -382,7 +386,7 @@ class TrainingKeeper:
             job_records.add_log(connection, claim.job_id, now, "warning", text)
         self._parts.bell.ring(claim.job_id)
 
-    def _completed(self, run: TrainingRun, end: dict[str, Any]) -> None:
+    def _completed(self, run: RunningAttempt, end: dict[str, Any]) -> None:
         job, now = run.job, self._parts.clock()
         blob = f"models/{job['id']}"
         digests = {
@@ -413,7 +417,7 @@ class TrainingKeeper:
             job_progress.tell(connection, job["id"], "succeeded", now, fine_tuned_model=identifier)
         self._parts.bell.ring(job["id"])
 
-    def _failed(self, claim: Claim, job: Row, reason: str, message: str) -> None:
+    def _failed(self, claim: JobLease, job: Row, reason: str, message: str) -> None:
         now = self._parts.clock()
         error = {"code": "fine_tuning_error", "reason": reason, "message": message}
         with self._parts.database.write() as connection:
@@ -423,7 +427,7 @@ class TrainingKeeper:
             job_progress.tell(connection, job["id"], "failed", now, reason=reason)
         self._parts.bell.ring(job["id"])
 
-    def _cancelled(self, claim: Claim, now: datetime) -> None:
+    def _cancelled(self, claim: JobLease, now: datetime) -> None:
         with self._parts.database.write() as connection:
             leases.write(
                 connection, claim, status=JobStatus.CANCELLED, lease_until=None, updated_at=now
@@ -434,7 +438,7 @@ class TrainingKeeper:
         training_runs.clear(self._work, claim.job_id)
         self._parts.bell.ring(claim.job_id)
 
-    def _destroy_keys(self, connection: sa.Connection, claim: Claim) -> None:
+    def _destroy_keys(self, connection: sa.Connection, claim: JobLease) -> None:
         """Of a job that makes no model."""
         names = [f"{kind}/{claim.job_id}" for kind in training_runs.KEPT_OF_A_JOB]
         self._parts.keyring.destroy(connection, *names)

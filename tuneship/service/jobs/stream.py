@@ -16,8 +16,9 @@ from heapq import merge
 from tuneship.contract.jobs import ENDED, JobLogEntry, JobStep
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
-from tuneship.store import job_records, rows, tables
-from tuneship.store.rows import Row
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.queries import Row
 
 # Rows of each kind in one reading.
 AT_ONCE = 500
@@ -27,7 +28,7 @@ LOG_BITS = 63
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """Behind which log entry and which step a reader stands; no step: it has read only pages of the log."""
 
     log_id: int = 0
@@ -39,18 +40,24 @@ class Place:
         return (0 if self.step is None else self.step + 1) << LOG_BITS | self.log_id
 
     @classmethod
-    def of(cls, number: int) -> "Place":
+    def of(cls, number: int) -> "StreamPosition":
         """The inverse of `number`."""
         step = (number >> LOG_BITS) - 1
         return cls(number & (1 << LOG_BITS) - 1, None if step < 0 else step)
 
 
-def place_of(parts: Parts, job_id: str, token: str | None) -> Place:
+def place_of(parts: Parts, job_id: str, token: str | None) -> StreamPosition:
     """Where a token points; without one, the beginning. Raises `ValidationRefused`."""
-    return Place() if token is None else Place.of(parts.cursors.position(job_id, token))
+    return (
+        StreamPosition()
+        if token is None
+        else StreamPosition.of(parts.cursors.position(job_id, token))
+    )
 
 
-async def job_frames(parts: Parts, job_id: str, place: Place) -> AsyncGenerator[Sequence[Frame]]:
+async def job_frames(
+    parts: Parts, job_id: str, place: StreamPosition
+) -> AsyncGenerator[Sequence[Frame]]:
     """Everything behind `place`, live, until the job has ended and all is told. Between looks it only waits."""
     with parts.bell.listening(job_id) as news:
         while True:
@@ -73,13 +80,13 @@ class _Look:
     """What one reading brought, merged, and the place behind it."""
 
     frames: Sequence[Frame]
-    place: Place
+    place: StreamPosition
     has_more: bool
     """A reading was full: there may be more right behind it."""
     is_last: bool
 
 
-def _look(parts: Parts, job_id: str, place: Place) -> _Look:
+def _look(parts: Parts, job_id: str, place: StreamPosition) -> _Look:
     """In one view of the database: an end is stored together with its last log entry."""
     with parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
@@ -110,13 +117,13 @@ def _order(row: Row) -> tuple[int, int]:
     return (row["log_id"], 1) if "step" in row else (row["id"], 0)
 
 
-def _behind(place: Place, row: Row) -> Place:
+def _behind(place: StreamPosition, row: Row) -> StreamPosition:
     if "step" in row:
         return replace(place, step=row["step"])
     return replace(place, log_id=row["id"])
 
 
-def _frame(parts: Parts, job_id: str, place: Place, row: Row) -> Frame:
+def _frame(parts: Parts, job_id: str, place: StreamPosition, row: Row) -> Frame:
     token = parts.cursors.issue(job_id, place.number)
     if "step" in row:
         return Frame("metrics", JobStep(**row), token)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuneship.runtime.landlock import Places
-from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.training.spec import LOG_FILE, Order
 
 logger = logging.getLogger(__name__)

@@ -15,16 +15,17 @@ from tuneship.contract.common import Deleted
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
-from tuneship.runtime.replicas import Adapter
+from tuneship.runtime.replica_set import Adapter
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import some_of
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
-from tuneship.store import rows, tables
-from tuneship.store.listings import MODELS
-from tuneship.store.rows import Row
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.list_counters import MODELS
+from tuneship.store.queries import Row
 from tuneship.template import PromptTemplate
 
 # How the id of every fine-tuned model begins, and of no base model.
@@ -35,7 +36,7 @@ TUNED = "ft:"
 class ServedModel:
     """What serving a model takes: its base, and the adapter when it is a fine-tuned one."""
 
-    base: BaseModel
+    base: CataloguedModel
     adapter: Adapter | None
     template: PromptTemplate
     object_id: str = ""
@@ -74,7 +75,7 @@ def list_models(
     return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
 
 
-def _base_item(base: BaseModel) -> Model:
+def _base_item(base: CataloguedModel) -> Model:
     return Model(
         id=base.id,
         name=base.name,
@@ -180,7 +181,7 @@ def model_id(base_model: str, name: str, job_id: str) -> str:
     return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
 
 
-def base_of(parts: Parts, identifier: str, param: str) -> BaseModel:
+def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
     """The base model with this id. Raises `ModelNotFound`, also for one whose files nobody can use."""
     base = parts.catalogue.get(identifier)
     if base is None:

@@ -7,7 +7,7 @@ from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InstanceTypeUnavailable
 from tuneship.contract.instances import InstanceType, InstanceTypes
 from tuneship.host.machine import GIB, Machine, this_machine
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
@@ -34,7 +34,7 @@ def _shown(kind: InstanceKind, machine: Machine) -> InstanceType:
     )
 
 
-def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: BaseModel) -> None:
+def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: CataloguedModel) -> None:
     """Raises `InstanceTypeUnavailable` for a type or region that is not here, or is not used for this base (§7)."""
     kind = _kind(parts, deployment.instance_type, "instance_type")
     if deployment.region not in parts.instances.regions:

@@ -4,14 +4,14 @@ from typing import Any, cast, get_args
 
 from tuneship.contract.jobs import FineTuningMethod, Hyperparameters
 from tuneship.contract.models import HyperparameterLimits, ModelLimits
-from tuneship.service.catalogues.base_models import BaseModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.models.hyperparameters import usual_alpha
 
 # A bound that JSON readers cannot hold exactly is one of the wire, not of the hyperparameter.
 BEYOND_NUMBERS = 2**53
 
 
-def limits_of_base(base: BaseModel) -> ModelLimits:
+def limits_of_base(base: CataloguedModel) -> ModelLimits:
     """A model that can be tuned."""
     return ModelLimits(
         id=base.id,
@@ -23,7 +23,7 @@ def limits_of_base(base: BaseModel) -> ModelLimits:
     )
 
 
-def limits_of_tuned(identifier: str, base: BaseModel) -> ModelLimits:
+def limits_of_tuned(identifier: str, base: CataloguedModel) -> ModelLimits:
     """A model that is only served."""
     return ModelLimits(
         id=identifier,

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
-from tuneship.service.catalogues.base_models import OUR_RUNTIME, BaseModel
+from tuneship.service.catalogues.base_models import OUR_RUNTIME, CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import ServedModel
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 
 # Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")
@@ -104,13 +104,13 @@ def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel)
         check_sealed(settings, [served.adapter.key])
 
 
-def _lacked_by_others(settings: Mapping[str, Any], base: BaseModel) -> str | None:
+def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
     """The first setting that the base model's engine cannot keep."""
     asked = [name for name in OTHERS_LACK if settings[name] not in OFF]
     return asked[0] if asked and base.runtime != OUR_RUNTIME else None
 
 
-def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: BaseModel) -> None:
+def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
     """Raises `ValidationRefused` for what the base model's engine cannot keep."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
         raise refused(

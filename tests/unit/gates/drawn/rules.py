@@ -19,8 +19,8 @@ from tuneship.gates.canary import judge
 from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
-from tuneship.gates.record import Begun, Look, Record, SplitConfirmed, Verdict
-from tuneship.gates.series import ARMS, Arm, Bucket, InFlight, Series, Traffic
+from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
+from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 
 WATCHED = 30
 """Minutes that a rival watches at 100 %."""
@@ -40,12 +40,14 @@ class Run:
         return self.reason == "inconclusive"
 
 
-def series_of(buckets: Sequence[Bucket], service: Service | None = None, at: int = 0) -> Series:
+def series_of(
+    buckets: Sequence[Bucket], service: Service | None = None, at: int = 0
+) -> RolloutSeries:
     newest = buckets[-1].end if buckets else None
-    snapshots: dict[Arm, InFlight | None] = {}
+    snapshots: dict[Arm, InFlightAges | None] = {}
     if service:
         snapshots = {arm: service.in_flight(arm, at) for arm in ARMS}
-    return Series(
+    return RolloutSeries(
         buckets=tuple(buckets),
         at=newest or START,
         newest=dict.fromkeys(ARMS, newest),
@@ -72,7 +74,7 @@ def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> R
     counts_all = not before
     hour = [service.bucket(i, 0, counts_all=counts_all) for i in range(-HOUR_BEFORE, 0)]
     freeze = freeze_first_limits if before else freeze_limits
-    record = Record(
+    record = RolloutRecord(
         (
             Begun(
                 "ro_1",
@@ -93,7 +95,7 @@ ENDS = (Verdict.ROLLBACK, Verdict.PAUSE, Verdict.ABORT, Verdict.BAKED)
 
 
 def _looks(
-    service: Service, plan: CanaryPlan, record: Record, *, counts_all: bool, lag: int
+    service: Service, plan: CanaryPlan, record: RolloutRecord, *, counts_all: bool, lag: int
 ) -> Run:
     buckets: list[Bucket] = []
     seen = 0
@@ -133,7 +135,7 @@ def watched(kind: Kind, seed: int) -> tuple[list[Bucket], list[Bucket]]:
     return hour, [service.bucket(i, w, counts_all=True) for i, w in enumerate(weights)]
 
 
-def _p95(traffic: Traffic) -> float | None:
+def _p95(traffic: ArmTraffic) -> float | None:
     if not traffic.histogram:
         return None
     i = int(np.searchsorted(traffic.histogram, 0.95 * traffic.histogram[-1]))
@@ -166,11 +168,11 @@ def kayenta(buckets: Sequence[Bucket]) -> Run:
     return Run(True, 20)
 
 
-def _error_share(traffic: Traffic) -> float | None:
+def _error_share(traffic: ArmTraffic) -> float | None:
     return traffic.errors / traffic.requests if traffic.requests else None
 
 
-def _is_higher(part: Sequence[Bucket], value: Callable[[Traffic], float | None]) -> bool:
+def _is_higher(part: Sequence[Bucket], value: Callable[[ArmTraffic], float | None]) -> bool:
     ours = [one for b in part if (one := value(b.candidate)) is not None]
     theirs = [1.25 * one for b in part if (one := value(b.baseline)) is not None]
     n, m = len(ours), len(theirs)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.gates.rollouts import START
-from tuneship.gates.series import ARMS, Arm, Bucket, InFlight, Traffic
+from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
 
 Random = np.random.Generator
 EDGES = (*(float(2**power) for power in range(18)), math.inf)
@@ -120,7 +120,9 @@ class Service:
         }
         return Bucket(end, traffic["baseline"], traffic["candidate"])
 
-    def _serve(self, arm: Arm, n: int, b: Behaviour, number: int, *, counts_all: bool) -> Traffic:
+    def _serve(
+        self, arm: Arm, n: int, b: Behaviour, number: int, *, counts_all: bool
+    ) -> ArmTraffic:
         rng = self.rng
         vanished = int(rng.binomial(n, b.vanish)) if b.vanish else 0
         hung = int(rng.binomial(n - vanished, b.hang)) if b.hang else 0
@@ -131,7 +133,7 @@ class Service:
         left -= gone + refused
         errors, callers, left = self._fail(left, b)
         below = np.searchsorted(np.sort(self._times(left, b)), EDGES, side="right")
-        return Traffic(
+        return ArmTraffic(
             requests=left + errors + timed_out,
             errors=errors + timed_out,
             empty=int(rng.binomial(left, b.blank)),
@@ -179,8 +181,8 @@ class Service:
         timed_out = sum(one[2] for one in ended)
         return len(ended) - timed_out, timed_out
 
-    def in_flight(self, arm: Arm, number: int) -> InFlight:
+    def in_flight(self, arm: Arm, number: int) -> InFlightAges:
         """The snapshot at the end of this bucket."""
         now = float((number + 1) * self.seconds)
         ages = sorted((now - at) * 1000.0 for at, _, _ in self.waiting[arm])
-        return InFlight(EDGES, tuple(map(int, np.searchsorted(ages, EDGES, side="right"))))
+        return InFlightAges(EDGES, tuple(map(int, np.searchsorted(ages, EDGES, side="right"))))
