@@ -5,7 +5,7 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 BENCH_SECONDS = 1200
-PIPELINE = tests/flows tests/tasks tests/faults tests/kill_matrix tests/deployments tests/ui tests/end_to_end
+PIPELINE = tests/flows tests/unit/tasks tests/system/faults tests/system/kill_matrix tests/deployments tests/ui tests/end_to_end
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo up down test fast slow-pipeline slow-others soak check bench lock clean

@@ -22,7 +22,7 @@ from typing import Any
 from measuring.running import deploy, example_rows, exported, job_on, running, tune, upload
 
 from tuneship.client import Client
-from tuneship.contract.examples import instruction_messages
+from tuneship.contract.dataset_lines import instruction_messages
 from tuneship.contract.generation import Generate
 from tuneship.template import PromptTemplate
 from tuneship.training.spec import PROGRESS_FILE

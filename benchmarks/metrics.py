@@ -23,7 +23,7 @@ from measuring.running import deploy, own_cpu_seconds, start, stop
 
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, Member
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder
 from tuneship.settings import ClientSettings
 from tuneship.store import metric_windows
@@ -75,7 +75,7 @@ class Traffic:
                         deployment_id=deployment,
                         endpoint_id=endpoint if through else "",
                         ended_at=ended_at,
-                        outcome=Outcome.SERVER_ERROR if failed else Outcome.SUCCESS,
+                        outcome=RequestOutcome.SERVER_ERROR if failed else RequestOutcome.SUCCESS,
                         latency_ms=latency,
                         prompt_tokens=20,
                         completion_tokens=5,

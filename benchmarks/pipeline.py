@@ -26,8 +26,8 @@ import httpx
 from measuring.running import example_rows, running
 from prefect.settings import PREFECT_API_URL, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
-from flows.companions import prefect_server
-from flows.parameters import ReleaseParameters
+from flows.forms.release_form import ReleaseParameters
+from flows.script.local_processes import prefect_server
 from flows.tune_and_deploy import tune_and_deploy
 from tasks.api import connect, disconnect
 from tuneship.client import Client

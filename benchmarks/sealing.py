@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tuneship.durable import flush
-from tuneship.sealing import BLOCK, new_key, open_plain, read_plain, write_sealed
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import BLOCK, new_key, open_plain, read_plain, write_sealed
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
 
+# Bytes that come at once from a connection.
 UPLOADED = 64 << 10
-"""Bytes that come at once from a connection."""
 ADAPTER = 4 << 20
 
 

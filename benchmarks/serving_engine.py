@@ -21,11 +21,12 @@ from pathlib import Path
 from measuring.replicas import random_adapter, random_base, replica
 from measuring.running import cpu_seconds
 
-from tuneship.service.catalogue import Catalogue
-from tuneship.serving.line import GenerateRequest, ReplicaLine
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32
 ONE, ONE_BESIDE = "1 adapter", "1 and the base"
+# Which adapter a client asks; None: the base.
 MIXES: dict[str, Callable[[int], str | None]] = {
     "base": lambda _: None,
     ONE: lambda _: "0",
@@ -33,7 +34,6 @@ MIXES: dict[str, Callable[[int], str | None]] = {
     "8 adapters": lambda client: str(client % 8),
     "32 adapters": lambda client: str(client % 32),
 }
-"""Which adapter a client asks; None: the base."""
 LOADED = 50
 MEMORY_TARGET = 1.5
 _draws = random.Random(0)

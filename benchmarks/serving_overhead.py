@@ -28,16 +28,16 @@ from measuring.running import Running, deploy, example_rows, exported, job_on, r
 
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpointCreate, EndpointCreate, Member
-from tuneship.service.catalogue import Catalogue
-from tuneship.serving.line import GenerateRequest, ReplicaLine
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib"
 WARM_UP = 20
 ENGINE = "engine"
 END_OF_HEAD = b"\r\n\r\n"
 LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
+# Milliseconds of each turn, by way.
 Spans = dict[str, list[float]]
-"""Milliseconds of each turn, by way."""
 
 
 class Way:

@@ -38,7 +38,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuneship.client import Client
-from tuneship.service.catalogue import BaseModel, Catalogue
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.serving.model import choose_dtype
 
 CLIENTS = (1, 8, 32)
@@ -47,8 +47,8 @@ PEER_START_S = 600.0
 VERSION = importlib.metadata.version("transformers")
 VLLM = "0.32.0"
 SHIPPED, LARGE = "tuneship-tiny", "random-72m"
+# Bases, and how many rows their model is tuned on.
 ROWS = {SHIPPED: 320, LARGE: 32}
-"""Bases, and how many rows their model is tuned on."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,9 @@ def _catalogue(folder: Path) -> Path:
     return file
 
 
-def _measure(service: Running, base: BaseModel, folder: Path, chosen: argparse.Namespace) -> None:
+def _measure(
+    service: Running, base: CataloguedModel, folder: Path, chosen: argparse.Namespace
+) -> None:
     """One base beside each peer."""
     with Client(service.settings) as client:
         ((deployment_id, model),) = writers(client, 1, base.id, ROWS[base.id])

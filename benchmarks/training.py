@@ -39,9 +39,9 @@ from transformers import Trainer, TrainingArguments
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import collate, epoch_batches, limited_batches
 from tuneship.training.learner import Learner
-from tuneship.training.progress import Progress, StopRequest
-from tuneship.training.run import Data, TrainingRun, read_data
-from tuneship.training.spec import Hyperparameters, TrainingSpec
+from tuneship.training.progress_file import ProgressFile, StopRequest
+from tuneship.training.run import Data, TrainingLoop, read_data
+from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "icd10cm"
@@ -104,7 +104,7 @@ def versions(*packages: str) -> str:
 def run_tuneship(spec: TrainingSpec) -> Measurement:
     """Our loop, checkpoint and progress lines included."""
 
-    class TimedRun(TrainingRun):
+    class TimedRun(TrainingLoop):
         def _measure(self) -> None:
             with stopwatch:
                 super()._measure()
@@ -142,10 +142,10 @@ def run_peer(spec: TrainingSpec, side: str) -> Measurement:
     return Measurement(side, len(data.training.tokens), *measured, loss, versions(*packages))
 
 
-def loaded(spec: TrainingSpec) -> tuple[Any, Data, Progress]:
+def loaded(spec: TrainingSpec) -> tuple[Any, Data, ProgressFile]:
     """Model and rows, on one thread."""
     torch.set_num_threads(1)
-    progress = Progress(spec.training_file.parent / "progress.jsonl")
+    progress = ProgressFile(spec.training_file.parent / "progress.jsonl")
     base = load_base(spec.base_model)
     return base, read_data(spec, load_encoder(spec.base_model, base), progress), progress
 
@@ -242,7 +242,7 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
     text = (EXAMPLES / "hospital_a.jsonl").read_text() + (EXAMPLES / "hospital_b.jsonl").read_text()
     training_file = directory / "training.jsonl"
     training_file.write_text("".join(text.splitlines(keepends=True)[: options.rows]))
-    settings = Hyperparameters(
+    settings = ResolvedHyperparameters(
         learning_rate=options.learning_rate,
         batch_size=16,
         epochs=1,

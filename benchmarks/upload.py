@@ -31,8 +31,8 @@ TOKENIZER = ROOT / "tuneship" / "base_models" / "tuneship-tiny" / "tokenizer.jso
 DIAGNOSES = ROOT / "examples" / "icd10cm" / "diagnoses.txt"
 SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_WARM_TRAINER": "false"}
 PASSAGES = 4000
+# What the peer is given at once; it is no faster with more.
 PEER_CHARACTERS = 256 << 10
-"""What the peer is given at once; it is no faster with more."""
 LOOK_EVERY_S = 0.05
 
 

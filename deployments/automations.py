@@ -21,16 +21,16 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
 
+# Three heartbeats of 30 s (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY` of the worker).
 SILENT_AFTER = timedelta(seconds=90)
-"""Three heartbeats of 30 s (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY` of the worker)."""
 GUARD = "guard/guard"
 # Fields with defaults that their annotations do not show.
 _Crashed: Any = ChangeFlowRunState
 _Run: Any = RunDeployment
 RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
+# Flows whose crash may leave traffic or resources behind. Not the guard: one that cannot start,
+# for a worker without the package, is Crashed too, and would start the next one for ever.
 MOVING = ("retrain", "shift-traffic", "tune-and-deploy")
-"""Flows whose crash may leave traffic or resources behind. Not the guard: one that cannot start, for a worker without
-the package, is Crashed too, and would start the next one for ever."""
 SIGNS_OF_LIFE = (
     "heartbeat",
     "Completed",
@@ -70,10 +70,10 @@ def silent_runs_crash(after: timedelta = SILENT_AFTER) -> Automation:
 
 
 def crashes_start_the_guard(guard_id: Any) -> Automation:
-    """The guard looks at every open roll-out; it needs to know nothing of the run."""
+    """The guard looks at every open rollout; it needs to know nothing of the run."""
     return Automation(
         name="tuneship: a crash starts the guard",
-        description="Traffic of an abandoned roll-out returns to the stable deployment.",
+        description="Traffic of an abandoned rollout returns to the stable deployment.",
         trigger=EventTrigger(
             expect={"prefect.flow-run.Crashed"},
             match=RUNS,

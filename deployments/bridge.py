@@ -23,8 +23,8 @@ from tuneship.settings import LocalSettings
 
 logger = logging.getLogger(__name__)
 
+# Bytes; the service's events are below 20 kB.
 LARGEST = 64 << 10
-"""Bytes; the service's events are below 20 kB."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

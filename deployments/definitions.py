@@ -16,8 +16,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
 
 PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+# What says when a schedule starts a run, in the server's form and in the file's.
 TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")
-"""What says when a schedule starts a run, in the server's form and in the file's."""
 Definition = dict[str, Any]
 
 

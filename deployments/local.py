@@ -17,10 +17,10 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from deployments.processes import AtWork, NotStarted, Processes
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
-from flows.companions import PREFECT_SERVER
+from flows.script.local_processes import PREFECT_SERVER
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.settings import (
     ClientSettings,
@@ -29,8 +29,8 @@ from tuneship.settings import (
     embedded_service_environment,
 )
 
+# In the order in which they start; they end in the other one.
 NAMES = ("service", "prefect-server", "bridge", "worker")
-"""In the order in which they start; they end in the other one."""
 
 
 def bridge_opened(local: LocalSettings) -> dict[str, str]:
@@ -47,7 +47,7 @@ class Local:
         """Nothing is started yet."""
         self._local = local
         self._service = service
-        self._processes = Processes(local.run_dir)
+        self._processes = ProcessFolder(local.run_dir)
         self._environment = embedded_service_environment() | {
             "PREFECT_HOME": str(local.prefect_dir),
             "PREFECT_API_URL": self.prefect_url,
@@ -125,7 +125,7 @@ class Local:
             start()
 
     def _start_service(self) -> None:
-        command = [sys.executable, "-m", "tuneship.cli", "serve"]
+        command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
         place = self._service.data_dir / "service.json"
         if self._other_service():
             _say("another `tuneship serve` on this data directory is used as it is")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.companions import embedded_service, prefect_server
-from flows.interruption import Stopped, stop_once
+from flows.script.local_processes import embedded_service, prefect_server
+from flows.shared.signals import Stopped, stop_once
 from tuneship.client import Client
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 

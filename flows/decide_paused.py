@@ -1,6 +1,6 @@
-"""A person ends a roll-out that is paused: promote its candidate now, or roll back. Name and reason are recorded.
+"""A person ends a rollout that is paused: promote its candidate now, or roll back. Name and reason are recorded.
 
-`python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused roll-out
+`python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused rollout
 look on instead, run its own plan again. Who may be told to decide: `tuneship/gates/canary.py`, row "baseline broken".
 """
 
@@ -12,21 +12,21 @@ from typing import Literal
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.refusals import BadInput
-from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, promote, roll_back
 from flows.rollout.looks import seen
 from flows.rollout.opening import settle
-from flows.rollout.records import RecordFile, RecordFolder, records_in_use
-from flows.rollout.split import NotConfirmed, Split, SplitLost
+from flows.rollout.promotion_approval import withdraw_question
+from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
+from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
+from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
+from flows.shared.errors import BadInput
 from tasks.endpoints import get_canary_endpoint
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
 
 
 class Decision(BaseModel):
-    """What a person decides about a paused roll-out."""
+    """What a person decides about a paused rollout."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,7 +47,7 @@ class Decision(BaseModel):
 
 @flow(name="decide-paused", flow_run_name="{decision.decision}-{decision.rollout_id}")
 def decide_paused(decision: Decision) -> RolloutResult:
-    """End the roll-out as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
+    """End the rollout as decided. Raises `BadInput` where none of that id is paused, or its candidate does not run."""
     log = get_run_logger()
     folder = records_in_use()
     plan = CanaryPlan.recorded(_paused(folder, decision.rollout_id).record.begun.plan)
@@ -57,7 +57,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         file = _paused(folder, decision.rollout_id)  # it may have been ended since it was read
         begun = file.record.begun
         version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
-        split = Split(plan, file, version, log)
+        split = RolloutSplit(plan, file, version, log)
         ended = _end(split, decision)
         file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
@@ -81,7 +81,7 @@ def _paused(folder: RecordFolder, rollout_id: str) -> RecordFile:
     return file
 
 
-def _end(split: Split, decision: Decision) -> Ended:
+def _end(split: RolloutSplit, decision: Decision) -> Ended:
     candidate = split.plan.candidate_deployment_id
     is_promoted = decision.decision == "promote now"
     if is_promoted and seen(candidate).status != "running":
@@ -98,7 +98,7 @@ def _end(split: Split, decision: Decision) -> Ended:
         return lost(split, error.reason)
 
 
-def _promote_now(split: Split) -> Ended:
+def _promote_now(split: RolloutSplit) -> Ended:
     """Without a bake, because there may be no way back; so nothing is deleted either."""
     try:
         split.shift(100, "promote_now")
@@ -111,6 +111,6 @@ def _promote_now(split: Split) -> Ended:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
-    run_script(decide_paused, Decision, "End a paused roll-out as a person decides.")
+    run_script(decide_paused, Decision, "End a paused rollout as a person decides.")

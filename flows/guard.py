@@ -1,8 +1,8 @@
-"""Give back what a dead run left: the traffic of abandoned roll-outs, and the job and deployment of abandoned releases.
+"""Give back what a dead run left: the traffic of abandoned rollouts, and the job and deployment of abandoned releases.
 
-Then it looks after what was promoted: `flows/watch.py` reports what has become worse, and moves nothing.
+Then it looks after what was promoted: `flows/upkeep/watch.py` reports what has become worse, and moves nothing.
 
-Safe at any time and as often as one likes: a roll-out whose driver lives, one that was promoted, and a split that
+Safe at any time and as often as one likes: a rollout whose driver lives, one that was promoted, and a split that
 somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
 `python flows/guard.py`. The rules stand in `flows/rollout/abandoned.py`.
 """
@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 
 from prefect import flow, get_run_logger
 
-from flows.abandoned_releases import close_abandoned
-from flows.guard_rules import GuardResult, GuardRules
-from flows.outcome import RollbackIncomplete
-from flows.rollout.abandoned import Watch, finish_abandoned
-from flows.rollout.records import records_in_use
-from flows.watch import watch_endpoints
+from flows.release.abandoned import close_abandoned
+from flows.rollout.abandoned import GuardView, finish_abandoned
+from flows.rollout.record_file import records_in_use
+from flows.rollout.result import RollbackIncomplete
+from flows.upkeep.guard_form import GuardResult, GuardRules
+from flows.upkeep.watch import watch_endpoints
 from tuneship.settings import PipelineSettings
 
 DEFAULTS = GuardRules()
@@ -27,15 +27,15 @@ DEFAULTS = GuardRules()
 
 @flow(name="guard")
 def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
-    """End every abandoned roll-out and release. Raises `RollbackIncomplete` where traffic could not be returned."""
+    """End every abandoned rollout and release. Raises `RollbackIncomplete` where traffic could not be returned."""
     log, now = get_run_logger(), datetime.now(UTC)
     settings = PipelineSettings()
     folder = records_in_use()
     silence = timedelta(seconds=rules.silence_seconds)
-    rollouts, notes = finish_abandoned(Watch(folder, now, silence, log))
+    rollouts, notes = finish_abandoned(GuardView(folder, now, silence, log))
     silence = timedelta(hours=rules.release_silence_hours)
-    releases, kept = close_abandoned(Watch(folder, now, silence, log), settings.records)
-    watch = Watch(folder, now, silence, log)
+    releases, kept = close_abandoned(GuardView(folder, now, silence, log), settings.records)
+    watch = GuardView(folder, now, silence, log)
     alarms, unwatched = watch_endpoints(watch, settings.records) if rules.watch else ([], [])
     result = GuardResult(
         outcome="returned" if rollouts or releases else "nothing_to_do",
@@ -53,7 +53,7 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
         )
         raise RollbackIncomplete(failed, f"not returned: {', '.join(stuck)}")
     log.info(
-        "%s: %d roll-outs, %d releases, %d alarms",
+        "%s: %d rollouts, %d releases, %d alarms",
         result.outcome,
         len(rollouts),
         len(releases),
@@ -63,6 +63,6 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
-    run_script(guard, GuardRules, "Return the traffic of roll-outs whose run is gone.")
+    run_script(guard, GuardRules, "Return the traffic of rollouts whose run is gone.")

@@ -15,15 +15,15 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.clean_up import clean_up
-from flows.new_data import Part, last_success, new_parts, parts_of
-from flows.parameters import ReleaseParameters, TrainingData
-from flows.refusals import BadInput
-from flows.release_result import ReleaseResult
-from flows.retrain_parameters import MinimumNewExamples, RetrainFile, Skipped, TrainOn
-from flows.training_data import is_tagged, resolve
+from flows.forms.release_form import ReleaseParameters, TrainingData
+from flows.forms.retrain_form import MinimumNewExamples, RetrainFile, Skipped, TrainOn
+from flows.release.clean_up import clean_up
+from flows.release.data import is_tagged, resolve
+from flows.release.endpoint_lock import turn
+from flows.release.new_data import Part, last_success, new_parts, parts_of
+from flows.release.result import ReleaseResult
+from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
-from flows.turns import turn
 from tuneship.settings import PipelineSettings
 
 
@@ -100,7 +100,7 @@ def _as_skipped(skipped: Skipped) -> Skipped:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
     def run(file: RetrainFile) -> ReleaseResult | Skipped:
         """The file's fields are the flow's parameters."""

@@ -3,7 +3,7 @@
 Order: open the record -> find or create the endpoint -> forecast -> first step -> looks (renew the lease, read both
 deployments' metrics, decide, move) -> bake at 95 % -> 100 % -> retire the baseline. Requires: two
 deployments. Parameters: `CanaryPlan`. The decisions are made in `tuneship/gates/canary.py`; the way back
-stands in `flows/rollout/way_back.py`.
+stands in `flows/rollout/rollback.py`.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger
 
-from flows.approval import can_be_answered
-from flows.journal import NotWritten
-from flows.outcome import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.refusals import BadInput
-from flows.rollout.asking import ask_for_approval, hear, withdraw_question
 from flows.rollout.endings import end, finish_interrupted, lost, roll_back
 from flows.rollout.looks import every, look_once
 from flows.rollout.opening import open_rollout, settle
 from flows.rollout.page import show, tell
-from flows.rollout.records import records_in_use
-from flows.rollout.split import NotConfirmed, Split, SplitLost
-from flows.rollout.traffic import TrafficDriver, read_prompts
-from flows.rollout.way_back import return_traffic, way_back
+from flows.rollout.promotion_approval import ask_for_approval, hear, withdraw_question
+from flows.rollout.record_file import records_in_use
+from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
+from flows.rollout.rollback import return_traffic, way_back
+from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
+from flows.rollout.traffic_driver import TrafficDriver, read_prompts
+from flows.shared.approval import can_be_answered
+from flows.shared.errors import BadInput
+from flows.shared.journal import NotWritten
 from tasks.api import api
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.record import Ended, Verdict
@@ -75,7 +75,7 @@ def ready(rules: CanaryRules) -> list[str]:
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 
 
-def drive(split: Split, prompts: list[str]) -> Ended:
+def drive(split: RolloutSplit, prompts: list[str]) -> Ended:
     """From wherever the record stands to the one end of it."""
     traffic = split.plan.traffic
     driver = TrafficDriver(api().settings, split.endpoint_id, traffic, prompts) if traffic else None
@@ -99,7 +99,7 @@ def drive(split: Split, prompts: list[str]) -> Ended:
         return lost(split, error.reason)
 
 
-def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
+def look_until_over(split: RolloutSplit, driver: TrafficDriver | None) -> Ended:
     """First step, then look after look: hear a person's answer, keep the lease, ask, decide, act."""
     if split.file.record.weight == 0:
         split.shift(split.plan.known_steps[0], "first step")
@@ -118,7 +118,7 @@ def look_until_over(split: Split, driver: TrafficDriver | None) -> Ended:
 
 
 if __name__ == "__main__":
-    from flows.rollout.plan_file import PlanFile
-    from flows.script import run_script
+    from flows.forms.plan_file import PlanFile
+    from flows.script.main import run_script
 
     run_script(shift_traffic, PlanFile, "Shift an endpoint's traffic to a candidate deployment.")

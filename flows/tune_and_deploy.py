@@ -3,7 +3,7 @@
 validate -> upload -> merge -> fine-tune -> training gates -> deploy -> smoke test -> canary -> report
 
 Requires a service (`TUNESHIP_URL`, or the script's own). Run it from the Prefect UI, on a schedule, or as
-`python flows/tune_and_deploy.py --params release.yaml [--result out.json]`. Parameters: `flows/parameters.py`.
+`python flows/tune_and_deploy.py --params release.yaml [--result out.json]`. Parameters: `flows/forms/release_form.py`.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
@@ -11,17 +11,17 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 # isort: split
 from prefect import flow, get_run_logger
 
-from flows.champion import Champion, SplitIsShared, find_champion
-from flows.clean_up import clean_up
-from flows.evaluation import measure_accuracy, smoke_test
-from flows.outcome import RolloutResult
-from flows.parameters import ReleaseParameters
-from flows.release_result import ReleaseResult
-from flows.release_run import ReleaseRun, begin, finish, told_when_stopped
+from flows.forms.release_form import ReleaseParameters
+from flows.release.champion import Champion, SplitIsShared, find_champion
+from flows.release.clean_up import clean_up
+from flows.release.data import resolve, upload_and_merge, validate_files
+from flows.release.endpoint_lock import turn
+from flows.release.evaluation import measure_accuracy, smoke_test
+from flows.release.result import ReleaseResult
+from flows.release.run import ReleaseRun, begin, finish, told_when_stopped
+from flows.release.training import judge, train
+from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
-from flows.training_data import resolve, upload_and_merge, validate_files
-from flows.training_run import judge, train
-from flows.turns import turn
 
 
 @flow(
@@ -87,7 +87,7 @@ def _deploy_base_model(release: ReleaseParameters, run: ReleaseRun) -> str:
 
 
 if __name__ == "__main__":
-    from flows.script import run_script
+    from flows.script.main import run_script
 
     run_script(
         tune_and_deploy,

@@ -21,8 +21,8 @@ PAD, END, SYSTEM, USER, ASSISTANT = SPECIAL = (
     "<|assistant|>",
 )
 VOCABULARY = 3072
+# Kinds of question about a group, and how many groups there are of that kind.
 GROUPINGS = {"group": 40, "narrow group": 160, "smallest group": 600}
-"""Kinds of question about a group, and how many groups there are of that kind."""
 LATENT_DIMENSIONS = 128
 
 # 1. The diagnoses

@@ -35,7 +35,7 @@ def resolved() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the file anew, its head first, then lines by name."""
+    """Write the file again, its head first, then lines by name."""
     lines = LOCK.read_text().splitlines()
     head = [line for line in lines if line.startswith("#")]
     pins = [line for line in lines if line and not line.startswith("#")]

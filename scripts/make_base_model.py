@@ -43,12 +43,12 @@ CHAT_TEMPLATE = (
 )
 CONTEXT_LENGTH = 512
 TOKENS_PER_BATCH = 3072
+# Made, tokenised and sorted by length together, so that a batch has hardly any padding.
 EXAMPLES_PER_POOL = 8192
-"""Made, tokenised and sorted by length together, so that a batch has hardly any padding."""
 GAIN = 16.0
 WARM_UP_STEPS = 50
+# The share of the steps before the learning rate falls.
 STEADY = 0.6
-"""The share of the steps before the learning rate falls."""
 
 # 1. Tokens
 

@@ -28,12 +28,13 @@ from tuneship.client import (
 )
 from tuneship.settings import ClientSettings, PipelineSettings
 
+# Of each try of a task, all its requests, pages and pauses together: the longest `Retry-After`
+# (300 s) and two slow answers fit in. Kept by the client: Prefect's `timeout_seconds` stops a
+# synchronous task in the main thread only, by an alarm that cuts whatever runs, and its error
+# does not say that the service may have obeyed.
 CALL_DEADLINE_S = 900.0
-"""Of each try of a task, all its requests, pages and pauses together: the longest `Retry-After` (300 s) and two slow
-answers fit in. Kept by the client: Prefect's `timeout_seconds` stops a synchronous task in the main thread only, by an
-alarm that cuts whatever runs, and its error does not say that the service may have obeyed."""
+# Of a file on its way: 20 GB at 1 MB/s.
 UPLOAD_DEADLINE_S = 6 * 3600.0
-"""Of a file on its way: 20 GB at 1 MB/s."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -176,15 +177,16 @@ def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> b
     return False
 
 
+# Options of every task that calls the service: 3 tries of 2 requests each, with jitter.
 RETRIES: dict[str, Any] = {
     "retries": 2,
     "retry_delay_seconds": exponential_backoff(backoff_factor=0.5),
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": transient,
 }
-"""Options of every task that calls the service: 3 tries of 2 requests each, with jitter."""
+# Of each request of a task that waits: it is not repeated as a whole, so its client tries as
+# often as the others.
 POLL_TRIES = 6
-"""Of each request of a task that waits: it is not repeated as a whole, so its client tries as often as the others."""
 
 
 def idempotency_key(run_key: str, step: str, content: Any = None) -> str:

@@ -1,4 +1,4 @@
-"""Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/training_data.py` joins them."""
+"""Datasets: validate, upload, find, get, merge. One task is one call; next: `flows/release/data.py` joins them."""
 
 import time
 from pathlib import Path
@@ -7,8 +7,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import POLL_TRIES, RETRIES, UPLOAD_DEADLINE_S, api
-from tasks.creates import CREATES, as_created, made_before, marks, once
+from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tuneship.contract.common import Deleted, Tags
+from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
@@ -19,11 +20,10 @@ from tuneship.contract.datasets import (
     DatasetValidate,
     DatasetValidation,
 )
-from tuneship.contract.examples import DatasetFormat
 
 POLL_SECONDS = 1.0
+# Tag with the SHA-256 of the file, so that the same file is one dataset in every release.
 CONTENT_TAG = "content_sha256"
-"""Tag with the SHA-256 of the file, so that the same file is one dataset in every release."""
 
 
 class DatasetNotProcessed(Exception):

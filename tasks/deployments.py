@@ -6,7 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import POLL_TRIES, RETRIES, api
-from tasks.creates import CREATES, as_created, made_before, marks, once
+from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tuneship.contract.common import Tags
 from tuneship.contract.deployments import (
     GONE,

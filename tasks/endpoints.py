@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.creates import once
+from tasks.create_once import once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     CanaryEndpointCreate,
@@ -22,12 +22,13 @@ from tuneship.contract.endpoints import (
     Member,
 )
 
+# A rollout must go back within a minute of deciding to, so it never waits long for one answer.
 CONTROL_TIMEOUT_S = 10.0
-"""A roll-out must go back within a minute of deciding to, so it never waits long for one answer."""
+# Of an answer that comes byte by byte, and of reading again.
 CONTROL_DEADLINE_S = 30.0
-"""Of an answer that comes byte by byte, and of reading again."""
+# How a server refuses that does not offer an operation. 404 may also mean that there is no such
+# resource.
 NO_SUCH_ROUTE = (404, 405, 501)
-"""How a server refuses that does not offer an operation. 404 may also mean that there is no such resource."""
 
 
 def members(split: Mapping[str, int]) -> list[Member]:

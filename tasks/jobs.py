@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_logger
 
 from tasks.api import POLL_TRIES, RETRIES, api
-from tasks.creates import CREATES, as_created, made_before, marks, once
+from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tasks.progress import report
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.common import Tags
@@ -35,8 +35,8 @@ from tuneship.contract.jobs import (
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 5.0
 METRICS_EVERY_POLLS = 5
+# For what also happens outside a run, in a state hook.
 _LOG = get_logger("tuneship.jobs")
-"""For what also happens outside a run, in a state hook."""
 
 
 class JobOverdue(Exception):
@@ -44,7 +44,7 @@ class JobOverdue(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitPolicy:
     """How the wait behaves. `stop_early` reads a job's metrics so far and may say why it should be cancelled."""
 
     deadline_seconds: float = 7 * 86400.0
@@ -96,21 +96,21 @@ def cancel_job(job_id: str) -> JobCancelled:
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{job_id}")
-def wait_for_job(job_id: str, patience: Patience | None = None) -> Job:
+def wait_for_job(job_id: str, patience: WaitPolicy | None = None) -> Job:
     """Wait until the job has ended, whatever its end, and return it; a job that stops early comes back `cancelled`.
 
     Raises `JobOverdue` past the deadline. Short outages of the service are waited out by the client's retries.
     """
-    return _wait([job_id], patience or Patience())[0]
+    return _wait([job_id], patience or WaitPolicy())[0]
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-jobs")
-def wait_for_jobs(job_ids: Sequence[str], patience: Patience | None = None) -> list[Job]:
+def wait_for_jobs(job_ids: Sequence[str], patience: WaitPolicy | None = None) -> list[Job]:
     """The same for jobs that train side by side; in the order in which they are given."""
-    return _wait(job_ids, patience or Patience())
+    return _wait(job_ids, patience or WaitPolicy())
 
 
-def _wait(job_ids: Sequence[str], patience: Patience) -> list[Job]:
+def _wait(job_ids: Sequence[str], patience: WaitPolicy) -> list[Job]:
     try:
         return _watch(job_ids, patience)
     except (ApiError, BadResponse, ServiceUnreachable):
@@ -134,7 +134,7 @@ def stop_job(job_id: str) -> None:
         _LOG.warning("job %s could not be cancelled: no answer", job_id)
 
 
-def _watch(job_ids: Sequence[str], patience: Patience) -> list[Job]:
+def _watch(job_ids: Sequence[str], patience: WaitPolicy) -> list[Job]:
     deadline = time.monotonic() + patience.deadline_seconds
     show = _progress_artifact(job_ids)
     seen: dict[str, Job] = {}
@@ -193,7 +193,7 @@ def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
     return show
 
 
-def _look_at_metrics(job_ids: Sequence[str], patience: Patience) -> None:
+def _look_at_metrics(job_ids: Sequence[str], patience: WaitPolicy) -> None:
     if patience.stop_early is None and patience.show is None:
         return
     client = api().with_options(tries=POLL_TRIES)

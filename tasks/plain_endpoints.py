@@ -4,7 +4,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.creates import CREATES, once
+from tasks.create_once import CREATES, once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     Endpoint,

@@ -1,6 +1,6 @@
 """How far a long task is, for whoever watches: a script draws a bar; a worker has its logs and artifacts instead.
 
-Knows no terminal. The one listener is set by `flows/script.py`.
+Knows no terminal. The one listener is set by `flows/script/main.py`.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
+class TaskProgress:
     """`done` of `total` units of one piece of work; `detail` is a short text for people, never from a dataset."""
 
     work: str
@@ -17,10 +17,10 @@ class Progress:
     detail: str = ""
 
 
-_listeners: list[Callable[[Progress], None]] = []
+_listeners: list[Callable[[TaskProgress], None]] = []
 
 
-def listen(listener: Callable[[Progress], None]) -> None:
+def listen(listener: Callable[[TaskProgress], None]) -> None:
     """Tell `listener` about all progress of this process from now on."""
     _listeners.append(listener)
 
@@ -28,4 +28,4 @@ def listen(listener: Callable[[Progress], None]) -> None:
 def report(work: str, done: float, total: float, detail: str = "") -> None:
     """Tell whoever listens."""
     for listener in _listeners:
-        listener(Progress(work, done, total, detail))
+        listener(TaskProgress(work, done, total, detail))

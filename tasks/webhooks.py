@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.creates import once
+from tasks.create_once import once
 from tuneship.contract.common import Deleted
 from tuneship.contract.events import EventPage
 from tuneship.contract.webhooks import (
@@ -22,8 +22,8 @@ from tuneship.contract.webhooks import (
     WebhookUpdate,
 )
 
+# Options of the tasks whose answer holds a signing secret: Prefect must not write it anywhere.
 SECRET: dict[str, Any] = {**RETRIES, "cache_policy": NO_CACHE, "persist_result": False}
-"""Options of the tasks whose answer holds a signing secret: Prefect must not write it anywhere."""
 
 
 @task(**SECRET, task_run_name="create-webhook")

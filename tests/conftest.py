@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.machine import machine
-from tests.postgres import postgres
+from tests.support.local_machine import machine
+from tests.support.postgres_cluster import postgres
 
 __all__ = ["machine", "postgres"]
 

@@ -10,20 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.security.sealed_files import read_plain, write_sealed
 from tuneship.template import PromptTemplate, TemplateFailed
 
 PARITY_FILE = "parity.json"
+# Logits may differ by so much of their own standard deviation, by the coarser of the two number
+# formats.
+#
+# Measured on tiny random models of nine families: 1e-6 where both are float32, 0.01 to 0.1 where
+# serving is bfloat16; a base model whose weights are 3 % larger is at 0.05 to 0.3, an adapter at
+# 1.5 times its scale at 0.2 to 1.
 SHARE_OF_SPREAD = {"float32": 0.01, "bfloat16": 0.15}
-"""Logits may differ by so much of their own standard deviation, by the coarser of the two number formats.
-
-Measured on tiny random models of nine families: 1e-6 where both are float32, 0.01 to 0.1 where serving is bfloat16; a
-base model whose weights are 3 % larger is at 0.05 to 0.3, an adapter at 1.5 times its scale at 0.2 to 1."""
+# Role and content. Fixed texts: nothing of a dataset is stored beside the adapter.
 TALKS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Which of these comes first: 17, 4 or 256?"),),
     (("user", "Name a colour."), ("assistant", "blue"), ("user", "Name another one.")),
 )
-"""Role and content. Fixed texts: nothing of a dataset is stored beside the adapter."""
 
 
 @dataclass(frozen=True)

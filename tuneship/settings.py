@@ -1,4 +1,4 @@
-"""Settings, built once in a composition root (`cli.py`, `tasks/api.py`) and passed on as arguments.
+"""Settings, built once in a composition root (`cli/main.py`, `tasks/api.py`) and passed on as arguments.
 
 The only module that reads the environment (prefix `TUNESHIP_`). Every setting has a default: `tuneship serve` and the
 flows work without any configuration.
@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
+# Which reference's fields an answer has: the full one's, the short one's (§4.9), or both.
 ApiProfile = Literal["full", "simplified", "auto"]
-"""Which reference's fields an answer has: the full one's, the short one's (§4.9), or both."""
 
 
 def _listed(value: object) -> object:
@@ -37,6 +37,7 @@ def _words(value: object) -> object:
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_listed)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+# What a worker process may see of the environment: no database address, no key.
 WORKER_ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -51,7 +52,6 @@ WORKER_ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "SYSTEMROOT",
 )
-"""What a worker process may see of the environment: no database address, no key."""
 
 
 class ServiceSettings(BaseSettings):
@@ -222,7 +222,7 @@ class PipelineSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
     records: Path = Field(
-        default=HOME / "records", description="Roll-out records; workers and guard share it."
+        default=HOME / "records", description="Rollout records; workers and guard share it."
     )
     reports: Path = Field(default=HOME / "reports", description="Markdown reports and plots.")
     data_dir: Path = HOME / "data"

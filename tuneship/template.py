@@ -1,7 +1,7 @@
 """One chat template object, used when a model is tuned and again when it generates.
 
 It turns messages into the text that the model reads; it knows neither tokens nor models.
-Next: `tuneship/training/rows.py` (which part of the text is learnt).
+Next: `tuneship/training/tokenized_examples.py` (which part of the text is learnt).
 """
 
 import json
@@ -14,7 +14,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.security.sealed_files import read_plain, write_sealed
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"

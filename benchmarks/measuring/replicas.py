@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tuneship.serving.line import ReplicaLine
+from tuneship.serving.replica_client import ReplicaLine
 
 RANK = 16
 

@@ -39,7 +39,7 @@ def start(
 ) -> tuple["subprocess.Popen[str]", float]:
     """A service on a free port, and the seconds until it said `ready`."""
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "tuneship.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "tuneship.cli.main", "serve", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--data-dir", str(data_dir)],
         stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ def job_on(training: str, validation: str, base_model: str = "tuneship-tiny") ->
 
 def exported(service: Running, model: str, directory: Path) -> Path:
     """The adapter of a tuned model in plain, as peft reads it; `directory` must not exist."""
-    command = [sys.executable, "-m", "tuneship.cli", "models", "export", model, str(directory)]
+    command = [sys.executable, "-m", "tuneship.cli.main", "models", "export", model, str(directory)]
     command += ["--data-dir", str(service.data_dir)]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return directory

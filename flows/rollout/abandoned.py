@@ -1,7 +1,7 @@
-"""Roll-outs whose driver is gone: who they are, and the end that each of them gets.
+"""Rollouts whose driver is gone: who they are, and the end that each of them gets.
 
 A driver lives while it holds its endpoint's lock or writes looks. What is left of a dead one goes back to the baseline
-by the rules of `way_back.py`; a roll-out that had passed its bake is finished forward. Next: `flows/guard.py`.
+by the rules of `rollback.py`; a rollout that had passed its bake is finished forward. Next: `flows/guard.py`.
 """
 
 from collections.abc import Generator
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from flows.rollout.asking import withdraw_question
 from flows.rollout.endings import lost, roll_back
 from flows.rollout.opening import settle
-from flows.rollout.records import Damaged, RecordFile, RecordFolder, read_record
-from flows.rollout.split import FAILURES, PLAIN, Log, Split, SplitLost, describe
-from flows.rollout.way_back import STOP_TRIES, end_stopped
+from flows.rollout.promotion_approval import withdraw_question
+from flows.rollout.record_file import Damaged, RecordFile, RecordFolder, read_record
+from flows.rollout.rollback import STOP_TRIES, end_stopped
+from flows.rollout.split import FAILURES, PLAIN, Log, RolloutSplit, SplitLost, describe
 from tasks.endpoints import get_canary_endpoint
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
@@ -26,8 +26,8 @@ from tuneship.gates.record import Ended
 SILENT_LOOKS = 3
 
 
-class Found(BaseModel):
-    """What became of one roll-out that its driver had left."""
+class AbandonedRollout(BaseModel):
+    """What became of one rollout that its driver had left."""
 
     rollout_id: str
     endpoint_id: str
@@ -36,7 +36,7 @@ class Found(BaseModel):
 
 
 @dataclass(frozen=True)
-class Watch:
+class GuardView:
     """How the guard looks: where, at which moment, and how long a driver may be silent at least."""
 
     folder: RecordFolder
@@ -45,9 +45,9 @@ class Watch:
     log: Log
 
 
-def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
-    """Give every abandoned roll-out its end. Returns them, and what a person must know about those that have none."""
-    found: list[Found] = []
+def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str]]:
+    """Give every abandoned rollout its end. Returns them, and what a person must know about those that have none."""
+    found: list[AbandonedRollout] = []
     notes: list[str] = []
     try:
         paths = watch.folder.paths()
@@ -75,15 +75,15 @@ def finish_abandoned(watch: Watch) -> tuple[list[Found], list[str]]:
 
 @dataclass(frozen=True)
 class Left:
-    """A roll-out without a driver, held by this process."""
+    """A rollout without a driver, held by this process."""
 
     plan: CanaryPlan
     file: RecordFile
 
 
 @contextmanager
-def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
-    """The roll-out while nobody else can drive it; None when it is alive, paused in time, or over."""
+def _left(file: RecordFile, watch: GuardView) -> Generator[Left | None]:
+    """The rollout while nobody else can drive it; None when it is alive, paused in time, or over."""
     if not file.record.facts or not file.may_have_moved:
         yield None
         return
@@ -94,7 +94,7 @@ def _left(file: RecordFile, watch: Watch) -> Generator[Left | None]:
         yield Left(plan, again) if is_left else None
 
 
-def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
+def _is_silent(file: RecordFile, plan: CanaryPlan, watch: GuardView) -> bool:
     """Nothing was written for three looks and the minimum; for a pause: within the time that a person has."""
     written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
     patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
@@ -103,17 +103,17 @@ def _is_silent(file: RecordFile, plan: CanaryPlan, watch: Watch) -> bool:
     return watch.now - written > patience
 
 
-def _finish(left: Left, watch: Watch) -> Found:
-    """End it and write the end down. A roll-out that is `rollback_incomplete` stays open for the next guard."""
+def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
+    """End it and write the end down. A rollout that is `rollback_incomplete` stays open for the next guard."""
     begun = left.file.record.begun
     try:
         ended = _superseded(left, watch.folder) or _end(left, watch.log)
     except SplitLost as error:
-        ended = lost(Split(left.plan, left.file, None, watch.log), error.reason)
+        ended = lost(RolloutSplit(left.plan, left.file, None, watch.log), error.reason)
     left.file.append_if_possible(ended)
     withdraw_question(left.file, ended.outcome)
     watch.log.warning("%s on %s: %s", begun.rollout_id, begun.endpoint_id, ended.outcome)
-    return Found(
+    return AbandonedRollout(
         rollout_id=begun.rollout_id,
         endpoint_id=begun.endpoint_id,
         outcome=ended.outcome,
@@ -122,7 +122,7 @@ def _finish(left: Left, watch: Watch) -> Found:
 
 
 def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
-    """The endpoint has had another roll-out since: its split is that one's, also where it cannot be read back."""
+    """The endpoint has had another rollout since: its split is that one's, also where it cannot be read back."""
     since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
     if any(_has_moved(path, endpoint_id, since) for path in folder.paths()):
         return Ended("aborted", "foreign_change")
@@ -130,7 +130,7 @@ def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
 
 
 def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
-    """Whether that roll-out gave its candidate traffic of the endpoint later than that."""
+    """Whether that rollout gave its candidate traffic of the endpoint later than that."""
     with suppress(OSError, ValueError):  # a record that cannot be read says nothing
         if path.stat().st_mtime > since:
             record = RecordFile(path).record
@@ -139,7 +139,7 @@ def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
 
 
 def _end(left: Left, log: Log) -> Ended:
-    """Raises `SplitLost` where the split is not this roll-out's any more."""
+    """Raises `SplitLost` where the split is not this rollout's any more."""
     file, begun = left.file, left.file.record.begun
     version: int | None = None
     if not begun.server:
@@ -147,7 +147,7 @@ def _end(left: Left, log: Log) -> Ended:
             version = get_canary_endpoint.fn(begun.endpoint_id).version
         except ResourceNotFound:
             return Ended("aborted", "endpoint_missing")
-    split = Split(left.plan, file, version, log, calls=PLAIN)
+    split = RolloutSplit(left.plan, file, version, log, calls=PLAIN)
     if split.is_extended:
         settle(split)
     if file.is_paused:

@@ -1,4 +1,4 @@
-"""How a roll-out ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
+"""How a rollout ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
 
 Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
 """
@@ -8,18 +8,18 @@ from flows.rollout.split import (
     FAILURES,
     RETURN_TRIES,
     NotConfirmed,
-    Split,
+    RolloutSplit,
     SplitLost,
     describe,
     last_intended,
 )
 from tasks.deployments import delete_deployment
 from tuneship.client import ApiError
-from tuneship.gates.record import Ended, Look, Record, SplitIntended, Verdict
+from tuneship.gates.record import Ended, Look, RolloutRecord, SplitIntended, Verdict
 
 
-def end(split: Split, look: Look) -> Ended:
-    """Act on a verdict that ends the roll-out."""
+def end(split: RolloutSplit, look: Look) -> Ended:
+    """Act on a verdict that ends the rollout."""
     if look.verdict is Verdict.BAKED:
         return _promote_and_retire(split)
     if look.verdict is Verdict.ABORT:
@@ -30,7 +30,7 @@ def end(split: Split, look: Look) -> Ended:
     return roll_back(split, look.reason)
 
 
-def finish_interrupted(split: Split) -> Ended | None:
+def finish_interrupted(split: RolloutSplit) -> Ended | None:
     """The end that the record had already decided when its run was killed; None where the looks go on."""
     record = split.file.record
     if is_baked(record):
@@ -40,19 +40,19 @@ def finish_interrupted(split: Split) -> Ended | None:
     return None
 
 
-def is_baked(record: Record) -> bool:
+def is_baked(record: RolloutRecord) -> bool:
     """The bake is passed: from here the way leads forward only."""
     return any(isinstance(fact, Look) and fact.verdict is Verdict.BAKED for fact in record.facts)
 
 
-def _promote_and_retire(split: Split) -> Ended:
+def _promote_and_retire(split: RolloutSplit) -> Ended:
     promoted = promote(split)
     split.notes += retire(split)
     return promoted
 
 
 def roll_back(
-    split: Split, reason: str, outcome: str = "rolled_back", tries: int = RETURN_TRIES
+    split: RolloutSplit, reason: str, outcome: str = "rolled_back", tries: int = RETURN_TRIES
 ) -> Ended:
     """All traffic to the baseline, read back."""
     try:
@@ -63,7 +63,7 @@ def roll_back(
     return Ended(outcome, reason)
 
 
-def stop(split: Split, reason: str) -> Ended:
+def stop(split: RolloutSplit, reason: str) -> Ended:
     """There is no way back: the split stays, and the lease must not move it to a baseline that is gone."""
     split.log.critical("stopped without a way back: %s", reason)
     try:
@@ -73,7 +73,7 @@ def stop(split: Split, reason: str) -> Ended:
     return Ended("aborted", reason)
 
 
-def lost(split: Split, reason: str) -> Ended:
+def lost(split: RolloutSplit, reason: str) -> Ended:
     """Somebody else set the split, or the service returned it by itself. Nothing is touched."""
     record = split.file.record
     if reason == "lease_expired":
@@ -85,14 +85,14 @@ def lost(split: Split, reason: str) -> Ended:
     return Ended("aborted", reason)
 
 
-def promote(split: Split) -> Ended:
+def promote(split: RolloutSplit) -> Ended:
     """The bake is passed: without a lease the split stays. Raises `NotConfirmed` or `SplitLost`."""
     split.end_lease()
     return Ended("promoted", "none")
 
 
-def retire(split: Split) -> list[str]:
-    """Delete the baseline of a promoted roll-out. Returns what a reader must know; a refusal keeps the baseline.
+def retire(split: RolloutSplit) -> list[str]:
+    """Delete the baseline of a promoted rollout. Returns what a reader must know; a refusal keeps the baseline.
 
     In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
     drains what the baseline still generates; the looks at 100 % have kept new requests away from it.
@@ -111,7 +111,7 @@ def retire(split: Split) -> list[str]:
     return []
 
 
-def _delete(split: Split, baseline: str) -> None:
+def _delete(split: RolloutSplit, baseline: str) -> None:
     try:
         delete_deployment(baseline)
     except ApiError as error:

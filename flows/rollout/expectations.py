@@ -1,6 +1,6 @@
 """What is known before the first shift: today's traffic, what the plan can be expected to do, and what forbids it.
 
-Everything is said in sentences for people; the roll-out's page, its report and its result take them from the record.
+Everything is said in sentences for people; the rollout's page, its report and its result take them from the record.
 Knows no service: `opening.py` brings the baseline's metrics.
 """
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from flows.outcome import RolloutResult, rejected
+from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.words import rate_in_words
 from tuneship.gates.forecast import choose_steps, forecast
 from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
 from tuneship.gates.record import Gate, LatencyLimits
-from tuneship.gates.series import Json, Series
+from tuneship.gates.series import Json, RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
+# Traffic that began later than this may still be growing, and refuses nothing.
 KNOWN_AFTER = timedelta(minutes=15)
-"""Traffic that began later than this may still be growing, and refuses nothing."""
+# Where a service tells, with a deployment's metrics, after how long it ends a generation.
 TIMEOUT = "generate_timeout_seconds"
-"""Where a service tells, with a deployment's metrics, after how long it ends a generation."""
 HELP = (
     "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
     " more looks (`max_looks_per_step`, `max_looks`)"
@@ -33,12 +33,12 @@ class Before:
     """What the service said about the baseline before the start."""
 
     answer: Json | None = None
-    series: Series | None = None
+    series: RolloutSeries | None = None
     limits: LatencyLimits | None = None
 
 
 @dataclass(frozen=True)
-class Seen:
+class EndpointTraffic:
     """The endpoint's traffic, and how sure that is."""
 
     today: Today
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a roll-out begins with."""
+    """What a rollout begins with."""
 
     plan: CanaryPlan
     """With the steps that it will take."""
@@ -87,21 +87,21 @@ def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
     return plan.model_copy(update={"steps": steps})
 
 
-def _traffic(plan: CanaryPlan, before: Before) -> Seen | None:
+def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
     """The last hour's, or what the plan's own driver will bring, whichever is more; None: nobody knows."""
     users = _last_hour(before.series, plan) if before.series else None
     if plan.traffic is None:
         return users
-    # An earlier roll-out's driver may be in the last hour: the two are not added.
+    # An earlier rollout's driver may be in the last hour: the two are not added.
     rate = 60.0 * plan.traffic.requests_per_second
     if users is None:
-        return Seen(Today(rate), is_certain=True)
+        return EndpointTraffic(Today(rate), is_certain=True)
     if users.today.requests_per_minute >= rate:
         return users
-    return Seen(replace(users.today, requests_per_minute=rate), is_certain=True)
+    return EndpointTraffic(replace(users.today, requests_per_minute=rate), is_certain=True)
 
 
-def _last_hour(series: Series, plan: CanaryPlan) -> Seen | None:
+def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | None:
     length = timedelta(seconds=plan.bucket_seconds)
     hour = [b for b in series.buckets if b.end > series.at - max(FROZEN_FROM, length)]
     asked = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
@@ -122,7 +122,7 @@ def _last_hour(series: Series, plan: CanaryPlan) -> Seen | None:
         abandoned=_share(cancelled, total),
         refused=_share(refused, total - cancelled),
     )
-    return Seen(today, is_certain=span >= KNOWN_AFTER)
+    return EndpointTraffic(today, is_certain=span >= KNOWN_AFTER)
 
 
 def _share(part: int, whole: int) -> float:
@@ -132,7 +132,7 @@ def _share(part: int, whole: int) -> float:
 def _too_little(plan: CanaryPlan, today: Today) -> str:
     end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
     return (
-        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the roll-out"
+        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the rollout"
         f" then {end}; {HELP}"
     )
 

@@ -1,4 +1,4 @@
-"""One look at a roll-out: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
+"""One look at a rollout: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
 
 What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it. A
 look is one node on the run page, its calls are the bodies of their tasks: five nodes a look would bury the chain.
@@ -11,15 +11,16 @@ from datetime import datetime
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.rollout.split import FAILURES, Split, describe
-from flows.rollout.traffic import TrafficDriver
+from flows.rollout.split import FAILURES, RolloutSplit, describe
+from flows.rollout.traffic_driver import TrafficDriver
 from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.gates.canary import Observed, Seen, decide
-from tuneship.gates.record import Look, Record
+from tuneship.gates.canary import Observed, decide
+from tuneship.gates.record import Look, RolloutRecord
 from tuneship.gates.series import Json
+from tuneship.gates.view import DeploymentState
 
 
 def every(seconds: float) -> Iterator[None]:
@@ -32,7 +33,7 @@ def every(seconds: float) -> Iterator[None]:
         yield
 
 
-def look_once(split: Split, driver: TrafficDriver | None) -> Look:
+def look_once(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
     """Keep the lease and take a look, as one node. Raises `SplitLost` and `NotConfirmed` like the shift."""
 
     def keep_and_look() -> Look:
@@ -49,7 +50,7 @@ def _look(number: int, weight: int, take: Callable[[], Look]) -> Look:  # noqa: 
     return take()
 
 
-def take_look(split: Split, driver: TrafficDriver | None) -> Look:
+def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
     """Ask, decide, record. A call that fails is a missing look, never an exception, but for a refused key."""
     plan = split.plan
     baseline, candidate = plan.baseline_deployment_id, plan.candidate_deployment_id
@@ -66,25 +67,25 @@ def take_look(split: Split, driver: TrafficDriver | None) -> Look:
     return look
 
 
-def seen(deployment_id: str) -> Seen:
+def seen(deployment_id: str) -> DeploymentState:
     """A deployment's state; "missing" for a 404, None where it could not be asked."""
     try:
         deployment = get_deployment.fn(deployment_id)
     except ResourceNotFound:
-        return Seen("missing")
+        return DeploymentState("missing")
     except FAILURES as error:
         raise_if_refused(error)
-        return Seen(None)
+        return DeploymentState(None)
     is_told = "current_replicas" in deployment.model_fields_set
-    return Seen(deployment.status, deployment.current_replicas if is_told else None)
+    return DeploymentState(deployment.status, deployment.current_replicas if is_told else None)
 
 
-def began(record: Record) -> datetime | None:
+def began(record: RolloutRecord) -> datetime | None:
     """The service's time at which the candidate got its first traffic."""
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
-def _metrics(split: Split, deployment_id: str) -> Json | None:
+def _metrics(split: RolloutSplit, deployment_id: str) -> Json | None:
     try:
         return get_deployment_metrics.fn(
             deployment_id,

@@ -1,4 +1,4 @@
-"""How a roll-out begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
+"""How a rollout begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
 
 Everything that can refuse it refuses here, before any traffic moves. Next: `shift_traffic.py`.
 """
@@ -6,16 +6,16 @@ Everything that can refuse it refuses here, before any traffic moves. Next: `shi
 from collections.abc import Sequence
 from datetime import datetime
 
-from flows.outcome import RolloutResult, rejected
 from flows.rollout.endings import lost
 from flows.rollout.expectations import Before, expect
 from flows.rollout.looks import raise_if_refused, seen
 from flows.rollout.page import show
-from flows.rollout.records import Damaged, RecordFile, RecordFolder
+from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
+from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.split import (
     FAILURES,
     Log,
-    Split,
+    RolloutSplit,
     SplitLost,
     candidate_weight,
     describe,
@@ -40,12 +40,12 @@ from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
 from tuneship.gates.series import Unusable, read_series
 
+# What a server of the bare description does not offer.
 LACKING = ("reading back", "versions", "leases")
-"""What a server of the bare description does not offer."""
 
 
-def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
-    """The roll-out to drive, or why there is none."""
+def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
+    """The rollout to drive, or why there is none."""
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
@@ -59,7 +59,7 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | Ro
 
 
 def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
-    """Whether the lease of an unfinished roll-out has returned its traffic; its record is closed then."""
+    """Whether the lease of an unfinished rollout has returned its traffic; its record is closed then."""
     if file.record.begun.server:
         return False
     left = _as_left(plan, file, log)
@@ -70,24 +70,24 @@ def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
     return not file.is_open
 
 
-def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
-    """The open roll-out as the record leaves it; `settle` makes record and split agree."""
-    log.info("roll-out %s goes on at %d %%", file.path.stem, file.record.weight)
+def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
+    """The open rollout as the record leaves it; `settle` makes record and split agree."""
+    log.info("rollout %s goes on at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
         file.append(Resumed())
     return _as_left(plan, file, log)
 
 
-def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> Split:
+def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
     begun = file.record.begun
     if begun.server:
-        return Split(plan, file, None, log, began_at=_now(_before(plan, None, log)))
+        return RolloutSplit(plan, file, None, log, began_at=_now(_before(plan, None, log)))
     endpoint = get_canary_endpoint(begun.endpoint_id)
     # Killed in its first shift, the record knows no time of the service; without one no evidence would ever count.
-    return Split(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
+    return RolloutSplit(plan, file, endpoint.version, log, began_at=endpoint.updated_at)
 
 
-def settle(split: Split) -> None:
+def settle(split: RolloutSplit) -> None:
     """After a crash between an intention and its confirmation: take the safer of the split and the intention.
 
     Raises `SplitLost` where the split is neither, because the lease ended or somebody else came.
@@ -111,7 +111,7 @@ def settle(split: Split) -> None:
     split.confirm(intended)
 
 
-def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutResult:
+def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
     damaged, file = folder.damaged(), folder.new(plan)
     for one in damaged:
         log.warning("%s; it is set aside", one.why)
@@ -147,13 +147,13 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> Split | RolloutR
         )
     )
     _tell(file, log)
-    return Split(expected.plan, file, version, log, began_at=_now(before))
+    return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
 
 
 def _tell(file: RecordFile, log: Log) -> None:
     """What a person knows before anything is shifted."""
     begun = file.record.begun
-    log.info("roll-out %s begins on %s", begun.rollout_id, begun.endpoint_id)
+    log.info("rollout %s begins on %s", begun.rollout_id, begun.endpoint_id)
     for sentence in forecast_in_words(begun):
         log.info("forecast: %s", sentence)
     for warning in begun.warnings:
@@ -168,7 +168,7 @@ def _now(before: Before) -> datetime | None:
 def _refusal_of_damaged(
     damaged: Sequence[Damaged], plan: CanaryPlan, endpoint_id: str | None = None
 ) -> RolloutResult | None:
-    """Nobody knows what a roll-out with a damaged record did to this endpoint."""
+    """Nobody knows what a rollout with a damaged record did to this endpoint."""
     for one in damaged:
         if one.blocks(plan, endpoint_id):
             note = f"{one.why}: see to the endpoint's split, then move it away"
@@ -195,7 +195,7 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
 
 
 def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResult | None:
-    """A new roll-out starts only from all traffic on the baseline and nobody's lease."""
+    """A new rollout starts only from all traffic on the baseline and nobody's lease."""
     if endpoint.lease is not None:
         return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
     if candidate_weight(endpoint, plan) != 0:

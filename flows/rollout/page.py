@@ -1,4 +1,4 @@
-"""What people see of a roll-out: progress at each look; at each transition a log line and the Markdown artifact anew.
+"""What people see of a rollout: progress at each look; at each transition a log line and the Markdown artifact again.
 
 Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
 """
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.markdown import code, plain
-from flows.outcome import RolloutResult
-from flows.rollout.split import Log, Split
+from flows.rollout.result import RolloutResult
+from flows.rollout.split import Log, RolloutSplit
 from flows.rollout.words import (
     driver_in_words,
     forecast_in_words,
@@ -18,13 +17,14 @@ from flows.rollout.words import (
     in_words,
     look_in_words,
 )
+from flows.shared.markdown import code, plain
 from tasks.progress import report
-from tuneship.gates.record import GateReading, Look, Record, ThresholdReading, Verdict
+from tuneship.gates.record import GateReading, Look, RolloutRecord, ThresholdReading, Verdict
 
 LOOKS_SHOWN = 40
 
 
-def tell(split: Split, look: Look) -> None:
+def tell(split: RolloutSplit, look: Look) -> None:
     """Progress at each look; a log line and the page where something moves."""
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
@@ -42,19 +42,19 @@ def tell(split: Split, look: Look) -> None:
     show(split.file.record, split.log)
 
 
-def show(record: Record, log: Log, result: RolloutResult | None = None) -> None:
-    """Write the page again. A page that cannot be written never stops a roll-out."""
+def show(record: RolloutRecord, log: Log, result: RolloutResult | None = None) -> None:
+    """Write the page again. A page that cannot be written never stops a rollout."""
     begun = record.begun
     try:
         create_markdown_artifact(
-            key=begun.rollout_id, markdown=page(record, result), description="Canary roll-out"
+            key=begun.rollout_id, markdown=page(record, result), description="Canary rollout"
         )
     except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the traffic matters more than its page
-        log.warning("the roll-out's page was not written (%s)", type(error).__name__)
+        log.warning("the rollout's page was not written (%s)", type(error).__name__)
 
 
-def page(record: Record, result: RolloutResult | None = None) -> str:
-    """The roll-out as Markdown."""
+def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
+    """The rollout as Markdown."""
     begun, looks = record.begun, record.looks
     plan = begun.plan
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
@@ -62,7 +62,7 @@ def page(record: Record, result: RolloutResult | None = None) -> str:
     bake = plan.get("bake_weight") or 100
     state = _ending(result) if result else f"at {record.weight} %"
     sections = [
-        f"# Roll-out {begun.rollout_id}",
+        f"# Rollout {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
         f"{pair}, steps {plan['steps']}, bake at {bake} %",
     ]

@@ -1,8 +1,8 @@
-"""The split of one roll-out: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
+"""The split of one rollout: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
 
 The intention is recorded before a PATCH, the split after it was read back; only the way back goes on without a record.
-`If-Match` lets one writer win; who finds a split that is not this roll-out's stops without touching it. Knows no gate.
-Next: `shift_traffic.py`, `way_back.py`.
+`If-Match` lets one writer win; who finds a split that is not this rollout's stops without touching it. Knows no gate.
+Next: `shift_traffic.py`, `rollback.py`.
 """
 
 import time
@@ -12,7 +12,7 @@ from datetime import datetime
 from logging import Logger, LoggerAdapter
 from typing import Any
 
-from flows.rollout.records import RecordFile
+from flows.rollout.record_file import RecordFile
 from tasks.endpoints import (
     get_canary_endpoint,
     members,
@@ -23,7 +23,7 @@ from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Look, Record, SplitConfirmed, SplitIntended
+from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitIntended
 
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
@@ -36,7 +36,7 @@ Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
-    """The split is not this roll-out's any more: `lease_expired` or `foreign_change`."""
+    """The split is not this rollout's any more: `lease_expired` or `foreign_change`."""
 
     def __init__(self, reason: str) -> None:
         """Keep the word for the result."""
@@ -60,33 +60,34 @@ class Calls:
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
+# The same without Prefect, for the way back: it must work while the run, or its server, is going
+# down.
 PLAIN = Calls(get_canary_endpoint.fn, update_canary_endpoint.fn, renew_canary_lease.fn)
-"""The same without Prefect, for the way back: it must work while the run, or its server, is going down."""
 
 
 def candidate_weight(endpoint: CanaryEndpoint, plan: CanaryPlan) -> int | None:
-    """The candidate's share where the pair shares all traffic; None for a split that no roll-out of this pair sets."""
+    """The candidate's share where the pair shares all traffic; None for a split that no rollout of this pair sets."""
     shares = {one.id: one.traffic_percentage for one in endpoint.deployments}
     weight = shares.pop(plan.candidate_deployment_id, 0)
     baseline = shares.pop(plan.baseline_deployment_id, 0)
     return weight if weight + baseline == 100 and not any(shares.values()) else None
 
 
-def service_time(record: Record) -> datetime | None:
+def service_time(record: RolloutRecord) -> datetime | None:
     """The newest time of the service that the record knows."""
     times = [fact.at for fact in record.facts if isinstance(fact, Look | SplitConfirmed)]
     return next((at for at in reversed(times) if at is not None), None)
 
 
-def last_intended(record: Record) -> int | None:
+def last_intended(record: RolloutRecord) -> int | None:
     """The candidate's weight that was intended or confirmed last; None before the first shift."""
     splits = [fact for fact in record.facts if isinstance(fact, SplitIntended | SplitConfirmed)]
     return splits[-1].candidate_weight if splits else None
 
 
 @dataclass
-class Split:
-    """One roll-out's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
+class RolloutSplit:
+    """One rollout's hold on its endpoint. `version` is None on a server without versions, leases and reading back."""
 
     plan: CanaryPlan
     file: RecordFile
@@ -288,7 +289,7 @@ def _is_refusal(error: Failure) -> bool:
 
 
 def _asked_pause_s(error: Failure) -> float:
-    """`Retry-After`, as far as a roll-out can wait."""
+    """`Retry-After`, as far as a rollout can wait."""
     asked = error.retry_after if isinstance(error, ApiError) else None
     return min(LONGEST_PAUSE_S, asked or 0.0)
 

@@ -1,16 +1,16 @@
 """What the gates' short words mean, in sentences for people: reasons, gates, states. A word without one fails a test.
 
-Pure. Next: `page.py` and `flows/report.py` show them.
+Pure. Next: `page.py` and `flows/release/report.py` show them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Begun, GateReading, Look, Probed, Record, SplitConfirmed
+from tuneship.gates.record import Begun, GateReading, Look, Probed, RolloutRecord, SplitConfirmed
 
 REASONS: Mapping[str, str] = {
-    # why a roll-out ended
+    # why a rollout ended
     "candidate_failed": "the candidate's deployment failed or is gone",
     "baseline_missing": "the old deployment is gone, so there is nothing to return to",
     "error_rate": "the candidate fails more requests than the plan allows",
@@ -41,16 +41,17 @@ REASONS: Mapping[str, str] = {
     # what the pipeline refuses, or stops for
     "too_little_traffic": "today's traffic is too little for a promotion within the plan's looks",
     "shorter_than_timeout": "a step is shorter than the server's time-out, so requests that hang would not count",
-    "rollout_in_progress": "another roll-out holds this endpoint",
+    "rollout_in_progress": "another rollout holds this endpoint",
     "foreign_change": "somebody else set the split",
     "lease_expired": "the service returned the traffic by itself, because nobody renewed the lease",
     "shift_unconfirmed": "a change of the split could not be confirmed",
     "record_not_writable": "the record could not be written, and nothing moves without one",
-    "record_damaged": "the record of an earlier roll-out cannot be read",
+    "record_damaged": "the record of an earlier rollout cannot be read",
     # warnings
     "output_tokens": "the candidate's answers are more than 1.2 times as long as the baseline's",
     "low_traffic": "so few requests that the bake says little",
 }
+# Reasons of the form `word:name`.
 OF_A_GATE: Mapping[str, str] = {
     "early_warning": "{} looks worse at the candidate, which is no proof",
     "not_evaluated": "{} has no limits in the plan",
@@ -58,7 +59,7 @@ OF_A_GATE: Mapping[str, str] = {
     "harm": "{} is shown to be beyond its limit",
     "threshold": "{} is above its plain threshold",
 }
-"""Reasons of the form `word:name`."""
+# What a gate's bad requests did.
 BAD: Mapping[str, str] = {
     "error": "failed",
     "slow": "took longer than the baseline's p95",
@@ -70,7 +71,6 @@ BAD: Mapping[str, str] = {
     "abandoned": "were given up by their callers",
     "refused": "were refused by the deployment itself",
 }
-"""What a gate's bad requests did."""
 STATES: Mapping[str, str] = {
     "harm": "beyond the limit",
     "hold": "worse than the baseline so far, which is no proof",
@@ -124,7 +124,7 @@ def look_in_words(look: Look) -> list[str]:
     return [*told, *(f"warning: {in_words(one)}" for one in look.warnings)]
 
 
-def driver_in_words(record: Record) -> str | None:
+def driver_in_words(record: RolloutRecord) -> str | None:
     """How many requests the pipeline's own driver sent, and what became of those without an answer."""
     sent = driven(record)
     if not sent:
@@ -141,8 +141,8 @@ def driver_in_words(record: Record) -> str | None:
     )
 
 
-def driven(record: Record) -> dict[str, float]:
-    """The driver's counts over the whole roll-out; nothing without one. What nobody owned is shared by weight."""
+def driven(record: RolloutRecord) -> dict[str, float]:
+    """The driver's counts over the whole rollout; nothing without one. What nobody owned is shared by weight."""
     counts: dict[str, float] = {}
     share = 0.0
     for fact in record.facts:
@@ -163,7 +163,7 @@ def driven(record: Record) -> dict[str, float]:
 
 
 def forecast_in_words(begun: Begun) -> list[str]:
-    """The forecast of a roll-out in words; nothing for one that began without."""
+    """The forecast of a rollout in words; nothing for one that began without."""
     found, today = begun.forecast, begun.today
     if found is None or today is None:
         return []

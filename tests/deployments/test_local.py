@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.machine import Machine
-from tests.waiting import until
+from tests.support.local_machine import Machine
+from tests.support.waiting import until
 from tuneship.client import ApiError
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.webhooks import WebhookCreate

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from deployments.background_processes import AtWork, NotStarted, ProcessFolder, RecordedProcess
 from deployments.local import Local
-from deployments.processes import AtWork, NotStarted, Process, Processes
-from tests.service.in_process import Service
+from tests.support.in_process import Service
 from tuneship.settings import ClientSettings, LocalSettings, ServiceSettings
 
 PORTS = ("TUNESHIP_PORT", "TUNESHIP_PREFECT_PORT", "TUNESHIP_BRIDGE_PORT")
@@ -20,11 +20,11 @@ SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
+    processes = ProcessFolder(tmp_path)
     processes.start("one", SLEEP, os.environ, lambda: True)
     running = processes.running("one")
     assert running is not None
-    assert Processes(tmp_path).running("one") == running
+    assert ProcessFolder(tmp_path).running("one") == running
     assert processes.stop("one")
     assert not running.is_alive
     assert not processes.stop("one")
@@ -33,7 +33,7 @@ def test_a_process_is_started_known_and_ended(tmp_path: Path) -> None:
 def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
     tmp_path: Path,
 ) -> None:
-    processes = Processes(tmp_path)
+    processes = ProcessFolder(tmp_path)
     processes.log("one").write_text("of an earlier start\n")
     for program, said in (
         ("print('the port is taken')", "the port is taken"),
@@ -45,7 +45,7 @@ def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
 
 
 def test_a_process_that_cannot_be_recorded_does_not_stay(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
+    processes = ProcessFolder(tmp_path)
     (tmp_path / "one.json").mkdir()  # as bad as a full disk
     before = children()
     with pytest.raises(OSError, match=r"one\.json"):
@@ -63,8 +63,8 @@ def children() -> set[str]:
 
 
 def test_an_interrupted_wait_leaves_nothing(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
-    seen: list[Process | None] = []
+    processes = ProcessFolder(tmp_path)
+    seen: list[RecordedProcess | None] = []
 
     def interrupt() -> bool:
         seen.append(processes.running("one"))
@@ -78,7 +78,7 @@ def test_an_interrupted_wait_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_commands_do_not_work_on_a_folder_at_once(tmp_path: Path) -> None:
-    mine, theirs = Processes(tmp_path), Processes(tmp_path)
+    mine, theirs = ProcessFolder(tmp_path), ProcessFolder(tmp_path)
     with mine.alone(), pytest.raises(AtWork, match=str(tmp_path)), theirs.alone():
         pass
     with theirs.alone():
@@ -86,7 +86,7 @@ def test_two_commands_do_not_work_on_a_folder_at_once(tmp_path: Path) -> None:
 
 
 def test_a_process_id_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
+    processes = ProcessFolder(tmp_path)
     (tmp_path / "one.json").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
     assert processes.running("one") is None
     assert not processes.stop("one")  # or this test would end here
@@ -95,7 +95,7 @@ def test_a_process_id_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": "x"}'])
 def test_an_unreadable_record_is_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "one.json").write_text(text)
-    assert Processes(tmp_path).running("one") is None
+    assert ProcessFolder(tmp_path).running("one") is None
 
 
 @pytest.mark.parametrize("setting", PORTS)

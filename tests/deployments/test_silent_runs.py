@@ -12,11 +12,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
-from flows.parameters import Endpoint
-from flows.turns import turn
+from flows.forms.release_form import EndpointChoice
+from flows.release.endpoint_lock import turn
 from tasks.api import connect, disconnect
-from tests.machine import ROOT, Machine
-from tests.waiting import until
+from tests.support.local_machine import ROOT, Machine
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 LONG_S = 600.0
@@ -51,7 +51,7 @@ def waiting(
     with (
         temporary_settings({PREFECT_API_URL: machine.prefect}),
         (machine.home / "waiting.log").open("wb") as said,
-        turn(Endpoint(name=ENDPOINT)),
+        turn(EndpointChoice(name=ENDPOINT)),
     ):
         process = subprocess.Popen(script, env=machine.environment | own, stdout=said, stderr=said)
         try:

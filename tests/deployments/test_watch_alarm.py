@@ -8,8 +8,8 @@ from prefect.events import Event
 from prefect.server.events.schemas.automations import EventTrigger
 from prefect.server.events.schemas.events import ReceivedEvent
 
-from flows.watch import EVENT
-from tests.machine import ROOT
+from flows.upkeep.watch import EVENT
+from tests.support.local_machine import ROOT
 
 
 def example() -> dict[str, Any]:

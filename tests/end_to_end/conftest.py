@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.companions import embedded_service, prefect_server
+from flows.script.local_processes import embedded_service, prefect_server
 from tuneship.settings import ClientSettings, PipelineSettings
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.release_record import ReleaseRecords
+from flows.release.record_file import ReleaseRecords
 from tests.end_to_end.conftest import ROOT, Place
-from tests.waiting import until
+from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.jobs import JobStatus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT, SURROUNDINGS
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -31,9 +31,9 @@ from prefect.settings import (
 from prefect.testing.utilities import prefect_test_harness
 
 from tasks.api import connect, disconnect
-from tests.fakes.canary_service import BASELINE, CANDIDATE, FakeService
-from tests.fakes.whole_service import WholeService
-from tests.waiting import until
+from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tests.support.fakes.whole_service import WholeService
+from tests.support.waiting import until
 from tuneship.gates.plan import CanaryPlan
 from tuneship.settings import ClientSettings
 
@@ -41,7 +41,7 @@ PATIENCE_S = 300.0
 SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
 SLOW_ENOUGH_TO_BE_STOPPED = 0.5
 STANDS_STILL = 60.0
-"""Between two looks: nothing happens any more while a test looks at a roll-out."""
+"""Between two looks: nothing happens any more while a test looks at a rollout."""
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def prefect_api() -> Iterator[None]:
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's roll-outs keep their records."""
+    """Where this test's rollouts keep their records."""
     monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "records"))
     return tmp_path / "records"
 

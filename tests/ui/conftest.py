@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.machine import Machine
-from tests.service.engines import PlayedTrainer
-from tests.service.in_process import ANSWER, Service
+from tests.support.engines import PlayedTrainer
+from tests.support.in_process import ANSWER, Service
+from tests.support.local_machine import Machine
 from tests.ui.browser import PROGRAMS, Browser
 
 SECRET = "Q7-planted-patient-text"
@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {
     "lease_seconds": 120,
     "latency_gates": None,  # a machine that tests is a busy one
 }
-"""A roll-out of seconds."""
+"""A rollout of seconds."""
 
 
 @dataclass

@@ -237,7 +237,7 @@ def test_a_person_reads_the_evidence_says_promote_and_the_flow_goes_on(
     browser.open(page_of(world, submitted["id"]), shows="Completed")
     browser.tab("Subflow Runs")
     browser.wait_for_text(title)
-    browser.picture("roll-out that was approved")
+    browser.picture("rollout that was approved")
 
 
 def test_a_set_of_the_form_holds_only_what_a_person_typed(release_run: Release) -> None:

@@ -9,12 +9,13 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import report
-from flows.approval import Question, ask
-from flows.rollout import asking, page
-from tests.flows.test_markdown import plan_of, record_of, release_of, result_of
-from tests.machine import Machine
-from tests.payloads import SCRIPTS
+from flows.release import report
+from flows.rollout import page
+from flows.rollout import promotion_approval as asking
+from flows.shared.approval import ApprovalQuestion, ask
+from tests.flows.shared.test_markdown import plan_of, record_of, release_of, result_of
+from tests.support.local_machine import Machine
+from tests.support.payloads import SCRIPTS
 from tests.ui.browser import Browser
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ def test_no_artifact_runs_a_script(
     for key, shows in {
         "release-report": "Release of chapters",
         "release": "outcome",
-        "rollout-1": "Roll-out",
+        "rollout-1": "Rollout",
     }.items():
         browser.open(f"{ui}/artifacts/artifact/{newest(machine, key)}", shows=shows)
         browser.wait_for_text("alert(1)")
@@ -78,7 +79,7 @@ def test_no_artifact_runs_a_script(
 
 def test_no_question_runs_a_script(ui: str, browser: Browser) -> None:
     text = " ".join(SCRIPTS)
-    question = Question(
+    question = ApprovalQuestion(
         title=f"promote-{SCRIPTS[0]}",
         text=asking.question_text(record_of(text), plan_of(text)),
         tag=SCRIPTS[1],

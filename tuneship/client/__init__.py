@@ -1,6 +1,6 @@
 """The typed client: `client.jobs.create(JobCreate(...))`, sync (`Client`) and async (`AsyncClient`) from one core.
 
-What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `conversation.py` is the core.
+What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `core.py` is the core.
 """
 
 from tuneship.client.clients import AsyncClient, Client, Options, base_url

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: connections, headers, and the few lines that obey the core in `conversation.py`."""
+"""`Client` and `AsyncClient`: connections, headers, and the few lines that obey the core in `core.py`."""
 
 import asyncio
 import json
@@ -15,10 +15,10 @@ from typing import Any, ParamSpec, Self, TypeVar
 import httpx
 
 from tuneship.client import resources
-from tuneship.client.conversation import Answer, Pause, converse
-from tuneship.client.following import MEDIA, SILENCE_S, Block, Following, Found, Read, follow_job
+from tuneship.client.core import HttpAnswer, Pause, converse
+from tuneship.client.following import MEDIA, SILENCE_S, Block, Followed, Following, Read, follow_job
+from tuneship.client.generation_stream import stream_generation, streaming
 from tuneship.client.pages import Arguments, Paged, Walk
-from tuneship.client.streaming import stream_generation, streaming
 from tuneship.client.uploads import Progress, Readable, WatchedFile
 from tuneship.contract.errors import DeadlineExceeded
 from tuneship.contract.generation import GeneratedText, Generation
@@ -31,8 +31,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+# Headers that describe the bytes on the wire, not those that were decoded.
 _CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-"""Headers that describe the bytes on the wire, not those that were decoded."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Core:
         arguments = {"timeout": patience} | self._arguments(call)
         return arguments | {"headers": self._headers(call) | {"Accept": MEDIA}}
 
-    def _heard(self, answer: Answer) -> Answer:
+    def _heard(self, answer: HttpAnswer) -> HttpAnswer:
         if self.options.heard is not None and answer.response is not None:
             self.options.heard(answer.response.headers)
         return answer
@@ -158,16 +158,16 @@ class _Line:
         self._response: httpx.Response | None = None
         self._blocks: Iterator[bytes] = iter(())
 
-    def open(self, arguments: dict[str, Any]) -> Answer:
+    def open(self, arguments: dict[str, Any]) -> HttpAnswer:
         self.close()
         try:
             self._response = self._http.send(self._http.build_request(**arguments), stream=True)
             if not self._response.is_success:
                 self._response.read()
         except (httpx.HTTPError, httpx.InvalidURL) as failure:
-            return Answer(failure=failure)
+            return HttpAnswer(failure=failure)
         self._blocks = self._response.iter_bytes()
-        return Answer(self._response)
+        return HttpAnswer(self._response)
 
     def read(self) -> Block:
         try:
@@ -188,7 +188,7 @@ class _AsyncLine:
         self._response: httpx.Response | None = None
         self._blocks: AsyncIterator[bytes] | None = None
 
-    async def open(self, arguments: dict[str, Any]) -> Answer:
+    async def open(self, arguments: dict[str, Any]) -> HttpAnswer:
         await self.aclose()
         try:
             request = self._http.build_request(**arguments)
@@ -196,9 +196,9 @@ class _AsyncLine:
             if not self._response.is_success:
                 await self._response.aread()
         except (httpx.HTTPError, httpx.InvalidURL) as failure:
-            return Answer(failure=failure)
+            return HttpAnswer(failure=failure)
         self._blocks = self._response.aiter_bytes()
-        return Answer(self._response)
+        return HttpAnswer(self._response)
 
     async def read(self) -> Block:
         try:
@@ -228,7 +228,7 @@ class Client(_Core):
         )
         self.datasets = resources.Datasets(self)
         self.jobs = resources.Jobs(self)
-        self.instance_types = resources.InstanceTypes(self)
+        self.instance_types = resources.InstanceTypeResource(self)
         self.models = resources.Models(self)
         self.deployments = resources.Deployments(self)
         self.endpoints = resources.Endpoints(self)
@@ -246,7 +246,7 @@ class Client(_Core):
         talk = converse(
             operation, self._bound(operation, *args, **kwargs), self._tries, random.random
         )
-        answer: Answer | None = None
+        answer: HttpAnswer | None = None
         try:
             while True:
                 step = talk.send(answer)
@@ -259,12 +259,12 @@ class Client(_Core):
         except StopIteration as end:
             return end.value
 
-    def _send(self, call: Call) -> Answer:
+    def _send(self, call: Call) -> HttpAnswer:
         try:
             with self._http.stream(**self._arguments(call)) as response:
-                return Answer(self._whole(response))
+                return HttpAnswer(self._whole(response))
         except (httpx.HTTPError, httpx.InvalidURL) as failure:
-            return Answer(failure=failure)
+            return HttpAnswer(failure=failure)
 
     def _whole(self, response: httpx.Response) -> httpx.Response:
         """The answer read to its end: each block has httpx's time-out, all of them together have the deadline."""
@@ -309,7 +309,7 @@ class Client(_Core):
 
     def _followed(self, talk: Following, patience_s: float, name: str) -> Generator[Any]:
         """What a core finds in streamed answers to the call of this name, until the caller's deadline."""
-        told: Answer | Block | None = None
+        told: HttpAnswer | Block | None = None
         with closing(_Line(self._http)) as line:
             while True:
                 try:
@@ -317,7 +317,7 @@ class Client(_Core):
                 except StopIteration:
                     return
                 self._check_deadline(name, step.seconds if isinstance(step, Pause) else 0.0)
-                if isinstance(step, Found):
+                if isinstance(step, Followed):
                     yield step.entry
                 elif isinstance(step, Pause):
                     self._wait(step)
@@ -378,7 +378,7 @@ class AsyncClient(_Core):
         talk = converse(
             operation, self._bound(operation, *args, **kwargs), self._tries, random.random
         )
-        answer: Answer | None = None
+        answer: HttpAnswer | None = None
         try:
             while True:
                 step = talk.send(answer)
@@ -394,14 +394,14 @@ class AsyncClient(_Core):
         except StopIteration as end:
             return end.value
 
-    async def _send(self, call: Call) -> Answer:
+    async def _send(self, call: Call) -> HttpAnswer:
         try:
             async with asyncio.timeout(None if math.isinf(left := self._left_s()) else left):
-                return Answer(await self._http.request(**self._arguments(call)))
+                return HttpAnswer(await self._http.request(**self._arguments(call)))
         except (httpx.HTTPError, httpx.InvalidURL) as failure:
-            return Answer(failure=failure)
+            return HttpAnswer(failure=failure)
         except TimeoutError:
-            return Answer(failure=httpx.ReadTimeout("no answer before the deadline"))
+            return HttpAnswer(failure=httpx.ReadTimeout("no answer before the deadline"))
 
     async def walk(self, paged: Paged[R, T], given: Arguments) -> AsyncIterator[T]:
         """Every entry of a list operation; usually called as `client.jobs.iterate(...)`."""
@@ -428,7 +428,7 @@ class AsyncClient(_Core):
 
     async def _followed(self, talk: Following, patience_s: float, name: str) -> AsyncGenerator[Any]:
         """What a core finds in streamed answers to the call of this name, until the caller's deadline."""
-        told: Answer | Block | None = None
+        told: HttpAnswer | Block | None = None
         line = _AsyncLine(self._http)
         async with aclosing(line):
             while True:
@@ -437,7 +437,7 @@ class AsyncClient(_Core):
                 except StopIteration:
                     return
                 self._check_deadline(name, step.seconds if isinstance(step, Pause) else 0.0)
-                if isinstance(step, Found):
+                if isinstance(step, Followed):
                     yield step.entry
                 elif isinstance(step, Pause):
                     await asyncio.sleep(step.seconds)

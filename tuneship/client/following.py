@@ -1,6 +1,6 @@
 """Following a job's stream without I/O: open, read, and open again behind the last event when the line breaks.
 
-A generator like the core in `conversation.py`: it yields what is to be done and what was found, and is told what came.
+A generator like the core in `core.py`: it yields what is to be done and what was found, and is told what came.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -10,21 +10,21 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from tuneship.client.conversation import Answer, Pause, backoff, judge
-from tuneship.client.events import EventReader, ServerEvent
+from tuneship.client.core import HttpAnswer, Pause, backoff, judge
+from tuneship.client.sse import EventReader, ServerEvent
 from tuneship.contract.errors import BadResponse, ServiceUnreachable
 from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
 from tuneship.contract.operation import Call
 
 MEDIA = "text/event-stream"
+# The service says something every 15 s; after three times that the line is dead.
 SILENCE_S = 45.0
-"""The service says something every 15 s; after three times that the line is dead."""
 FRAMES: dict[str, type[BaseModel]] = {"log": JobLogEntry, "metrics": JobStep}
 
 
 @dataclass(frozen=True)
 class Open:
-    """Send the call and keep the answer open; end an earlier one. Told: `Answer`."""
+    """Send the call and keep the answer open; end an earlier one. Told: `HttpAnswer`."""
 
     call: Call
 
@@ -42,13 +42,13 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Found:
+class Followed:
     """What the caller is given."""
 
     entry: Any
 
 
-Following = Generator[Open | Read | Pause | Found, Answer | Block | None, None]
+Following = Generator[Open | Read | Pause | Followed, HttpAnswer | Block | None, None]
 
 
 @dataclass
@@ -63,13 +63,13 @@ class _Place:
 def follow_job(job_id: str, after: str | None, tries: int, draw: Callable[[], float]) -> Following:
     """The job's log lines and training steps until the job has ended.
 
-    `tries` bounds the failures in a row, as of any call; bytes of the service start the count anew. `draw` as in
+    `tries` bounds the failures in a row, as of any call; bytes of the service start the count again. `draw` as in
     `converse`. Raises what a refusal or the last failure brought.
     """
     place = _Place(after)
     while True:
         answer = yield Open(get_job_logs.bind(job_id, after=place.after, stream=True))
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, HttpAnswer):
             raise TypeError("an answer was asked for")
         failure, pause = judge(get_job_logs, answer)
         if failure is None:
@@ -93,7 +93,7 @@ def _entries(reader: EventReader, place: _Place) -> Following:
                 place.has_ended = True
                 return
             if event.kind in FRAMES:
-                yield Found(read_event("get_job_logs", FRAMES, event))
+                yield Followed(read_event("get_job_logs", FRAMES, event))
 
 
 def reader_of(name: str, response: httpx.Response | None) -> EventReader:
@@ -104,7 +104,7 @@ def reader_of(name: str, response: httpx.Response | None) -> EventReader:
     return EventReader()
 
 
-def content_of(told: Answer | Block | None) -> bytes | None:
+def content_of(told: HttpAnswer | Block | None) -> bytes | None:
     """What was read; None at the end of the answer."""
     if not isinstance(told, Block):
         raise TypeError("a block was asked for")

@@ -14,8 +14,9 @@ from tuneship.contract.operation import Operation
 R = TypeVar("R")
 T = TypeVar("T")
 Arguments = Mapping[str, Any]
+# From a page and the arguments that brought it: what to change for the next page; None at the
+# end.
 Following = Callable[[Any, Arguments], "dict[str, Any] | None"]
-"""From a page and the arguments that brought it: what to change for the next page; None at the end."""
 
 
 def by_offset(page: Any, sent: Arguments) -> dict[str, Any] | None:

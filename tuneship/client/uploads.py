@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
+# Told the bytes that were read so far and the bytes in all; a repeated try starts at the front
+# again.
 Progress = Callable[[int, int], None]
-"""Told the bytes that were read so far and the bytes in all; a repeated try starts at the front again."""
 
 
 class Readable(Protocol):

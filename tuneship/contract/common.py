@@ -15,8 +15,9 @@ from pydantic import (
     model_validator,
 )
 
+# Validation context of the service. Ids are opaque to a client (§1), so only their maker checks
+# their shape.
 SERVICE = "service"
-"""Validation context of the service. Ids are opaque to a client (§1), so only their maker checks their shape."""
 
 
 ComplianceMode = Annotated[
@@ -93,11 +94,11 @@ EventId = Annotated[str, _of_kind("evt"), _shown("evt")]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,127}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# Base ids hold no `:` and at most one `/`; fine-tuned ids are `ft:<base>:<name>:<suffix>` (§1).
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$")]
-"""Base ids hold no `:` and at most one `/`; fine-tuned ids are `ft:<base>:<name>:<suffix>` (§1)."""
 
+# Text without control characters: it can forge no line of a log and no row of a table.
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
-"""Text without control characters: it can forge no line of a log and no row of a table."""
 TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]

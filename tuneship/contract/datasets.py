@@ -1,4 +1,4 @@
-"""Datasets on the wire (§2.2, §4.2): validate, upload, get, list, merge. Lines: `tuneship/contract/examples.py`."""
+"""Datasets on the wire (§2.2, §4.2): validate, upload, get, list, merge. Lines: `dataset_lines.py`."""
 
 from enum import StrEnum
 from typing import Annotated, BinaryIO
@@ -19,13 +19,13 @@ from tuneship.contract.common import (
     Timestamp,
     absent,
 )
+from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.errors import (
     DatasetError,
     ModelNotFound,
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.examples import DatasetFormat
 from tuneship.contract.operation import operation
 
 

@@ -1,7 +1,7 @@
 """Deployments on the wire (§2.4, §3, §4.4, §4.5, §4.9): create, get, list, update, delete, logs.
 
 The answers here are the superset of both references (profile `auto`); what a strict client sees of them instead is
-said in `tuneship/service/profiles.py`.
+said in `tuneship/service/http/profiles.py`.
 """
 
 from datetime import datetime

@@ -93,8 +93,8 @@ def _whole(members: list[Member]) -> list[Member]:
     return members
 
 
+# Different deployments whose shares sum to 100.
 Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_whole)]
-"""Different deployments whose shares sum to 100."""
 
 
 class LeaseRequest(CreateRequest):

@@ -42,8 +42,8 @@ class EventKind(StrEnum):
 
 
 KINDS = tuple(str(kind) for kind in EventKind)
+# What a webhook may ask for: everything, a family, or one kind.
 SUBSCRIPTIONS = ("*", *sorted({f"{kind.family}.*" for kind in EventKind}), *KINDS)
-"""What a webhook may ask for: everything, a family, or one kind."""
 
 
 def _known_kind(value: str) -> str:

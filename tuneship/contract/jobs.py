@@ -61,8 +61,8 @@ ENDED = frozenset(state for state, following in MOVES.items() if not following)
 ALIVE = frozenset(MOVES) - ENDED
 
 
+# The service chooses by the data and the model; the record shows what it chose.
 Auto = Literal["auto"]
-"""The service chooses by the data and the model; the record shows what it chose."""
 
 
 class Hyperparameters(CreateRequest):
@@ -125,8 +125,8 @@ class JobSecuritySettings(CreateRequest):
 
 
 FineTuningMethod = Literal["lora"]
+# Methods that clients of such services know and this release does not train.
 NAMED_METHODS = frozenset({"full", "dpo"})
-"""Methods that clients of such services know and this release does not train."""
 
 
 class JobCreate(CreateRequest):

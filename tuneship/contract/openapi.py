@@ -31,6 +31,7 @@ from tuneship.contract.operation import CREATED, DECLARED, Operation, Refusal
 
 Json = dict[str, Any]
 
+# Every file of the contract that declares operations, in reading order.
 TAGS = {
     datasets: "Upload, validate, list, fetch, merge and delete training data.",
     jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
@@ -44,7 +45,6 @@ TAGS = {
     instances: "Where work can run.",
     audit: "Who did what, sealed row by row.",
 }
-"""Every file of the contract that declares operations, in reading order."""
 
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
@@ -55,6 +55,7 @@ whether the same request may succeed later, `Retry-After` after how many seconds
 operations and event kinds are added: ignore what you do not know.
 """
 
+# Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults.
 ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_denied"} | {
     414: "invalid_request_error",
     429: "rate_limit_exceeded",
@@ -62,7 +63,6 @@ ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
     500: "internal_error",
     503: "internal_error",
 }
-"""Refusals that no rule of an operation brings: framing, keys, scopes, rates, faults."""
 WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
 
 HEADER_NOTES = {
@@ -82,6 +82,7 @@ HEADER_NOTES = {
     "X-Deployment-ID": ("string", "The deployment that answered."),
     "X-API-Profile": ("string", "The profile of the answer."),
 }
+# Written out: the standard library's change with the version of Python.
 PHRASES = {
     200: "OK",
     201: "Created",
@@ -101,7 +102,6 @@ PHRASES = {
     500: "Internal server error",
     503: "Service unavailable",
 }
-"""Written out: the standard library's change with the version of Python."""
 ON_EVERY_ANSWER = (
     "X-Request-ID",
     "X-RateLimit-Limit",
@@ -138,7 +138,9 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
         operations, key=lambda one: (list(_tags()).index(one.resource), one.path)
     ):
         status = created_status if operation.is_creating else operation.status
-        entry = _Entry(operation, schemas, status, has_etag=_has_etag(operation, operations))
+        entry = _OperationEntry(
+            operation, schemas, status, has_etag=_has_etag(operation, operations)
+        )
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
     return {
@@ -209,7 +211,7 @@ def _status_and_code(refusal: Refusal) -> tuple[int, str]:
     return status, kind.code
 
 
-class _Entry:
+class _OperationEntry:
     """One operation's entry under its path."""
 
     def __init__(

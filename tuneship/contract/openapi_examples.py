@@ -1,6 +1,6 @@
 """Examples of the OpenAPI document: one release, told from its dataset to its canary endpoint.
 
-Data only. `tests/contract/test_openapi.py` sends every request through the contract's models and reads every reply
+Data only. `tests/unit/contract/test_openapi.py` sends every request through the contract's models and reads every reply
 back, so an example cannot drift from what it shows. Next: `openapi.py`.
 """
 
@@ -103,6 +103,7 @@ GENERATIONS = Example(
     streams={"text/event-stream": TEXT_STREAM, "application/x-ndjson": TEXT_LINES},
 )
 
+# By operation name.
 EXAMPLES: dict[str, Example] = {
     "validate_dataset": Example(
         {"instruction": {"format": "instruction", "file": LINES}},
@@ -366,4 +367,3 @@ EXAMPLES: dict[str, Example] = {
         }
     ),
 }
-"""By operation name."""

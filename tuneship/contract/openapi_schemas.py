@@ -27,12 +27,12 @@ from tuneship.contract.operation import Operation
 Json = dict[str, Any]
 TEMPLATE = "#/components/schemas/{model}"
 GENERATED = TypeAdapter[Any](GeneratedText | Generation | BrokenOff)
+# What the lines of a stream hold, by operation.
 FRAMES = {
     get_job_logs.name: TypeAdapter[Any](JobLogEntry | JobStep),
     generate.name: GENERATED,
     generate_by_endpoint.name: GENERATED,
 }
-"""What the lines of a stream hold, by operation."""
 
 SHARED_SCHEMAS: Json = {
     "Fields": {

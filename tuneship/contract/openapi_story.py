@@ -23,6 +23,7 @@ SERVICE = "http://127.0.0.1:8700"
 PAGE = {"total": 1, "limit": 20, "offset": 0, "next_offset": None}
 TAGS = {"team": "coding"}
 
+# An example of every id that stands in a path.
 PATH_VALUES = {
     "dataset_id": DATASET,
     "job_id": JOB,
@@ -32,7 +33,6 @@ PATH_VALUES = {
     "webhook_id": WEBHOOK,
     "event_id": EVENT,
 }
-"""An example of every id that stands in a path."""
 
 LINES = (
     '{"instruction": "Chronic eczema of both hands", "response": "Diseases of the skin"}\n'

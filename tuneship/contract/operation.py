@@ -28,15 +28,15 @@ from tuneship.contract.errors import ApiError
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
+# Optional request headers that only some operations look at.
 RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
-"""Optional request headers that only some operations look at."""
+# An error class with its first status, or with the status named.
 Refusal = type[ApiError] | tuple[type[ApiError], int]
-"""An error class with its first status, or with the status named."""
 
+# The status of a create, unless the service is set to answer 200.
 CREATED = 201
-"""The status of a create, unless the service is set to answer 200."""
+# Every operation, in the order of declaration; the guard tests compare it with what is served.
 DECLARED: list["Operation[..., Any]"] = []
-"""Every operation, in the order of declaration; the guard tests compare it with what is served."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a key may be allowed to do: every scope by name, and the presets for the usual roles. Pure.
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
-canary endpoints. Next: `tuneship/service/access.py`, `tuneship/keys_cli.py`.
+canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
 """
 
 RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks")
@@ -15,6 +15,7 @@ def _changing(*resources: str) -> frozenset[str]:
     return frozenset(f"{one}:write" for one in resources)
 
 
+# Each is the least that its role needs: an operator ships models and does not train them.
 PRESETS = {
     "viewer": _LOOKING,
     "trainer": _LOOKING | _changing("datasets", "jobs"),
@@ -25,7 +26,6 @@ PRESETS = {
     "auditor": frozenset({"audit:read"}),
     "admin": SCOPES,
 }
-"""Each is the least that its role needs: an operator ships models and does not train them."""
 
 
 class UnknownScope(ValueError):

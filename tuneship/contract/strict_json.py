@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any, Literal, NoReturn, cast
 
 MAXIMUM_DEPTH = 32
+# Values of a request body: objects, arrays and what they hold. A thousand turns of a conversation
+# are 3,000.
 MOST_VALUES = 10_000
-"""Values of a request body: objects, arrays and what they hold. A thousand turns of a conversation are 3,000."""
+# Values of a dataset's line, which may have 8 MiB.
 MOST_VALUES_OF_LINE = 100_000
-"""Values of a dataset's line, which may have 8 MiB."""
 Fault = Literal["invalid_utf8", "invalid_json", "duplicate_key", "nul"]
 
 

@@ -24,16 +24,20 @@ NOT_PUBLIC_V4 = _networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24"
     " 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4"
 )
+# All that IANA has given out for unicast; IPv4 mapped, NAT64, link-local and multicast lie
+# outside.
 PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-"""All that IANA has given out for unicast; IPv4 mapped, NAT64, link-local and multicast lie outside."""
 NOT_PUBLIC_V6 = _networks("2001::/23 2001:db8::/32 2002::/16 3fff::/20")
+# What an operator's CIDR can open: private networks and this machine. A CIDR of 0.0.0.0/0 opens
+# no more than these.
 OPENABLE = _networks(
     "10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 172.16.0.0/12 192.168.0.0/16 ::1/128 fc00::/7"
 )
-"""What an operator's CIDR can open: private networks and this machine. A CIDR of 0.0.0.0/0 opens no more than these."""
+# Where clouds give credentials to whoever asks; the second to last two lie inside openable or
+# public networks.
 NEVER = _networks("169.254.0.0/16 100.100.100.200/32 168.63.129.16/32 fd00:ec2::/32 fd20:ce::/32")
-"""Where clouds give credentials to whoever asks; the second to last two lie inside openable or public networks."""
 
+# Printable ASCII only; no user information, no fragment, no backslash, no quote.
 URL = re.compile(
     r"(?P<scheme>https?)://"
     r"(?:\[(?P<literal>[0-9a-f:.]{2,45})\]|(?P<name>[a-z0-9._-]{1,253}))"
@@ -41,7 +45,6 @@ URL = re.compile(
     r"(?P<path>/[!$-;=?-\[\]_a-z~]*)?",
     re.IGNORECASE | re.ASCII,
 )
-"""Printable ASCII only; no user information, no fragment, no backslash, no quote."""
 
 
 class TargetRefused(Exception):
@@ -49,7 +52,7 @@ class TargetRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class ReceiverAddress:
     """A receiver's address, taken apart once."""
 
     scheme: str
@@ -87,7 +90,7 @@ class AddressRules:
     closed_ports: frozenset[int] = frozenset()
     """The service's own and the database's: never, where an exception is what opens the address."""
 
-    def target(self, url: str) -> Target:
+    def target(self, url: str) -> ReceiverAddress:
         """Take a URL apart. Raises `TargetRefused`."""
         found = URL.fullmatch(url)
         if found is None:
@@ -96,7 +99,7 @@ class AddressRules:
             )
         scheme, host = found["scheme"].lower(), (found["literal"] or found["name"]).lower()
         port = int(found["port"] or (HTTPS_PORT if scheme == "https" else HTTP_PORT))
-        target = Target(scheme, host, port, found["path"] or "/")
+        target = ReceiverAddress(scheme, host, port, found["path"] or "/")
         if scheme == "http" and host not in self.allow_http_hosts and not self._names(target):
             raise TargetRefused("must begin with https://")
         if not (
@@ -107,18 +110,18 @@ class AddressRules:
             raise TargetRefused("must use port 443 or one from 1024 to 65535")
         return target
 
-    def check(self, target: Target, addresses: Sequence[str]) -> None:
+    def check(self, target: ReceiverAddress, addresses: Sequence[str]) -> None:
         """Every address that the host's name resolves to must be good. Raises `TargetRefused`."""
         if not addresses:
             raise TargetRefused("names a host that cannot be resolved")
         if not all(self._permits(target, one) for one in addresses):
             raise TargetRefused("must lead to a public address")
 
-    def _names(self, target: Target) -> bool:
+    def _names(self, target: ReceiverAddress) -> bool:
         """Whether this very receiver was opened."""
         return target.scheme == "http" and target.host_and_port in self.allow_http_hosts
 
-    def _permits(self, target: Target, text: str) -> bool:
+    def _permits(self, target: ReceiverAddress, text: str) -> bool:
         try:
             address = ipaddress.ip_address(text)
         except ValueError:

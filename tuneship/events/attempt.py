@@ -14,14 +14,14 @@ from typing import cast
 import certifi
 import httpcore
 
-from tuneship.events.addresses import Target, TargetRefused
+from tuneship.events.addresses import ReceiverAddress, TargetRefused
 from tuneship.events.connector import CheckedNetwork, Receivers
-from tuneship.events.schedule import retry_after
+from tuneship.events.retry_schedule import retry_after
 
+# For everything: name, connection, TLS, request, answer.
 TIMEOUT_S = 15.0
-"""For everything: name, connection, TLS, request, answer."""
+# For one address of a name that has several.
 CONNECT_S = 5.0
-"""For one address of a name that has several."""
 LONGEST_ANSWER = 64 << 10
 READ_AWAY_S = 1.0
 GONE = 410
@@ -29,7 +29,7 @@ USER_AGENT = "tuneship-webhooks/1"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeliveryOutcome:
     """`failure` is None after a 2xx; else a word of ours. Nothing that the receiver wrote is kept."""
 
     failure: str | None
@@ -59,22 +59,24 @@ class Sender:
         self._trust = trust or default_trust()
         self._timeout_s = timeout_s
 
-    async def send(self, url: str, headers: dict[str, str], body: bytes, now: datetime) -> Outcome:
+    async def send(
+        self, url: str, headers: dict[str, str], body: bytes, now: datetime
+    ) -> DeliveryOutcome:
         """One try; every failure is an outcome."""
         try:
             target = self._receivers.rules.target(url)
             async with asyncio.timeout(self._timeout_s):
                 return await self._post(target, headers, body, now)
         except TargetRefused:
-            return Outcome("address_refused")
+            return DeliveryOutcome("address_refused")
         except (TimeoutError, httpcore.TimeoutException):
-            return Outcome("timed_out")
+            return DeliveryOutcome("timed_out")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            return Outcome("tls_failed" if _is_about_tls(error) else "connection_failed")
+            return DeliveryOutcome("tls_failed" if _is_about_tls(error) else "connection_failed")
 
     async def _post(
-        self, target: Target, headers: dict[str, str], body: bytes, now: datetime
-    ) -> Outcome:
+        self, target: ReceiverAddress, headers: dict[str, str], body: bytes, now: datetime
+    ) -> DeliveryOutcome:
         origin = (target.scheme.encode(), target.host.encode(), target.port)
         request = httpcore.Request(
             "POST",
@@ -103,13 +105,13 @@ class Sender:
             return outcome
 
 
-def _outcome(response: httpcore.Response, now: datetime) -> Outcome:
+def _outcome(response: httpcore.Response, now: datetime) -> DeliveryOutcome:
     status = response.status
     if 200 <= status < 300:
-        return Outcome(None, status)
+        return DeliveryOutcome(None, status)
     failure = "redirected" if 300 <= status < 400 else "refused_by_receiver"
     given = {name.lower(): value for name, value in response.headers}.get(b"retry-after", b"")
-    return Outcome(failure, status, retry_after(given.decode("latin-1"), now))
+    return DeliveryOutcome(failure, status, retry_after(given.decode("latin-1"), now))
 
 
 async def _read_away(response: httpcore.Response) -> None:

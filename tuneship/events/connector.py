@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import httpcore
 
-from tuneship.events.addresses import AddressRules, Target
+from tuneship.events.addresses import AddressRules, ReceiverAddress
 
 T = TypeVar("T")
+# Host and port to IP addresses; empty when the name does not exist. Blocks.
 Resolver = Callable[[str, int], Sequence[str]]
-"""Host and port to IP addresses; empty when the name does not exist. Blocks."""
+# Names that are looked up for callers at the same time: sick ones must not take the threads of
+# all requests.
 LOOKUPS = 4
-"""Names that are looked up for callers at the same time: sick ones must not take the threads of all requests."""
 
 
 class TooManyLookups(Exception):
@@ -56,7 +57,7 @@ class Receivers:
         finally:
             self._room.release()
 
-    def addresses(self, target: Target) -> Sequence[str]:
+    def addresses(self, target: ReceiverAddress) -> Sequence[str]:
         """The checked addresses of a receiver. Blocks. Raises `TargetRefused`."""
         found = self.resolve(target.host, target.port)
         self.rules.check(target, found)
@@ -67,7 +68,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """Connects only to checked addresses of one target; the URL's name stays in `Host` and in TLS."""
 
     def __init__(
-        self, receivers: Receivers, target: Target, network: httpcore.AsyncNetworkBackend
+        self, receivers: Receivers, target: ReceiverAddress, network: httpcore.AsyncNetworkBackend
     ) -> None:
         """`network` makes the connections."""
         self._receivers = receivers

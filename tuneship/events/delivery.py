@@ -11,27 +11,27 @@ from contextlib import suppress
 from datetime import datetime
 
 from tuneship.contract.events import event
-from tuneship.events.attempt import Outcome, Sender
-from tuneship.events.schedule import next_try
+from tuneship.events.attempt import DeliveryOutcome, Sender
+from tuneship.events.retry_schedule import next_try
 from tuneship.events.signing import signed_headers
-from tuneship.events.vault import SealBroken, Vault
+from tuneship.host.thread_pools import Threads
+from tuneship.security.vault import SealBroken, Vault
 from tuneship.store import webhook_records
 from tuneship.store.database import Database
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.webhook_records import FAILING, GONE, Due
-from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
+# Tries at the same time for one receiver.
 IN_FLIGHT = 2
-"""Tries at the same time for one receiver."""
+# Tries at the same time in all: each holds a socket. Receivers without trouble come first.
 TOGETHER = 256
-"""Tries at the same time in all: each holds a socket. Receivers without trouble come first."""
+# At shutdown, for what is in the air; the rest is due after the restart.
 DRAIN_S = 5.0
-"""At shutdown, for what is in the air; the rest is due after the restart."""
+# The pause after a failure of ours, which doubles until it is the longest.
 RECORD_AGAIN_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""The pause after a failure of ours, which doubles until it is the longest."""
 
 
 class Deliverer:
@@ -112,7 +112,7 @@ class Deliverer:
                 del self._busy[webhook_id]
             self._landed.set()
 
-    async def _record_safely(self, due: Due, outcome: Outcome) -> None:
+    async def _record_safely(self, due: Due, outcome: DeliveryOutcome) -> None:
         """Until it is recorded: the row is still due, and the receiver must not be called again for that."""
         pause_s = RECORD_AGAIN_S
         while True:
@@ -125,21 +125,21 @@ class Deliverer:
             else:
                 return
 
-    async def _try_safely(self, due: Due) -> Outcome:
+    async def _try_safely(self, due: Due) -> DeliveryOutcome:
         """What fails here without the receiver's doing counts as a try: it would fail for ever."""
         try:
             return await self._try(due)
         except Exception:
             logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
-            return Outcome("internal_error")
+            return DeliveryOutcome("internal_error")
 
-    async def _try(self, due: Due) -> Outcome:
+    async def _try(self, due: Due) -> DeliveryOutcome:
         now, body = self._clock(), event(dict(due.event)).model_dump_json().encode()
         try:
             signers = self._signers(due.webhook, now)
         except SealBroken:
             logger.error("the secret of %s cannot be read: is the master key another?", due.key[0])  # noqa: TRY400
-            return Outcome("secret_unreadable")
+            return DeliveryOutcome("secret_unreadable")
         headers = signed_headers(signers, due.event["id"], int(now.timestamp()), body)
         return await self._sender.send(due.webhook["url"], headers, body, now)
 
@@ -150,7 +150,7 @@ class Deliverer:
             sealed.append(webhook["previous_secret"])
         return [self._vault.open(one, webhook["id"]).decode() for one in sealed]
 
-    def _record(self, due: Due, outcome: Outcome) -> None:
+    def _record(self, due: Due, outcome: DeliveryOutcome) -> None:
         now, webhook_id = self._clock(), due.key[0]
         with self._database.write() as connection:
             if outcome.failure is None and outcome.status is not None:

@@ -1,6 +1,6 @@
 """Gates: measurements and limits in, verdicts out. Pure: no clock, no files, no network, no Prefect.
 
-A roll-out, per look (`canary.py`; the facts are in `record.py`, one JSON line each):
+A rollout, per look (`canary.py`; the facts are in `record.py`, one JSON line each):
 1. once, before the first shift: `choose_gates(plan, baseline_metrics)`, `freeze_limits(series, series.buckets)` of an
    answer from before the start -> `Begun`; then `SplitIntended`, PATCH, `SplitConfirmed(weight, at=<its end_time>)`
 2. ask both deployments and their metrics; write `Probed` where the pipeline's own driver counts

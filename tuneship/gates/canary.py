@@ -1,4 +1,4 @@
-"""One look at a roll-out: (metrics, plan, record) -> one verdict with its reasons and numbers.
+"""One look at a rollout: (metrics, plan, record) -> one verdict with its reasons and numbers.
 
 Pure; the clock is the service's. The rules are tables of small functions, first match decides. All is recomputed from
 the start at every look, so that a restart or a replay decides the same bit by bit. Knows no HTTP and moves nothing: the
@@ -11,16 +11,23 @@ from datetime import datetime
 
 from tuneship.gates import tallies
 from tuneship.gates.plan import CanaryPlan, OutputLength
-from tuneship.gates.record import Look, Phase, Probed, Record, Verdict
-from tuneship.gates.series import ARMS, Arm, Json, Series, Traffic, Unusable, read_series
-from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, Seen, View, error_share, make_view
+from tuneship.gates.record import Look, Phase, Probed, RolloutRecord, Verdict
+from tuneship.gates.series import ARMS, Arm, ArmTraffic, Json, RolloutSeries, Unusable, read_series
+from tuneship.gates.view import (
+    BREAKER_REQUESTS,
+    BREAKER_SHARE,
+    DeploymentState,
+    View,
+    error_share,
+    make_view,
+)
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
+# Deployment states from which nothing comes back; `missing` stands for a 404.
 GONE = frozenset({"deleting", "deleted", "missing"})
-"""Deployment states from which nothing comes back; `missing` stands for a 404."""
 BREAKER_BASELINE = 0.1
+# Beyond this share it does not matter who the callers are.
 BREAKER_ALL = 0.9
-"""Beyond this share it does not matter who the callers are."""
 TOKEN_WARNING = 1.2
 
 
@@ -30,11 +37,11 @@ class Observed:
 
     baseline_metrics: Json | None
     candidate_metrics: Json | None
-    baseline: Seen
-    candidate: Seen
+    baseline: DeploymentState
+    candidate: DeploymentState
 
 
-def decide(observed: Observed, plan: CanaryPlan, record: Record) -> Look:
+def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
     """One look. Reads both answers and judges; a bad answer is a missing look, never an exception."""
     try:
         series = read_series(observed.baseline_metrics, observed.candidate_metrics, plan.interval)
@@ -44,11 +51,11 @@ def decide(observed: Observed, plan: CanaryPlan, record: Record) -> Look:
 
 
 def judge(
-    series: Series | str,
-    baseline: Seen,
-    candidate: Seen,
+    series: RolloutSeries | str,
+    baseline: DeploymentState,
+    candidate: DeploymentState,
     plan: CanaryPlan,
-    record: Record,
+    record: RolloutRecord,
     recorded: Look | None = None,
 ) -> Look:
     """`decide` on a series that was read already, or on the reason why there is none.
@@ -64,7 +71,7 @@ def judge(
     return _look(view, _with_safe_return(view, ruling))
 
 
-def replay(record: Record, series: Series, plan: CanaryPlan) -> list[Look]:
+def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> list[Look]:
     """Every look of the record decided again from the final series, cut at each look's horizon."""
     looks: list[Look] = []
     for i, fact in enumerate(record.facts):
@@ -80,10 +87,10 @@ def replay(record: Record, series: Series, plan: CanaryPlan) -> list[Look]:
         looks.append(
             judge(
                 fact.missing or cut,
-                Seen(fact.baseline_status),
-                Seen(fact.candidate_status, fact.candidate_replicas),
+                DeploymentState(fact.baseline_status),
+                DeploymentState(fact.candidate_status, fact.candidate_replicas),
                 plan,
-                Record(record.facts[:i]),
+                RolloutRecord(record.facts[:i]),
                 fact,
             )
         )
@@ -125,7 +132,7 @@ def circuit_breaker(view: View) -> Ruling | None:
     return None
 
 
-def _half_fails(traffic: Traffic, *, by_caller: bool) -> bool:
+def _half_fails(traffic: ArmTraffic, *, by_caller: bool) -> bool:
     """At least half of 20 or more requests. A caller who repeats a failing request does not make it half of them."""
     requests, errors = traffic.requests, traffic.errors
     nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_ALL * requests
@@ -185,7 +192,7 @@ def looks_used_up(view: View) -> Ruling | None:
 
 
 def _inconclusive(view: View) -> Ruling:
-    """What the plan says of a roll-out that came to no end in its looks, with what held it."""
+    """What the plan says of a rollout that came to no end in its looks, with what held it."""
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
     if holding is None and view.above_thresholds:
         holding = view.above_thresholds[0].reason
@@ -228,7 +235,7 @@ def _hold_reasons(view: View) -> tuple[str, ...]:
     return tuple(reason for reason, applies in facts if applies)
 
 
-def _is_running(deployment: Seen) -> bool:
+def _is_running(deployment: DeploymentState) -> bool:
     return deployment.status == "running" and (
         deployment.replicas is None or deployment.replicas >= 1
     )
@@ -250,8 +257,8 @@ def _length_holds(view: View) -> bool:
     return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
 
 
+# Formula version 1 knew the lower bound only, and used it where nothing counted blank answers.
 _FIRST_BOUNDS = OutputLength()
-"""Formula version 1 knew the lower bound only, and used it where nothing counted blank answers."""
 
 
 def dwell(view: View) -> Ruling | None:
@@ -337,6 +344,7 @@ def settling(view: View) -> Ruling:
 
 
 Rule = Callable[[View], Ruling | None]
+# What ends a rollout first, wherever both deployments answer.
 BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     candidate_gone,
     baseline_gone,
@@ -345,7 +353,6 @@ BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     threshold_passed,
     metrics_gone,
 )
-"""What ends a roll-out first, wherever both deployments answer."""
 RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.COMPARE: (
         *BESIDE_THE_BASELINE,
@@ -374,8 +381,8 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
     ),
     Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
 }
+# The bake below 100 %: the baseline still answers, so all is compared as before.
 LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
-"""The bake below 100 %: the baseline still answers, so all is compared as before."""
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
 

@@ -26,13 +26,13 @@ from itertools import repeat
 from operator import add, mul
 from typing import NamedTuple
 
+# Multiples of the margin that the harm test bets on, log-spaced, equal weights.
 GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))
-"""Multiples of the margin that the harm test bets on, log-spaced, equal weights."""
 PASS_GRID = tuple(k / 10 for k in range(1, 10))
 LOG_GRID = tuple(map(math.log, GRID))
 LOG_PASS_GRID = tuple(map(math.log, PASS_GRID))
+# One bucket multiplies a half by at most 4: requests of one burst depend on each other.
 LOG_BURST_CAP = math.log(4.0)
-"""One bucket multiplies a half by at most 4: requests of one burst depend on each other."""
 LOG_UNCAPPED_TIER = math.log(1e6)
 LOG_PROVEN = math.log(10.0)
 LOG_WARN, LOG_RELEASE = math.log(5.0), math.log(2.0)
@@ -43,11 +43,12 @@ LOOKS_PER_TERM, TERMS_KEPT = 5, 12
 
 Logs = Sequence[float]
 
+# Each look weighs all buckets again. What was worked out for the earlier ones is remembered; no
+# number changes.
 _FACTORS_KEPT, _WALKS_KEPT, _SERIES_KEPT = 8192, 512, 256
-"""Each look weighs all buckets again. What was worked out for the earlier ones is remembered; no number changes."""
 
 
-class Counts(NamedTuple):
+class BucketCounts(NamedTuple):
     """One bucket: requests and bad ones of the candidate (n_c, x_c) and the baseline (n_b, x_b)."""
 
     n_c: int
@@ -97,7 +98,7 @@ def wait_terms(starts: Sequence[int]) -> tuple[list[Term], float]:
 
 
 def harm(
-    buckets: Sequence[Counts],
+    buckets: Sequence[BucketCounts],
     limits: Limits,
     terms: Sequence[Term],
     idle: float,
@@ -167,10 +168,10 @@ class _How(NamedTuple):
     charge_falls: bool
 
 
-_walks: dict[tuple[tuple[Counts, ...], _How], _Walk] = {}
+_walks: dict[tuple[tuple[BucketCounts, ...], _How], _Walk] = {}
 
 
-def _walk(buckets: tuple[Counts, ...], how: _How) -> _Walk:
+def _walk(buckets: tuple[BucketCounts, ...], how: _How) -> _Walk:
     """The mixture over all the buckets; one step further than that of the look before, where that is remembered."""
     halves = (_Half(),) if how.absolute_only else (_Half(), _Half())
     start = _Walk(0, tuple(_TermWalk(term, halves) for term in how.terms))
@@ -183,7 +184,7 @@ def _walk(buckets: tuple[Counts, ...], how: _How) -> _Walk:
     return walk
 
 
-def _step(walk: _Walk, bucket: Counts, how: _How) -> _Walk:
+def _step(walk: _Walk, bucket: BucketCounts, how: _How) -> _Walk:
     first = min((one.term.start for one in walk.terms), default=walk.seen + 1)
     if walk.seen < first:
         return _Walk(walk.seen + 1, walk.terms)
@@ -207,7 +208,7 @@ def _step(walk: _Walk, bucket: Counts, how: _How) -> _Walk:
 
 
 @lru_cache(_FACTORS_KEPT)
-def _absolute_factor(b: Counts, d: float) -> Logs | None:
+def _absolute_factor(b: BucketCounts, d: float) -> Logs | None:
     """The 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None: the bucket says nothing."""
     if not b.n_c:
         return None
@@ -222,7 +223,7 @@ def _absolute_logs(d: float) -> tuple[Logs, Logs]:
 
 
 @lru_cache(_FACTORS_KEPT)
-def _relative_factor(b: Counts, ratio: float) -> Logs | None:
+def _relative_factor(b: BucketCounts, ratio: float) -> Logs | None:
     """The 12 log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None: the bucket says nothing.
 
     Written with one logarithm per grid point: with L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)),
@@ -234,24 +235,24 @@ def _relative_factor(b: Counts, ratio: float) -> Logs | None:
 
 
 @lru_cache(_FACTORS_KEPT)
-def _relative_pass(b: Counts, ratio: float) -> Logs:
+def _relative_pass(b: BucketCounts, ratio: float) -> Logs:
     return _relative(b, ratio, PASS_GRID, LOG_PASS_GRID)
 
 
-def _relative(b: Counts, ratio: float, grid: Logs, log_grid: Logs) -> list[float]:
+def _relative(b: BucketCounts, ratio: float, grid: Logs, log_grid: Logs) -> list[float]:
     weighted = ratio * b.n_c
     total, bad = weighted + b.n_b, b.x_c + b.x_b
     shrink = [math.log(total / (weighted * rho + b.n_b)) for rho in grid]
     return [b.x_c * up + bad * down for up, down in zip(log_grid, shrink, strict=True)]
 
 
-def log_e_ok(buckets: Sequence[Counts], limits: Limits) -> float:
+def log_e_ok(buckets: Sequence[BucketCounts], limits: Limits) -> float:
     """Evidence that the candidate is inside the pass margin *now*; proven from log 10 on."""
     return log_sum_exp(_pass_logs(tuple(buckets), limits)) - _LOG_PASS_SIZE
 
 
 @lru_cache(_SERIES_KEPT)
-def _pass_logs(buckets: tuple[Counts, ...], limits: Limits) -> list[float]:
+def _pass_logs(buckets: tuple[BucketCounts, ...], limits: Limits) -> list[float]:
     """Logs of the 18 exponentials: 9 absolute, 9 relative."""
     n, x = sum(b.n_c for b in buckets), sum(b.x_c for b in buckets)
     d = limits.ok
@@ -266,13 +267,13 @@ def _pass_logs(buckets: tuple[Counts, ...], limits: Limits) -> list[float]:
     return absolute + relative
 
 
-def requests_to_proof(buckets: Sequence[Counts], limits: Limits) -> int | None:
+def requests_to_proof(buckets: Sequence[BucketCounts], limits: Limits) -> int | None:
     """Candidate requests still needed until `log_e_ok` reaches log 10, if all goes on as so far; None: never so.
 
     Every exponent is linear in the requests, so "as so far" multiplies all of them by one factor.
     """
     n = sum(b.n_c for b in buckets)
-    logs = _pass_logs(tuple(buckets) if n else (Counts(1, 0),), limits)
+    logs = _pass_logs(tuple(buckets) if n else (BucketCounts(1, 0),), limits)
     if max(logs) <= 1e-12:
         return None
     enough = math.ceil((LOG_PROVEN + _LOG_PASS_SIZE) / max(logs) * max(n, 1))
@@ -284,13 +285,13 @@ def _scaled(logs: Logs, factor: float) -> float:
     return log_sum_exp(list(map(mul, logs, repeat(factor)))) - _LOG_PASS_SIZE
 
 
-def early_z(buckets: Sequence[Counts], limits: Limits) -> float | None:
+def early_z(buckets: Sequence[BucketCounts], limits: Limits) -> float | None:
     """Stratified z against the harm margin, the smaller of relative and absolute; None while one has no variance."""
     return _early_z(tuple(buckets), limits)
 
 
 @lru_cache(_SERIES_KEPT)
-def _early_z(buckets: tuple[Counts, ...], limits: Limits) -> float | None:
+def _early_z(buckets: tuple[BucketCounts, ...], limits: Limits) -> float | None:
     score = variance = 0.0
     for b in buckets:
         if not (b.n_c and b.n_b):
@@ -306,7 +307,7 @@ def _early_z(buckets: tuple[Counts, ...], limits: Limits) -> float | None:
     return min(score / math.sqrt(variance), (x - d * n) / math.sqrt(n * d * (1.0 - d)))
 
 
-def early_warning(buckets: Sequence[Counts], limits: Limits) -> bool:
+def early_warning(buckets: Sequence[BucketCounts], limits: Limits) -> bool:
     """Holds the exposure while z speaks against the candidate; it is no proof and never rolls back."""
     z = early_z(buckets, limits)
     return z is not None and z > Z_WARN and sum(b.x_c for b in buckets) >= Z_MIN_BAD

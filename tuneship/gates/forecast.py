@@ -1,6 +1,6 @@
 """What a plan can be expected to do at today's traffic, before anything is shifted: how long, and what it cannot prove.
 
-Pure: roll-outs are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
+Pure: rollouts are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
 and never knows better than the gates. Looks that come between the ends of two buckets learn nothing and are not drawn.
 Takes about a second. Next: `canary.py`.
 """
@@ -28,26 +28,26 @@ from tuneship.gates.record import (
     Gate,
     LatencyLimits,
     Look,
-    Record,
+    RolloutRecord,
     SplitConfirmed,
     Verdict,
 )
-from tuneship.gates.series import ARMS, Bucket, Series, Traffic
-from tuneship.gates.view import Seen
+from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.view import DeploymentState
 
+# The candidate's extra share of errors whose discovery is forecast, beside a doubling.
 MORE_ERRORS = 0.05
-"""The candidate's extra share of errors whose discovery is forecast, beside a doubling."""
 MOST_FIRST_STEP = 50
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
 _LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
 _EDGES = (1000.0, 2000.0, math.inf)
 _SLOW, _VERY_SLOW = 0.05, 0.003
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_RUNNING = Seen("running", 1)
+_RUNNING = DeploymentState("running", 1)
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
-    """What to expect of a roll-out that begins now. `gates` as `readings.choose_gates` fixes them for it."""
+    """What to expect of a rollout that begins now. `gates` as `readings.choose_gates` fixes them for it."""
     lacking = _lacking_requests(plan, today)
     if lacking is not None:
         return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
@@ -97,7 +97,7 @@ def _lacking_requests(plan: CanaryPlan, today: Today) -> Unprovable | None:
     return Unprovable(INSUFFICIENT_DATA, why)
 
 
-def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
+def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
     """A record that begins now, with the gates that the service counts for."""
     counted = tuple(
         Gate(gate.name, gate.reason, "series", gate.state)
@@ -105,11 +105,11 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> Record:
         if gate.name in GATES and (GATES[gate.name].count or gate.state != "active")
     )
     begun = Begun("forecast", "", {}, plan.digest(), counted, _LIMITS)
-    return Record((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
+    return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 
-def _several(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> list[Look]:
-    """The last looks of a few roll-outs: as many as cost about as much time as everybody has."""
+def _several(plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord) -> list[Look]:
+    """The last looks of a few rollouts: as many as cost about as much time as everybody has."""
     ends: list[Look] = []
     fewest, most = _RUNS
     while len(ends) < most:
@@ -119,7 +119,9 @@ def _several(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> li
     return ends
 
 
-def _minutes_to_find(plan: CanaryPlan, today: Today, errors: float, begun: Record) -> float | None:
+def _minutes_to_find(
+    plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord
+) -> float | None:
     seeds = range(_RUNS[0])
     ends = [_draw(plan, today, errors, begun, random.Random(seed)) for seed in seeds]  # noqa: S311
     found = [
@@ -135,9 +137,9 @@ def _minutes_to_find(plan: CanaryPlan, today: Today, errors: float, begun: Recor
 
 
 def _draw(
-    plan: CanaryPlan, today: Today, errors: float, record: Record, dice: random.Random
+    plan: CanaryPlan, today: Today, errors: float, record: RolloutRecord, dice: random.Random
 ) -> Look:
-    """One roll-out, to its promotion or its end."""
+    """One rollout, to its promotion or its end."""
     buckets: list[Bucket] = []
     length = timedelta(seconds=plan.bucket_seconds)
     per_look = today.requests_per_minute * plan.data_every_seconds / 60.0
@@ -147,7 +149,7 @@ def _draw(
         end = _EPOCH + length * (len(buckets) + 1)
         baseline = _serve(dice, total - n_c, today, today.errors)
         buckets.append(Bucket(end, baseline, _serve(dice, n_c, today, errors)))
-        series = Series(
+        series = RolloutSeries(
             tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, _EDGES), True
         )
         look = judge(series, _RUNNING, _RUNNING, plan, record)
@@ -158,7 +160,7 @@ def _draw(
             return look
 
 
-def _serve(dice: random.Random, n: int, today: Today, errors: float) -> Traffic:
+def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraffic:
     cancelled = _binomial(dice, n, today.abandoned)
     refused = _binomial(dice, n - cancelled, today.refused)
     requests = n - cancelled - refused
@@ -166,7 +168,7 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> Traffic:
     served = requests - failed
     slow = _binomial(dice, served, _SLOW)
     very_slow = _binomial(dice, slow, _VERY_SLOW / _SLOW)
-    return Traffic(
+    return ArmTraffic(
         requests=requests,
         errors=failed,
         empty=_binomial(dice, served, today.blank),

@@ -1,6 +1,6 @@
 """How a release of this package judges: the version that decisions are recorded under.
 
-A roll-out is judged to its end, and replayed, by the formula of the version that began it. What version 2 changed:
+A rollout is judged to its end, and replayed, by the formula of the version that began it. What version 2 changed:
 
 - Latency limits are frozen from the last hour with traffic, and not from the first 200 answers.
 - A request that has been open for long counts as slow before it ends.
@@ -13,15 +13,15 @@ A roll-out is judged to its end, and replayed, by the formula of the version tha
 Next: `canary.py`.
 """
 
-from tuneship.gates.record import Look, Record
+from tuneship.gates.record import Look, RolloutRecord
 
+# Grows when the same counts may give another number or verdict; stored with every look.
 FORMULA_VERSION = "2"
-"""Grows when the same counts may give another number or verdict; stored with every look."""
 _KNOWN = {"1": 1, FORMULA_VERSION: 2}
 
 
-def formula_of(record: Record, look: Look | None = None) -> int:
-    """The formula that the roll-out began with, or that of a look which is decided again.
+def formula_of(record: RolloutRecord, look: Look | None = None) -> int:
+    """The formula that the rollout began with, or that of a look which is decided again.
 
     Where neither `Begun` nor a look says it, that of this release. Raises ValueError for one that it does not know.
     """

@@ -1,4 +1,4 @@
-"""Metric series as pandas frames: a job's metrics for the training gates, a roll-out's buckets for reports and plots.
+"""Metric series as pandas frames: a job's metrics for the training gates, a rollout's buckets for reports and plots.
 
 The only module here that touches pandas, which ships no complete types: what leaves it is typed.
 """
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from tuneship.gates.series import ARMS, Series
+from tuneship.gates.series import ARMS, RolloutSeries
 
 JOB_COLUMNS = (
     "training_loss",
@@ -30,7 +30,7 @@ class UnreadableMetrics(ValueError):
 
 
 @dataclass(frozen=True)
-class Curve:
+class MetricCurve:
     """A job's metrics by step, in a frame of float columns: null and absent as NaN, infinities kept."""
 
     frame: Any
@@ -48,21 +48,21 @@ class Curve:
         """One column."""
         return self.frame[name].tolist()
 
-    def evaluations(self) -> "Curve":
+    def evaluations(self) -> "MetricCurve":
         """The rows that bring a new finite validation loss: a repeated value is no new evidence."""
         known = self.frame[self.frame["validation_loss"].map(math.isfinite)]
-        return Curve(known[known["validation_loss"].ne(known["validation_loss"].shift())])
+        return MetricCurve(known[known["validation_loss"].ne(known["validation_loss"].shift())])
 
-    def after_step(self, step: int) -> "Curve":
+    def after_step(self, step: int) -> "MetricCurve":
         """The rows of later steps."""
-        return Curve(self.frame[self.frame.index > step])
+        return MetricCurve(self.frame[self.frame.index > step])
 
     def smoothed_training_loss(self, span: int) -> list[float]:
         """Exponential moving average."""
         return self.frame["training_loss"].ewm(span=span, adjust=False).mean().tolist()
 
 
-def read_curve(metrics: Mapping[str, Any]) -> Curve:
+def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
     """The metrics record (§2.1) as a curve.
 
     Raises `UnreadableMetrics` for arrays of unequal length, text among numbers, or steps that do not rise strictly.
@@ -75,7 +75,7 @@ def read_curve(metrics: Mapping[str, Any]) -> Curve:
     if len(whole) != len(cast("list[Any]", steps)) or any(a >= b for a, b in pairwise(whole)):
         raise UnreadableMetrics("steps do not rise strictly")
     index = pd.Index(whole, name="step", dtype="int64")
-    return Curve(pd.DataFrame(columns, index=index, dtype="float64"))
+    return MetricCurve(pd.DataFrame(columns, index=index, dtype="float64"))
 
 
 def _column(metrics: Mapping[str, Any], name: str, length: int) -> list[float]:
@@ -92,7 +92,7 @@ def _column(metrics: Mapping[str, Any], name: str, length: int) -> list[float]:
     return column
 
 
-def series_frame(series: Series) -> pd.DataFrame:
+def series_frame(series: RolloutSeries) -> pd.DataFrame:
     """One row per finished bucket, by its end; the columns `<arm>_requests`, `_errors`, `_p50`, `_p95`, `_p99`, ..."""
     rows = [
         {

@@ -1,4 +1,4 @@
-"""The gates of a roll-out, one object each: where its limits stand in the plan, and who counts its bad requests.
+"""The gates of a rollout, one object each: where its limits stand in the plan, and who counts its bad requests.
 
 A gate that nothing counts cannot be built: it would be proven by the absence of evidence. A new gate is a field of the
 plan (`plan.py`) and an entry in `GATES`. Next: `readings.py` weighs the counts.
@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, Literal, cast
 
 from tuneship.contract.generation import Generation
-from tuneship.gates.evidence import Counts
+from tuneship.gates.evidence import BucketCounts
 from tuneship.gates.gate_limits import GateLimits
 from tuneship.gates.latency import has_latency, slow_requests
 from tuneship.gates.plan import (
@@ -23,19 +23,21 @@ from tuneship.gates.plan import (
     QualityGates,
 )
 from tuneship.gates.record import Gate, LatencyLimits, Source
-from tuneship.gates.series import Arm, Bucket, Json, Series, Traffic, Unusable
+from tuneship.gates.series import Arm, ArmTraffic, Bucket, Json, RolloutSeries, Unusable
 
+# An answer in which the same four words follow each other more often than this is caught in a
+# loop.
 REPEATED_TOO_OFTEN = 5
-"""An answer in which the same four words follow each other more often than this is caught in a loop."""
+# These faults are gross where they happen: a small part of alpha finds them, and delays the other
+# gates by nothing.
 CALLERS_ALPHA = 0.25
-"""These faults are gross where they happen: a small part of alpha finds them, and delays the other gates by nothing."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What the service published about the buckets of a roll-out, and how slow an answer may be."""
+class Published:
+    """What the service published about the buckets of a rollout, and how slow an answer may be."""
 
-    series: Series
+    series: RolloutSeries
     buckets: Sequence[Bucket]
     limits: LatencyLimits | None
     scale: float
@@ -50,9 +52,9 @@ class GateKind:
 
     name: str
     reason: str
-    """The reason of a roll-out that this gate rolls back."""
+    """The reason of a rollout that this gate rolls back."""
     limits: Callable[[CanaryRules], GateLimits | None]
-    count: Callable[[Measured], list[Counts]] | None = None
+    count: Callable[[Published], list[BucketCounts]] | None = None
     """Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`."""
     is_published: Callable[[Json | None], bool] = lambda _: True
     """Whether a metrics answer holds what `count` needs."""
@@ -67,7 +69,7 @@ class GateKind:
             raise ValueError(f"nothing counts the bad requests of the gate {self.name!r}")
 
     def choose(self, plan: CanaryRules, baseline_metrics: Json | None) -> Gate:
-        """Fix the gate's source and state for a roll-out, given a metrics answer from before its start."""
+        """Fix the gate's source and state for a rollout, given a metrics answer from before its start."""
         published = self.count is not None and self.is_published(baseline_metrics)
         source: Source = "series" if published else "probes"
         limits = self.limits(plan)
@@ -94,32 +96,36 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _errors(measured: Measured) -> list[Counts]:
+def _errors(measured: Published) -> list[BucketCounts]:
     return [
-        Counts(b.candidate.requests, b.candidate.errors, b.baseline.requests, b.baseline.errors)
+        BucketCounts(
+            b.candidate.requests, b.candidate.errors, b.baseline.requests, b.baseline.errors
+        )
         for b in measured.buckets
     ]
 
 
-def _slow(measured: Measured, *, limit: Literal["slow_ms", "very_slow_ms"]) -> list[Counts]:
+def _slow(measured: Published, *, limit: Literal["slow_ms", "very_slow_ms"]) -> list[BucketCounts]:
     buckets, limits = measured.buckets, measured.limits
     for bucket in buckets:
         for traffic in (bucket.baseline, bucket.candidate):
             if traffic.served > 0 and not has_latency(traffic):
                 raise Unusable("answers without their latency")
     if limits is None:
-        return [Counts(0, 0) for _ in buckets]
+        return [BucketCounts(0, 0) for _ in buckets]
     limit_ms: float = getattr(limits, limit)
     candidate = slow_requests(measured.series, buckets, "candidate", limit_ms * measured.scale)
     baseline = slow_requests(measured.series, buckets, "baseline", limit_ms)
     counts = [
-        Counts(b.candidate.served, x_c, b.baseline.served, x_b)
+        BucketCounts(b.candidate.served, x_c, b.baseline.served, x_b)
         for b, x_c, x_b in zip(buckets, candidate, baseline, strict=True)
     ]
     return _with_hanging(counts, measured.hanging)
 
 
-def _with_hanging(counts: list[Counts], hanging: Mapping[Arm, Sequence[int]]) -> list[Counts]:
+def _with_hanging(
+    counts: list[BucketCounts], hanging: Mapping[Arm, Sequence[int]]
+) -> list[BucketCounts]:
     """The counts with those who still wait, where they came: whatever follows, they have waited too long.
 
     A look counts each of them once: when such a request ends, it leaves this snapshot and comes into a bucket. So the
@@ -128,14 +134,14 @@ def _with_hanging(counts: list[Counts], hanging: Mapping[Arm, Sequence[int]]) ->
     pairs = zip_longest(hanging.get("candidate", ()), hanging.get("baseline", ()), fillvalue=0)
     for back, (more_c, more_b) in enumerate(pairs, start=1):
         n_c, x_c, n_b, x_b = counts[-back]
-        counts[-back] = Counts(n_c + more_c, x_c + more_c, n_b + more_b, x_b + more_b)
+        counts[-back] = BucketCounts(n_c + more_c, x_c + more_c, n_b + more_b, x_b + more_b)
     return counts
 
 
-def _lost(measured: Measured, *, name: Literal["cancelled", "refused"]) -> list[Counts]:
+def _lost(measured: Published, *, name: Literal["cancelled", "refused"]) -> list[BucketCounts]:
     """Requests that ended without an answer, of those that were counted as well or as this."""
 
-    def of(traffic: Traffic) -> tuple[int, int]:
+    def of(traffic: ArmTraffic) -> tuple[int, int]:
         lost: int | None = getattr(traffic, name)
         if lost is None:
             if traffic.requests > 0:
@@ -143,7 +149,7 @@ def _lost(measured: Measured, *, name: Literal["cancelled", "refused"]) -> list[
             return 0, 0
         return traffic.requests + lost, lost
 
-    return [Counts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
+    return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
 
 
 def _publishes(answer: Json | None, metric: str, counts: str) -> bool:
@@ -153,15 +159,15 @@ def _publishes(answer: Json | None, metric: str, counts: str) -> bool:
     return isinstance(inner, list)
 
 
-def _blank(measured: Measured) -> list[Counts]:
-    def of(traffic: Traffic) -> tuple[int, int]:
+def _blank(measured: Published) -> list[BucketCounts]:
+    def of(traffic: ArmTraffic) -> tuple[int, int]:
         if traffic.served > 0 and traffic.empty is None:
             raise Unusable("the counts of empty answers are gone")
         if (traffic.empty or 0) > traffic.served:
             raise Unusable("more empty answers than answers")
         return traffic.served, traffic.empty or 0
 
-    return [Counts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
+    return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
 
 
 def _latency(name: str) -> Callable[[CanaryRules], GateLimits | None]:
@@ -178,6 +184,7 @@ def _quality(name: str) -> Callable[[CanaryRules], GateLimits | None]:
     return lambda plan: getattr(plan.quality_gates or QualityGates(empty=None), name)
 
 
+# Every gate by its name, in the order in which a look reports them.
 GATES: Mapping[str, GateKind] = {
     kind.name: kind
     for kind in (
@@ -230,9 +237,8 @@ GATES: Mapping[str, GateKind] = {
         ),
     )
 }
-"""Every gate by its name, in the order in which a look reports them."""
 
+# What the traffic driver counts, by gate.
 BAD_ANSWERS: Mapping[str, Callable[[Generation], bool]] = {
     name: kind.is_bad for name, kind in GATES.items() if kind.is_bad is not None
 }
-"""What the traffic driver counts, by gate."""

@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from tuneship.gates.record import LatencyLimits
-from tuneship.gates.series import Arm, Bucket, Series, Traffic
+from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries
 
+# Baseline answers from which the thresholds may be frozen.
 ENOUGH_REQUESTS = 200
-"""Baseline answers from which the thresholds may be frozen."""
 FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
+# A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no
+# limits.
 STALLED = 2.0
-"""A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no limits."""
+# Fewer answers say little about a p95, so neighbouring buckets are merged up to here.
 _STRETCH_REQUESTS = 50
-"""Fewer answers say little about a p95, so neighbouring buckets are merged up to here."""
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
 _LEAST_MS = 1e-6
 _LEAST_SLOPE = 1e-9
 
 
-def freeze_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | None:
+def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
     """T1 = p95 and T2 = 1.5 x p99 of the baseline in the last hour of these buckets, given in any order.
 
     None where they hold fewer than 200 answers. An hour with little traffic is extended to 15 buckets with some.
@@ -42,12 +43,12 @@ def freeze_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | 
 
 
 def _usual_quantiles(
-    traffic: Sequence[Traffic], edges: Sequence[float] | None
+    traffic: Sequence[ArmTraffic], edges: Sequence[float] | None
 ) -> tuple[float, float]:
     """p95 and p99 without the stretches that stalled: of the merged histograms, else medians weighted by requests."""
     if edges is None or any(one.histogram is None for one in traffic):
         return _quantiles(traffic, edges)
-    stretches: list[list[Traffic]] = [[]]
+    stretches: list[list[ArmTraffic]] = [[]]
     for one in traffic:
         if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
             stretches.append([])
@@ -58,9 +59,9 @@ def _usual_quantiles(
     return _quantiles(kept, edges)
 
 
-def freeze_first_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLimits | None:
+def freeze_first_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
     """As formula version 1 froze them: from the first of these buckets that reach 200 answers together."""
-    chosen: list[Traffic] = []
+    chosen: list[ArmTraffic] = []
     served = 0
     for bucket in buckets:
         if bucket.baseline.served and has_latency(bucket.baseline):
@@ -74,13 +75,13 @@ def freeze_first_limits(series: Series, buckets: Sequence[Bucket]) -> LatencyLim
     return LatencyLimits(slow_ms=p95, very_slow_ms=1.5 * p99, requests=served)
 
 
-def median_p95_ms(traffic: Sequence[Traffic], edges: Sequence[float] | None) -> float:
+def median_p95_ms(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> float:
     """p95 in ms of buckets that all have answers and their latency: of the merged histograms, else the median."""
     return _quantiles(traffic, edges)[0]
 
 
 def slow_requests(
-    series: Series, buckets: Sequence[Bucket], arm: Arm, threshold_ms: float
+    series: RolloutSeries, buckets: Sequence[Bucket], arm: Arm, threshold_ms: float
 ) -> list[int]:
     """Answers above the threshold per bucket. Shares are estimates, so the remainder of each rounding is carried on."""
     edges = series.edges_ms[arm]
@@ -96,12 +97,12 @@ def slow_requests(
     return counts
 
 
-def has_latency(traffic: Traffic) -> bool:
+def has_latency(traffic: ArmTraffic) -> bool:
     """The bucket says how long its answers took."""
     return traffic.histogram is not None or traffic.quantiles_ms is not None
 
 
-def share_above(traffic: Traffic, edges: Sequence[float] | None, threshold_ms: float) -> float:
+def share_above(traffic: ArmTraffic, edges: Sequence[float] | None, threshold_ms: float) -> float:
     """Share of answers above the threshold, 0..1."""
     if traffic.histogram is not None and edges is not None:
         return 1.0 - _share_below(traffic.histogram, edges, threshold_ms)
@@ -134,7 +135,7 @@ def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: fl
     return 0.5 * (1.0 - math.erf(z / math.sqrt(2.0)))
 
 
-def _quantiles(traffic: Sequence[Traffic], edges: Sequence[float] | None) -> tuple[float, float]:
+def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> tuple[float, float]:
     """p95 and p99 in ms: of the merged histograms, else the medians over buckets, weighted by requests."""
     if edges is not None and all(one.histogram is not None for one in traffic):
         merged = [

@@ -1,4 +1,4 @@
-"""What a roll-out may do and where its limits are: the parameter model of `shift_traffic`, and of its form in the UI.
+"""What a rollout may do and where its limits are: the parameter model of `shift_traffic`, and of its form in the UI.
 
 Every limit counts looks, so that a compressed clock behaves like a slow one; only the approval time-out and the
 lease are seconds. Next: `canary.py` decides by it.
@@ -78,7 +78,7 @@ class CallerGates(Form):
 
 
 class OutputLength(Form):
-    """Output tokens per answer, candidate over baseline: outside these bounds the roll-out is held."""
+    """Output tokens per answer, candidate over baseline: outside these bounds the rollout is held."""
 
     shortest: float = Field(
         default=0.5, ge=0, lt=1, description="Hold below this share of the baseline's length."
@@ -129,8 +129,8 @@ class Thresholds(Form):
         return self
 
 
-class Traffic(Form):
-    """Prompts that the pipeline itself sends to the endpoint during the roll-out."""
+class DriverTraffic(Form):
+    """Prompts that the pipeline itself sends to the endpoint during the rollout."""
 
     prompts: str = Field(
         min_length=1, description="JSON lines file; `instruction` or `prompt` of each line is sent."
@@ -260,7 +260,9 @@ class CanaryRules(Form):
         le=604800,
         description="The service itself restores the baseline when the pipeline is silent for this long.",
     )
-    traffic: Traffic | None = Field(default=None, description="Let the pipeline send the requests.")
+    traffic: DriverTraffic | None = Field(
+        default=None, description="Let the pipeline send the requests."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -335,7 +337,7 @@ class _Rollout(Form):
 
 
 class CanaryPlan(CanaryRules, _Rollout):
-    """One roll-out: which deployments, which endpoint, under which rules."""
+    """One rollout: which deployments, which endpoint, under which rules."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -351,7 +353,7 @@ class CanaryPlan(CanaryRules, _Rollout):
         return cls.model_validate({"bake_weight": None, **fields})
 
     def digest(self) -> str:
-        """SHA-256 of the plan: the same plan resumes an open roll-out, another one does not.
+        """SHA-256 of the plan: the same plan resumes an open rollout, another one does not.
 
         Without defaults, so that a release of this package with one more field goes on with what an older one began.
         What `bake_weight` leaves out is its first default, null: an older digest stays what it was.
@@ -363,7 +365,7 @@ class CanaryPlan(CanaryRules, _Rollout):
         return hashlib.sha256(to_json(in_order)).hexdigest()
 
     def is_resumed_by(self, plan: "CanaryPlan", recorded_digest: str) -> bool:
-        """Whether `plan`, given now, is this one, with which a roll-out began.
+        """Whether `plan`, given now, is this one, with which a rollout began.
 
         Steps that were left to the traffic stand in the record as chosen; and who leaves `bake_weight` to its default
         means the same plan as before there was one.

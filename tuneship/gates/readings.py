@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tuneship.gates import evidence
-from tuneship.gates.evidence import Counts, Harm, Limits
+from tuneship.gates.evidence import BucketCounts, Harm, Limits
 from tuneship.gates.kinds import GATES
 from tuneship.gates.plan import CanaryRules
 from tuneship.gates.record import Gate, GateReading, GateState, Phase
@@ -27,7 +27,7 @@ class Stage:
 
 
 def choose_gates(plan: CanaryRules, baseline_metrics: Json | None) -> tuple[Gate, ...]:
-    """The gates of a roll-out, fixed before it begins: alpha is shared among the active ones for all of it.
+    """The gates of a rollout, fixed before it begins: alpha is shared among the active ones for all of it.
 
     `baseline_metrics`: an answer from before the start. A gate takes the service's own counts where that answer has
     them, else those of the plan's traffic driver; without either it is `not_available`.
@@ -74,7 +74,7 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
     )
 
 
-def _weigh(tally: Tally, weigh: Callable[[Sequence[Counts]], Harm]) -> tuple[Harm, Harm]:
+def _weigh(tally: Tally, weigh: Callable[[Sequence[BucketCounts]], Harm]) -> tuple[Harm, Harm]:
     """Harm in all counts, and in those after the warm-ups; one caller's repeats never decide in a single bucket."""
     harm = weigh(tally.counts)
     if tally.distinct is not tally.counts:
@@ -83,7 +83,7 @@ def _weigh(tally: Tally, weigh: Callable[[Sequence[Counts]], Harm]) -> tuple[Har
 
 
 def _read_alone(
-    gate: Gate, limits: Limits, tally: Tally, live: Sequence[Counts], stage: Stage
+    gate: Gate, limits: Limits, tally: Tally, live: Sequence[BucketCounts], stage: Stage
 ) -> GateReading:
     """At 100 % only the absolute half is left, against the baseline's share as it was when it last had traffic."""
     frozen = _share(sum(c.x_b for c in live), sum(c.n_b for c in live)) or 0.0
@@ -110,7 +110,7 @@ def _harm_state(harm: Harm, heard: Harm, stage: Stage) -> GateState:
 def _counted(
     gate: Gate,
     state: GateState,
-    counts: Sequence[Counts],
+    counts: Sequence[BucketCounts],
     weighed: tuple[Harm, Harm],
     stage: Stage,
 ) -> GateReading:

@@ -1,4 +1,4 @@
-"""The record of a roll-out as pure data: facts in the order in which they became known, to and from JSON lines.
+"""The record of a rollout as pure data: facts in the order in which they became known, to and from JSON lines.
 
 With the metric series and the plan it is all that a decision depends on; who writes the lines, and where, is the flow's
 matter. Times are the service's. Next: `canary.py` reads it and makes the next `Look`.
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where a roll-out stands; each phase has a false-rollback allowance of its own."""
+    """Where a rollout stands; each phase has a false-rollback allowance of its own."""
 
     BEFORE = "before"
     COMPARE = "compare"
@@ -114,7 +114,7 @@ class ThresholdReading:
 
 @dataclass(frozen=True)
 class Begun:
-    """The roll-out exists. `server`: extensions that the server was found to lack."""
+    """The rollout exists. `server`: extensions that the server was found to lack."""
 
     rollout_id: str
     endpoint_id: str
@@ -124,7 +124,7 @@ class Begun:
     limits: LatencyLimits | None = None
     server: tuple[str, ...] = ()
     formula_version: str = ""
-    """The formula that judges this roll-out to its end; empty: that of its first look."""
+    """The formula that judges this rollout to its end; empty: that of its first look."""
     today: Today | None = None
     """The traffic that the forecast is made for; None: nobody knows it."""
     forecast: Forecast | None = None
@@ -254,7 +254,7 @@ class ApprovalAnswered:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A paused roll-out goes on: the maxima of looks count afresh."""
+    """A paused rollout goes on: the maxima of looks count afresh."""
 
     by: str = ""
     kind: Literal["resumed"] = "resumed"
@@ -292,12 +292,12 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Record:
+class RolloutRecord:
     """Facts in order. Everything else is derived, once: the facts never change."""
 
     facts: tuple[Fact, ...] = ()
 
-    def plus(self, *facts: Fact) -> "Record":
+    def plus(self, *facts: Fact) -> "RolloutRecord":
         """The record with these facts at its end."""
         return replace(self, facts=self.facts + facts)
 
@@ -307,7 +307,7 @@ class Record:
         for fact in self.facts:
             if isinstance(fact, Begun):
                 return fact
-        raise ValueError("the record does not say how the roll-out began")
+        raise ValueError("the record does not say how the rollout began")
 
     @cached_property
     def looks(self) -> list[Look]:
@@ -338,7 +338,7 @@ class Record:
 
     @property
     def asked(self) -> ApprovalAsked | None:
-        """The request for approval that stands since the roll-out began or was resumed."""
+        """The request for approval that stands since the rollout began or was resumed."""
         for fact in reversed(self.facts):
             if isinstance(fact, ApprovalAsked):
                 return fact
@@ -393,7 +393,7 @@ class Record:
         return marks
 
     def since_resumed(self) -> list[Look]:
-        """Looks since a person last resumed the roll-out."""
+        """Looks since a person last resumed the rollout."""
         resumed = [i for i, fact in enumerate(self.facts) if isinstance(fact, Resumed)]
         after = self.facts[resumed[-1] :] if resumed else self.facts
         return [fact for fact in after if isinstance(fact, Look)]
@@ -418,7 +418,7 @@ def to_mapping(fact: Fact) -> Mapping[str, Any]:
     return _FACT.dump_python(fact, mode="json")
 
 
-def from_lines(lines: Iterable[str]) -> Record:
+def from_lines(lines: Iterable[str]) -> RolloutRecord:
     """The record from its lines. A torn last line (killed while writing) is left out.
 
     Raises ValueError for any other damaged line.
@@ -431,7 +431,7 @@ def from_lines(lines: Iterable[str]) -> Record:
         except ValidationError as error:
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
-    return Record(tuple(facts))
+    return RolloutRecord(tuple(facts))
 
 
 def readable_facts(lines: Iterable[str]) -> list[Fact]:

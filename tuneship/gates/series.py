@@ -1,7 +1,7 @@
 """Two deployments' metrics answers (§4.5, with or without the extension arrays) -> finished buckets, joined by time.
 
 Takes the raw JSON, because a bare server may send anything: what cannot be counted is `Unusable` (a missing look),
-never another exception and never zero. Absent, null and zero all read as "no requests". Knows no gate and no roll-out.
+never another exception and never zero. Absent, null and zero all read as "no requests". Knows no gate and no rollout.
 Next: `tallies.py` counts for the gates, `frames.py` shows a series as a pandas frame.
 """
 
@@ -33,8 +33,9 @@ _FIELDS: Final = {
     "latency": ("p50", "p95", "p99"),
     "token_usage": ("output", "empty_count"),
 }
+# Counts that older servers keep to themselves; a bucket without a row in a published array had
+# none.
 _OF_CALLERS: Final = ("cancelled_count", "refused_count", "error_callers")
-"""Counts that older servers keep to themselves; a bucket without a row in a published array had none."""
 _WHOLE: Final = frozenset(
     {"request_count", "error_count", "empty_count", "histogram", "in_flight", *_OF_CALLERS}
 )
@@ -46,7 +47,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ArmTraffic:
     """One deployment in one bucket. None means "not published"."""
 
     requests: int = 0
@@ -82,15 +83,15 @@ class Bucket:
     """One finished bucket of both deployments."""
 
     end: datetime
-    baseline: Traffic
-    candidate: Traffic
+    baseline: ArmTraffic
+    candidate: ArmTraffic
 
-    def __getitem__(self, arm: Arm) -> Traffic:
+    def __getitem__(self, arm: Arm) -> ArmTraffic:
         return self.baseline if arm == "baseline" else self.candidate
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlightAges:
     """Requests of one deployment that are still being answered at `Series.at`: how many have which age at most."""
 
     edges_ms: tuple[float, ...]
@@ -107,7 +108,7 @@ class InFlight:
 
 
 @dataclass(frozen=True)
-class Series:
+class RolloutSeries:
     """What one look knows, by the service's clock: finished buckets, ascending, and how fresh each arm is."""
 
     buckets: tuple[Bucket, ...]
@@ -118,7 +119,9 @@ class Series:
     edges_ms: Mapping[Arm, tuple[float, ...] | None]
     counts_empty: bool
     """No arm that had requests keeps its `empty_count` to itself."""
-    in_flight: Mapping[Arm, InFlight | None] = field(default_factory=dict[Arm, InFlight | None])
+    in_flight: Mapping[Arm, InFlightAges | None] = field(
+        default_factory=dict[Arm, InFlightAges | None]
+    )
     """What each arm is still answering; None: not published."""
 
     @property
@@ -137,7 +140,9 @@ class Series:
     def digest(self) -> str:
         """SHA-256 of the finished buckets: equal digests, equal numbers."""
         edges = repr(sorted(self.edges_ms.items()))
-        text = f"({self.buckets!r}, {edges})"
+        # The digests of earlier records were made when the class had the shorter name.
+        buckets = repr(self.buckets).replace(f"{ArmTraffic.__name__}(", "Traffic(")
+        text = f"({buckets}, {edges})"
         of_callers = [bucket[arm].of_callers for bucket in self.buckets for arm in ARMS]
         if any(counts != (None, None, None) for counts in of_callers):
             text += repr(of_callers)
@@ -151,13 +156,13 @@ def first_after(buckets: Sequence[Bucket], moment: datetime | None) -> int:
     return bisect_right(buckets, moment, key=lambda bucket: bucket.end)
 
 
-def read_series(baseline: Json | None, candidate: Json | None, interval: str) -> Series:
+def read_series(baseline: Json | None, candidate: Json | None, interval: str) -> RolloutSeries:
     """Join the answers to `GET .../metrics` of both deployments; None stands for a call that failed.
 
     Raises `Unusable`. A bucket counts once both answers call it finished.
     """
     seconds = interval_seconds(interval)
-    arms: dict[Arm, _Answer] = {
+    arms: dict[Arm, _ArmAnswer] = {
         "baseline": _read_answer(baseline, seconds, "baseline"),
         "candidate": _read_answer(candidate, seconds, "candidate"),
     }
@@ -171,7 +176,7 @@ def read_series(baseline: Json | None, candidate: Json | None, interval: str) ->
     )
     if any(bucket.baseline.unvalued and bucket.candidate.unvalued for bucket in buckets):
         raise Unusable("throughput is null in both deployments")
-    return Series(
+    return RolloutSeries(
         buckets=buckets,
         at=max(answer.end_time for answer in arms.values()),
         newest={arm: start + length if (start := arms[arm].newest) else None for arm in ARMS},
@@ -186,27 +191,27 @@ def read_series(baseline: Json | None, candidate: Json | None, interval: str) ->
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _ArmAnswer:
     """One deployment's answer. A bucket that cannot be counted keeps its reason until somebody needs it."""
 
-    traffic: Mapping[datetime, Traffic | str]
+    traffic: Mapping[datetime, ArmTraffic | str]
     edges_ms: tuple[float, ...] | None
     end_time: datetime
     finished_until: datetime
     newest: datetime | None
-    in_flight: InFlight | None
+    in_flight: InFlightAges | None
 
-    def counted(self, start: datetime) -> Traffic:
+    def counted(self, start: datetime) -> ArmTraffic:
         traffic = self.traffic.get(start, _NOTHING)
         if isinstance(traffic, str):
             raise Unusable(traffic)
         return traffic
 
 
-_NOTHING: Final = Traffic()
+_NOTHING: Final = ArmTraffic()
 
 
-def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
+def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _ArmAnswer:
     if answer is None:
         raise Unusable(f"no metrics of the {arm}")
     bodies = _mapping(answer.get("metrics"), "metrics")
@@ -220,7 +225,7 @@ def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
         start for metric in rows.values() for start, row in metric.items() if not row["complete"]
     ]
     rates = {start: row["requests_per_second"] for start, row in rows["throughput"].items()}
-    return _Answer(
+    return _ArmAnswer(
         traffic={
             start: _traffic(
                 {name: metric.get(start, {}) for name, metric in rows.items()}, seconds, published
@@ -235,7 +240,7 @@ def _read_answer(answer: Json | None, seconds: int, arm: Arm) -> _Answer:
     )
 
 
-def _traffic(row: Mapping[str, Json], seconds: int, published: frozenset[str]) -> Traffic | str:
+def _traffic(row: Mapping[str, Json], seconds: int, published: frozenset[str]) -> ArmTraffic | str:
     """Counts of one bucket from its rows in the four metrics, or why they cannot be had."""
     errors, latency, usage = row["error_rate"], row["latency"], row["token_usage"]
     rate = row["throughput"].get("requests_per_second")
@@ -255,7 +260,7 @@ def _traffic(row: Mapping[str, Json], seconds: int, published: frozenset[str]) -
         for name in _OF_CALLERS
     )
     p50, p95, p99 = (latency.get(name) for name in _FIELDS["latency"])
-    return Traffic(
+    return ArmTraffic(
         requests=requests,
         errors=int(failed),
         empty=None if (empty := usage.get("empty_count")) is None else int(empty),
@@ -269,7 +274,7 @@ def _traffic(row: Mapping[str, Json], seconds: int, published: frozenset[str]) -
     )
 
 
-def _in_flight(snapshot: object) -> InFlight | None:
+def _in_flight(snapshot: object) -> InFlightAges | None:
     """The requests that are still being answered, by age. None where the server does not publish them."""
     ages = _mapping(snapshot, "in_flight").get("ages_ms")
     if ages is None:
@@ -277,7 +282,7 @@ def _in_flight(snapshot: object) -> InFlight | None:
     edges = _edges({"histogram": ages})
     if edges is None:
         return None
-    return InFlight(edges, _cumulative(_mapping(ages, "in_flight").get("counts"), len(edges)))
+    return InFlightAges(edges, _cumulative(_mapping(ages, "in_flight").get("counts"), len(edges)))
 
 
 def _rows(name: str, body: Json) -> dict[datetime, Json]:

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 from tuneship.gates.evidence import log_sum_exp
 from tuneship.gates.record import Mark
-from tuneship.gates.series import Bucket, Traffic, first_after
+from tuneship.gates.series import ArmTraffic, Bucket, first_after
 
+# Share of the candidate's requests that may be missing.
 TOLERANCE = 0.02
-"""Share of the candidate's requests that may be missing."""
 LOG_MISMATCH = math.log(100.0)
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
@@ -48,7 +48,7 @@ def drawn_requests(
     return found
 
 
-def _counted(traffic: Traffic) -> int | None:
+def _counted(traffic: ArmTraffic) -> int | None:
     if traffic.cancelled is None or traffic.refused is None:
         return None if traffic.requests else 0
     return traffic.requests + traffic.cancelled + traffic.refused

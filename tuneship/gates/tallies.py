@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.gates.evidence import LOOKS_PER_TERM, Counts
-from tuneship.gates.kinds import GATES, Measured
+from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts
+from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.record import (
     ApprovalAsked,
     Fact,
@@ -16,10 +16,10 @@ from tuneship.gates.record import (
     Mark,
     Phase,
     Probed,
-    Record,
+    RolloutRecord,
     SplitConfirmed,
 )
-from tuneship.gates.series import Bucket, Series, Traffic, Unusable, first_after
+from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries, Unusable, first_after
 
 LATENCY_GATES = ("slow", "very_slow")
 
@@ -28,27 +28,27 @@ LATENCY_GATES = ("slow", "very_slow")
 class Tally:
     """Counts of one gate in time order, as far as the present phase tests them."""
 
-    counts: tuple[Counts, ...]
-    """Since the roll-out began; where the candidate has all traffic, since then."""
-    heard: tuple[Counts, ...]
+    counts: tuple[BucketCounts, ...]
+    """Since the rollout began; where the candidate has all traffic, since then."""
+    heard: tuple[BucketCounts, ...]
     """The same without the latency of warm-up looks."""
-    distinct: tuple[Counts, ...]
+    distinct: tuple[BucketCounts, ...]
     """The counts with the candidate's failures of one caller in one bucket as one failure."""
     starts: tuple[int, ...]
     """Index of the first bucket of each term of this phase."""
 
-    live: tuple[Counts, ...] | None = None
+    live: tuple[BucketCounts, ...] | None = None
     """Where the candidate has all traffic: what both deployments served before."""
 
     @property
-    def warning(self) -> tuple[Counts, ...]:
+    def warning(self) -> tuple[BucketCounts, ...]:
         """The counts for the early warning, which has no defence of its own against bursts and cold starts."""
         return self.distinct if self.heard is self.counts else self.heard
 
 
 @dataclass(frozen=True)
 class Span:
-    """Buckets of the roll-out: those before the bake, where a live baseline answers, and those of the bake."""
+    """Buckets of the rollout: those before the bake, where a live baseline answers, and those of the bake."""
 
     compared: tuple[Bucket, ...]
     baked: tuple[Bucket, ...]
@@ -58,7 +58,7 @@ class Span:
         return self.compared + self.baked
 
 
-def span(series: Series, record: Record) -> Span:
+def span(series: RolloutSeries, record: RolloutRecord) -> Span:
     """Cut the series at the first split and at the 100 % split."""
     marks = record.step_marks()
     buckets = series.buckets
@@ -76,7 +76,7 @@ def token_ratio(buckets: Sequence[Bucket]) -> float | None:
     return candidate / baseline
 
 
-def _tokens(traffic: Sequence[Traffic]) -> float | None:
+def _tokens(traffic: Sequence[ArmTraffic]) -> float | None:
     known = [one for one in traffic if one.output_tokens is not None]
     requests = sum(one.requests for one in known)
     return sum(one.output_tokens or 0.0 for one in known) / requests if requests else None
@@ -84,15 +84,15 @@ def _tokens(traffic: Sequence[Traffic]) -> float | None:
 
 def tally(
     gate: Gate,
-    record: Record,
-    measured: Measured,
+    record: RolloutRecord,
+    measured: Published,
     *,
     warm: frozenset[datetime] = frozenset(),
     by_caller: bool = False,
 ) -> Tally:
     """Counts of one gate. Raises `Unusable` where they are gone.
 
-    `measured.buckets` are all of the roll-out's. `warm`: ends of those in which latency is not weighed. `by_caller`:
+    `measured.buckets` are all of the rollout's. `warm`: ends of those in which latency is not weighed. `by_caller`:
     a caller's repeated failures are told apart.
     """
     if gate.source == "probes":
@@ -108,7 +108,7 @@ def tally(
     heard = distinct = counts
     if warm and gate.name in LATENCY_GATES:
         heard = tuple(
-            Counts(0, 0) if bucket.end in warm else one
+            BucketCounts(0, 0) if bucket.end in warm else one
             for bucket, one in zip(buckets, counts, strict=True)
         )
     if by_caller and gate.name == "error":
@@ -118,7 +118,7 @@ def tally(
     return Tally(counts, heard, distinct, starts, live)
 
 
-def one_per_caller(bucket: Bucket, counts: Counts) -> Counts:
+def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
     """The counts with the candidate's failures of one caller as one failure, where callers are counted."""
     callers = bucket.candidate.error_callers
     if callers is None or callers >= counts.x_c:
@@ -126,7 +126,7 @@ def one_per_caller(bucket: Bucket, counts: Counts) -> Counts:
     return counts._replace(n_c=counts.n_c - counts.x_c + callers, x_c=callers)
 
 
-def warm_up(buckets: Sequence[Bucket], record: Record, looks: int) -> frozenset[datetime]:
+def warm_up(buckets: Sequence[Bucket], record: RolloutRecord, looks: int) -> frozenset[datetime]:
     """Ends of the buckets that the first `looks` looks with new data after each increase brought, this one included."""
     if not looks or not buckets:
         return frozenset()
@@ -141,11 +141,11 @@ def warm_up(buckets: Sequence[Bucket], record: Record, looks: int) -> frozenset[
     return frozenset(warm)
 
 
-def _probe_tally(gate: Gate, record: Record) -> Tally:
+def _probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
     probes = [(mark.looks, fact) for fact, mark in record.marked() if isinstance(fact, Probed)]
     baked_from = record.step_marks().get(100, Mark(None, len(record.looks) + 1)).looks
     counts = [
-        Counts(
+        BucketCounts(
             p.candidate_requests - p.candidate_failed,
             _bad_answers(p.candidate_bad, gate, p.candidate_requests),
             p.baseline_requests - p.baseline_failed,
@@ -168,7 +168,7 @@ def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:
     return bad.get(gate.name, 0)
 
 
-def term_marks(record: Record) -> list[Mark]:
+def term_marks(record: RolloutRecord) -> list[Mark]:
     """Where the terms of the present phase start: each compared step; in a wait or a bake every fifth look."""
     phase = record.phase  # derived from all facts, so ask once and not once a look
     if phase is Phase.COMPARE:

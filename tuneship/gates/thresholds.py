@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from tuneship.gates.latency import has_latency, median_p95_ms
 from tuneship.gates.plan import Thresholds
 from tuneship.gates.record import ThresholdReading
-from tuneship.gates.series import Bucket, Series, Traffic
+from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 
 def read_thresholds(
-    thresholds: Thresholds | None, series: Series, buckets: Sequence[Bucket]
+    thresholds: Thresholds | None, series: RolloutSeries, buckets: Sequence[Bucket]
 ) -> tuple[ThresholdReading, ...]:
     """Every threshold that is on, its limit beside its value, over the newest of the step's buckets with requests.
 
@@ -36,18 +36,18 @@ def read_thresholds(
     )
 
 
-def _errors(newest: Sequence[Traffic]) -> float | None:
+def _errors(newest: Sequence[ArmTraffic]) -> float | None:
     return _percentage(sum(one.errors for one in newest), sum(one.requests for one in newest))
 
 
-def _empty(newest: Sequence[Traffic]) -> float | None:
+def _empty(newest: Sequence[ArmTraffic]) -> float | None:
     served = [one for one in newest if one.served]
     if any(one.empty is None for one in served):
         return None
     return _percentage(sum(one.empty or 0 for one in served), sum(one.served for one in served))
 
 
-def _p95_ms(series: Series, newest: Sequence[Traffic]) -> float | None:
+def _p95_ms(series: RolloutSeries, newest: Sequence[ArmTraffic]) -> float | None:
     known = [one for one in newest if one.served]
     if not known or not all(has_latency(one) for one in known):
         return None

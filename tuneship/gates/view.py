@@ -1,4 +1,4 @@
-"""What the rules of one look see: the roll-out's state, the gates' readings, and how sound the data are.
+"""What the rules of one look see: the rollout's state, the gates' readings, and how sound the data are.
 
 Pure and recomputed from the start at every look. Next: `canary.py` holds the rules.
 """
@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tuneship.gates import readings, tallies
 from tuneship.gates.formula import formula_of
-from tuneship.gates.kinds import Measured
+from tuneship.gates.kinds import Published
 from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
@@ -20,22 +20,22 @@ from tuneship.gates.record import (
     Look,
     Phase,
     Probed,
-    Record,
+    RolloutRecord,
     ThresholdReading,
 )
-from tuneship.gates.series import ARMS, Arm, Bucket, Series, Unusable, first_after
+from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
 from tuneship.gates.thresholds import read_thresholds
 
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
 LIKELY_REQUESTS = 20
+# A request is hanging when it is older than 10 s and than 5 x the very slow limit.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
-"""A request is hanging when it is older than 10 s and than 5 x the very slow limit."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeploymentState:
     """A deployment as just read: its `status` ("missing" for 404, None when it could not be asked) and its replicas."""
 
     status: str | None
@@ -47,12 +47,12 @@ class View:
     """Everything the rules look at."""
 
     plan: CanaryPlan
-    record: Record
-    series: Series | None
+    record: RolloutRecord
+    series: RolloutSeries | None
     missing: str | None
     standing: bool
-    baseline: Seen
-    candidate: Seen
+    baseline: DeploymentState
+    candidate: DeploymentState
     gates: tuple[GateReading, ...]
     limits: LatencyLimits | None
     tokens: float | None
@@ -179,11 +179,11 @@ def error_share(buckets: Sequence[Bucket], arm: Arm) -> float:
 
 
 def make_view(
-    series: Series | str,
-    baseline: Seen,
-    candidate: Seen,
+    series: RolloutSeries | str,
+    baseline: DeploymentState,
+    candidate: DeploymentState,
     plan: CanaryPlan,
-    record: Record,
+    record: RolloutRecord,
     recorded: Look | None = None,
 ) -> View:
     """What the rules look at. `recorded`: the look that is decided again, for what only that moment could tell."""
@@ -221,7 +221,9 @@ def make_view(
         return replace(view, series=None, missing=str(unusable), standing=False)
 
 
-def _hanging(view: View, series: Series, recorded: Look | None) -> Mapping[Arm, tuple[int, ...]]:
+def _hanging(
+    view: View, series: RolloutSeries, recorded: Look | None
+) -> Mapping[Arm, tuple[int, ...]]:
     """Who waits too long now. A snapshot is of its moment, so a look that is decided again brings its own."""
     if recorded is not None:
         return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
@@ -252,7 +254,7 @@ def _by_arrival(
     return tuple(found)
 
 
-def _reading(view: View, series: Series, gate: Gate) -> GateReading:
+def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
     limits = readings.limits_of(view.plan, gate.name)
     if gate.state != "active" or limits is None:
         state = gate.state if gate.state != "active" else "not_evaluated"
@@ -270,14 +272,14 @@ def _reading(view: View, series: Series, gate: Gate) -> GateReading:
     counts = tallies.tally(
         gate,
         view.record,
-        Measured(series, view.span.all, view.limits, scale, view.hanging),
+        Published(series, view.span.all, view.limits, scale, view.hanging),
         warm=view.warm,
         by_caller=view.formula >= 2,
     )
     return readings.read_gate(gate, limits, counts, stage)
 
 
-def _lost_data(series: Series, record: Record) -> str | None:
+def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
     """A null where there was a value before, or a source of counts that fell silent."""
     last = record.looks[-1] if record.looks else None
     if last is not None:
@@ -292,8 +294,8 @@ def _lost_data(series: Series, record: Record) -> str | None:
     return None
 
 
-def _stands_still(view: View, series: Series) -> bool:
-    """A throughput series of this roll-out stopped, although a newer bucket was due or the clock itself stopped."""
+def _stands_still(view: View, series: RolloutSeries) -> bool:
+    """A throughput series of this rollout stopped, although a newer bucket was due or the clock itself stopped."""
     last = view.record.looks[-1] if view.record.looks else None
     if last is None:
         return False
@@ -315,7 +317,7 @@ def _stands_still(view: View, series: Series) -> bool:
     return stands("candidate") and _expected_requests(view, series) >= LIKELY_REQUESTS
 
 
-def _expected_requests(view: View, series: Series) -> float:
+def _expected_requests(view: View, series: RolloutSeries) -> float:
     """Requests that the candidate should have had since its newest bucket, had it been asked like before."""
     newest = series.newest["candidate"]
     cut = first_after(view.span.all, newest)

@@ -3,7 +3,7 @@
 Pure. Within the first day every stretch is compared with the hours before it (hour 2 with hour 1, hours 3 and 4 with
 hours 1 and 2, ...); from then on each day with the first one, quarter hour with the same quarter hour, so that what
 comes back every day is no finding. Each stretch is a test of its own that may be looked at at any time (`evidence.py`),
-and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/watch.py` asks and tells.
+and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/upkeep/watch.py` asks and tells.
 """
 
 import math
@@ -14,20 +14,33 @@ from itertools import count
 from typing import Final
 
 from tuneship.gates import evidence
-from tuneship.gates.evidence import Counts, Limits, Term
-from tuneship.gates.kinds import GATES, Measured
+from tuneship.gates.evidence import BucketCounts, Limits, Term
+from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.latency import freeze_limits, has_latency
-from tuneship.gates.series import Arm, Bucket, Json, Series, Traffic, Unusable, read_series
+from tuneship.gates.series import (
+    Arm,
+    ArmTraffic,
+    Bucket,
+    Json,
+    RolloutSeries,
+    Unusable,
+    read_series,
+)
 from tuneship.gates.tallies import one_per_caller
 
+# Chance that a deployment which stays as it was is ever reported, for whatever finding.
 ALPHA: Final = 0.05
-"""Chance that a deployment which stays as it was is ever reported, for whatever finding."""
 INTERVAL: Final = "15m"
 QUARTER, DAY = timedelta(minutes=15), timedelta(days=1)
+# In quarter hours.
 HOUR_LONG, DAY_LONG = 4, 96
-"""In quarter hours."""
+# A stretch is weighed from so many moments on, so that its good beginning does not hide a bad
+# end.
 STARTS: Final = 24
-"""A stretch is weighed from so many moments on, so that its good beginning does not hide a bad end."""
+# By gate: the share allowed as a multiple of the first day's, and the share always allowed.
+#
+# Wider than a rollout's: days differ, and a person is called. The latency limits let pass what a
+# busier day brings (all answers 1.6 times as slow) and find twice as slow.
 LIMITS: Final[Mapping[str, Limits]] = {
     name: Limits(ratio, harm, harm)
     for name, ratio, harm in (
@@ -39,10 +52,6 @@ LIMITS: Final[Mapping[str, Limits]] = {
         ("refused", 3.0, 0.05),
     )
 }
-"""By gate: the share allowed as a multiple of the first day's, and the share always allowed.
-
-Wider than a roll-out's: days differ, and a person is called. The latency limits let pass what a busier day brings (all
-answers 1.6 times as slow) and find twice as slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class WatchReading:
     """One gate in one stretch: shares now and then, and how strongly they speak against what serves now."""
 
     gate: str
@@ -95,7 +104,7 @@ class Reading:
 class Weighed:
     """What could be weighed, and why something could not."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[WatchReading, ...]
     unusable: Mapping[str, str]
     """Reason by gate."""
 
@@ -142,7 +151,7 @@ def weigh(first: Json | None, recent: Json | None, began: datetime, now: datetim
     then, lately = (read_series(answer, answer, INTERVAL) for answer in (first, recent))
     pair = _Pair(then, lately, _by_number(then, began), _by_number(lately, began), began)
     unusable: dict[str, str] = {}
-    readings: list[Reading] = []
+    readings: list[WatchReading] = []
     for stretch in stretches(began, now):
         measured = pair.measured(stretch)
         for name in LIMITS:
@@ -154,7 +163,7 @@ def weigh(first: Json | None, recent: Json | None, began: datetime, now: datetim
     return Weighed(tuple(readings), unusable)
 
 
-def _by_number(series: Series, began: datetime) -> dict[int, Traffic]:
+def _by_number(series: RolloutSeries, began: datetime) -> dict[int, ArmTraffic]:
     return {(b.end - began) // QUARTER - 1: b.candidate for b in series.buckets}
 
 
@@ -162,13 +171,13 @@ def _by_number(series: Series, began: datetime) -> dict[int, Traffic]:
 class _Pair:
     """The first day as the baseline of now."""
 
-    then: Series
-    lately: Series
-    first: Mapping[int, Traffic]
-    recent: Mapping[int, Traffic]
+    then: RolloutSeries
+    lately: RolloutSeries
+    first: Mapping[int, ArmTraffic]
+    recent: Mapping[int, ArmTraffic]
     began: datetime
 
-    def measured(self, stretch: Stretch) -> Measured:
+    def measured(self, stretch: Stretch) -> Published:
         """The stretch beside the hours that it is compared with, which set the latency limits, too."""
         ends = min(stretch.end, max(self.recent, default=-1) + 1)
         buckets = [self._bucket(number, stretch) for number in range(stretch.start, ends)]
@@ -179,15 +188,17 @@ class _Pair:
         }
         series = replace(self.lately, edges_ms=edges)
         answered = [b for b in whole if b.baseline.served and has_latency(b.baseline)]
-        return Measured(series, buckets, freeze_limits(series, answered) if answered else None, 1.0)
+        return Published(
+            series, buckets, freeze_limits(series, answered) if answered else None, 1.0
+        )
 
     def _bucket(self, number: int, stretch: Stretch) -> Bucket:
-        then = self.first.get(number - stretch.start, Traffic())
+        then = self.first.get(number - stretch.start, ArmTraffic())
         end = self.began + (number + 1) * QUARTER
-        return Bucket(end, then, self.recent.get(number, Traffic()))
+        return Bucket(end, then, self.recent.get(number, ArmTraffic()))
 
 
-def _read(name: str, stretch: Stretch, measured: Measured, began: datetime) -> Reading:
+def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> WatchReading:
     kind = GATES[name]
     if kind.count is None:
         raise Unusable(f"the service publishes no counts for the gate {name}")
@@ -197,7 +208,7 @@ def _read(name: str, stretch: Stretch, measured: Measured, began: datetime) -> R
     if name == "error":  # one caller's repeated failures never decide in a single quarter hour
         distinct = list(map(one_per_caller, measured.buckets, counts))
         alone = _evidence(distinct, LIMITS[name], stretch)
-    return Reading(
+    return WatchReading(
         gate=name,
         reason=kind.reason,
         begins=began + stretch.start * QUARTER,
@@ -212,7 +223,7 @@ def _read(name: str, stretch: Stretch, measured: Measured, began: datetime) -> R
     )
 
 
-def _evidence(counts: Sequence[Counts], limits: Limits, stretch: Stretch) -> evidence.Harm:
+def _evidence(counts: Sequence[BucketCounts], limits: Limits, stretch: Stretch) -> evidence.Harm:
     """From equally spaced starts with equal weights; a start that is still to come counts once."""
     length = stretch.end - stretch.start
     starts = range(0, length, max(1, length // STARTS))

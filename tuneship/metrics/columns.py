@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.metrics.windows import LONGEST_MS, MAPPING, SHORTEST_MS, Window
+from tuneship.metrics.windows import LONGEST_MS, MAPPING, SHORTEST_MS, MetricWindow
 
 Records = NDArray[np.void]
 Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
+# Upper edges of the published histogram, 1 ms to 131,072 ms; one more slot counts everything.
 EDGES_MS: tuple[float, ...] = tuple(float(2**power) for power in range(18))
-"""Upper edges of the published histogram, 1 ms to 131,072 ms; one more slot counts everything."""
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COUNTS = ("requests", "errors", "empty", "input", "output")
+# `uncounted`: requests from before the other two and the callers were counted (schema 0007).
 LATER_COUNTS = ("cancelled", "refused", "uncounted")
-"""`uncounted`: requests from before the other two and the callers were counted (schema 0007)."""
 SUMS = (*COUNTS, "latency_sum_ms", *LATER_COUNTS)
 FACTS = np.dtype(
     [
@@ -41,10 +41,10 @@ CALLER = np.dtype("<u4")
 MOST_CALLERS = 256
 
 _LOWEST = MAPPING.key(SHORTEST_MS)
+# Milliseconds of each sketch index, from `_LOWEST` on.
 _VALUES = np.array(
     [MAPPING.value(index) for index in range(_LOWEST, MAPPING.key(LONGEST_MS) + 1)], dtype="f8"
 )
-"""Milliseconds of each sketch index, from `_LOWEST` on."""
 _SLOTS = np.searchsorted(np.array(EDGES_MS), _VALUES)
 
 
@@ -93,7 +93,7 @@ def from_stored(stored: Sequence[bytes]) -> Columns:
     )
 
 
-def from_windows(windows: Sequence[Window]) -> Columns:
+def from_windows(windows: Sequence[MetricWindow]) -> Columns:
     """What was counted, before anything is derived from it."""
     facts = np.zeros(len(windows), FACTS)
     for row, window in zip(facts, windows, strict=True):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """The one definition of an error: server failures and timeouts are errors, the other two are counted apart."""
 
     SUCCESS = "success"
@@ -24,7 +24,7 @@ class Observation:
     """Empty when the deployment was called directly."""
     ended_at: float
     """Seconds since the epoch."""
-    outcome: Outcome
+    outcome: RequestOutcome
     latency_ms: float
     """From acceptance to the last token, queueing included."""
     prompt_tokens: int = 0

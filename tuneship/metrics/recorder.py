@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tuneship.metrics.observations import Observation
-from tuneship.metrics.windows import Window
+from tuneship.metrics.windows import MetricWindow
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Recorder:
         """Start empty."""
         self._lock = threading.Lock()
         self._storing = threading.Lock()
-        self._windows: dict[WindowKey, Window] = {}
+        self._windows: dict[WindowKey, MetricWindow] = {}
         self._secret = secrets.token_bytes(32)
 
     def number_of(self, caller: str) -> int:
@@ -48,10 +48,10 @@ class Recorder:
         with self._lock:
             window = self._windows.get(key)
             if window is None:
-                window = self._windows[key] = Window()
+                window = self._windows[key] = MetricWindow()
             window.add(observation)
 
-    def hand_over(self, store: Callable[[Mapping[WindowKey, Window]], None]) -> None:
+    def hand_over(self, store: Callable[[Mapping[WindowKey, MetricWindow]], None]) -> None:
         """Give all windows to `store`, which adds them to what it has; when it raises they are kept.
 
         One hand-over at a time: whoever comes back from here finds stored what was recorded before.
@@ -66,6 +66,6 @@ class Recorder:
             except BaseException:
                 with self._lock:
                     for key, window in taken.items():
-                        window.merge(self._windows.get(key, Window()))
+                        window.merge(self._windows.get(key, MetricWindow()))
                         self._windows[key] = window
                 raise

@@ -10,15 +10,15 @@ from typing import Any
 
 from ddsketch.mapping import LogarithmicMapping  # pyright: ignore[reportMissingTypeStubs]
 
-from tuneship.metrics.observations import Observation, Outcome
+from tuneship.metrics.observations import Observation, RequestOutcome
 
 MAPPING: Any = LogarithmicMapping(relative_accuracy=0.01)
+# Latencies are counted as at least and at most this: an index fits into 16 bits.
 SHORTEST_MS, LONGEST_MS = 0.01, 1e8
-"""Latencies are counted as at least and at most this: an index fits into 16 bits."""
 
 
 @dataclass
-class Window:
+class MetricWindow:
     """What happened in a span. `latencies` maps a sketch index to a count of successful requests."""
 
     request_count: int = 0
@@ -41,16 +41,16 @@ class Window:
 
     def add(self, observation: Observation) -> None:
         """Count one request."""
-        if observation.outcome is Outcome.CANCELLED:
+        if observation.outcome is RequestOutcome.CANCELLED:
             self.cancelled_count += 1
             return
-        if observation.outcome is Outcome.REFUSED:
+        if observation.outcome is RequestOutcome.REFUSED:
             self.refused_count += 1
             return
         self.request_count += 1
         self.input_tokens += observation.prompt_tokens
         self.output_tokens += observation.completion_tokens
-        if observation.outcome is Outcome.SERVER_ERROR:
+        if observation.outcome is RequestOutcome.SERVER_ERROR:
             self.error_count += 1
             if observation.caller is not None:
                 self.error_callers.add(observation.caller)
@@ -60,7 +60,7 @@ class Window:
         index = MAPPING.key(min(max(observation.latency_ms, SHORTEST_MS), LONGEST_MS))
         self.latencies[index] = self.latencies.get(index, 0) + 1
 
-    def merge(self, other: "Window") -> None:
+    def merge(self, other: "MetricWindow") -> None:
         """Add another window's counts."""
         self.request_count += other.request_count
         self.error_count += other.error_count
@@ -75,9 +75,9 @@ class Window:
             self.latencies[index] = self.latencies.get(index, 0) + count
 
 
-def merged(windows: Iterable[Window]) -> Window:
+def merged(windows: Iterable[MetricWindow]) -> MetricWindow:
     """One window over all of them."""
-    total = Window()
+    total = MetricWindow()
     for window in windows:
         total.merge(window)
     return total

@@ -1,6 +1,6 @@
 """What an intruder in a worker would try: `python -m tuneship.runtime.intrusion TARGETS` tries all of it.
 
-Two lists of ways: `ways_out.py` and `ways_into_processes.py`. The service has a worker try them at every start
+Two lists of ways: `escapes.py` and `process_attacks.py`. The service has a worker try them at every start
 (`service/isolation.py`); the tests try them from workers of every kind, and without isolation, where they must succeed.
 Each attempt runs in a child process of its own. Nothing is harmed where one succeeds: what could be changed is a decoy
 or is set to what it was, and calls that only root may make get arguments that are refused for another reason.
@@ -14,12 +14,12 @@ import signal
 import sys
 from collections.abc import Callable
 
+from tuneship.runtime.escapes import ON_TARGETS
 from tuneship.runtime.intrusion_targets import Targets
-from tuneship.runtime.ways_into_processes import ON_PROCESSES
-from tuneship.runtime.ways_out import ON_TARGETS
+from tuneship.runtime.process_attacks import ON_PROCESSES
 
+# For one attempt.
 PATIENCE_S = 20
-"""For one attempt."""
 WAYS = len(ON_TARGETS) + len(ON_PROCESSES)
 
 

@@ -38,12 +38,12 @@ MODE_FILTER = 2
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITIES_V3 = 0x20080522
 LAST_CAPABILITY = 63
+# Version of Landlock that keeps signals in.
 SIGNALS_SINCE = 6
-"""Version of Landlock that keeps signals in."""
 
 
+# Version of what closes files to this process; 0: nothing does.
 _landlock = 0
-"""Version of what closes files to this process; 0: nothing does."""
 
 
 class CannotIsolate(Exception):

@@ -29,10 +29,10 @@ ASK_FOR_VERSION, PATH_BENEATH = 1, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 MAKE_SYMLINK, REFER, TRUNCATE, DEVICE_COMMAND = 1 << 12, 1 << 13, 1 << 14, 1 << 15
+# The rights to files, by the version that brought them.
 KNOWN_SINCE = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: DEVICE_COMMAND}
-"""The rights to files, by the version that brought them."""
+# Rights that a rule for a file may name; the others are for folders.
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | DEVICE_COMMAND
-"""Rights that a rule for a file may name; the others are for folders."""
 BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
 
 READ = READ_FILE | READ_DIR
@@ -41,9 +41,9 @@ WRITE = (
 )  # fmt: skip
 DEVICE = READ | WRITE_FILE | DEVICE_COMMAND
 
+# Libraries of the system, and what it tells about itself. Memory, environment and descriptors of
+# processes outside stay closed although they lie below /proc, and so does whatever needs writing.
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store", "/proc")
-"""Libraries of the system, and what it tells about itself. Memory, environment and descriptors of processes outside
-stay closed although they lie below /proc, and so does whatever needs writing."""
 HARDWARE = (
     "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/sys/fs/cgroup", "/sys/kernel/mm"
 )  # fmt: skip
@@ -53,8 +53,8 @@ CONFIGURATION = (
     "/etc/ssl/certs", "/etc/pki/tls/openssl.cnf",
 )  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Patterns below /dev: without them no GPU can be used.
 ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/render*", "kfd", "dxg")
-"""Patterns below /dev: without them no GPU can be used."""
 
 PACKAGE = Path(__file__).parents[1]
 

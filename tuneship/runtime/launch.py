@@ -19,9 +19,9 @@ from tuneship.runtime.isolation import hide, isolate
 from tuneship.runtime.landlock import Places
 
 PR_SET_PDEATHSIG = 1
+# All is given up, or the worker does not start; as much as the host can do; nothing, for programs
+# of others; what the worker is that starts this one.
 ISOLATED, WEAKLY_ISOLATED, OPEN, INHERITED = "isolated", "weakly-isolated", "open", "inherited"
-"""All is given up, or the worker does not start; as much as the host can do; nothing, for programs of others; what the
-worker is that starts this one."""
 READ, WRITE = "--read=", "--write="
 
 

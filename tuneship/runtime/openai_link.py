@@ -1,8 +1,8 @@
 """The way to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
 
-It obeys `ReplicaLink` of `groups.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds to that API:
-`return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it runs. Who starts
-the server: `vllm.py`.
+It obeys `ReplicaLink` of `replica_protocol.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds to
+that API: `return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it
+runs. Who starts the server: `vllm.py`.
 """
 
 import asyncio
@@ -16,27 +16,28 @@ from typing import Any, cast
 
 import httpx
 
-from tuneship.runtime.workers import Worker
-from tuneship.sealing import read_plain
-from tuneship.serving.line import (
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.worker_protocol import Worker
+from tuneship.security.sealed_files import read_plain
+from tuneship.serving.replica_client import (
     ANSWER_S,
     FinishReason,
     GenerateRequest,
-    Generation,
     ReplicaLost,
     ReplicaRefused,
     ServingError,
+    TokenStream,
 )
-from tuneship.threads import Threads
 
 logger = logging.getLogger(__name__)
 
+# The name under which the server serves the base model; an adapter's name is a model id, which
+# has colons.
 BASE = "base"
-"""The name under which the server serves the base model; an adapter's name is a model id, which has colons."""
+# Of one event; the first one may repeat a prompt of a million tokens.
 LINE_BYTES = 8 << 20
-"""Of one event; the first one may repeat a prompt of a million tokens."""
+# No vocabulary is larger; a tokenizer cannot even be asked for what is.
 TOKENS = 1 << 31
-"""No vocabulary is larger; a tokenizer cannot even be asked for what is."""
 LOOK_EVERY_S = 0.1
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"
@@ -50,7 +51,7 @@ class OpenAiLink:
         self._client = client
         self._worker = worker
         self._folder = folder
-        self._under_way: dict[asyncio.Task[None], Generation] = {}
+        self._under_way: dict[asyncio.Task[None], TokenStream] = {}
         self._is_closed = False
         self._threads = Threads("files of a replica", 2)
 
@@ -114,9 +115,9 @@ class OpenAiLink:
         running = int(counts.get(RUNNING, self.under_way))
         return {"running": running, "waiting": int(counts.get(WAITING, 0))}
 
-    def generate(self, request: GenerateRequest) -> Generation:
+    def generate(self, request: GenerateRequest) -> TokenStream:
         """Start at once; what goes wrong is raised by the iteration. Closing it hangs up, which ends it over there."""
-        generation = Generation(lambda: task.cancel())  # noqa: PLW0108 - the task is made below
+        generation = TokenStream(lambda: task.cancel())  # noqa: PLW0108 - the task is made below
         task = asyncio.create_task(self._follow(request, generation))
         self._under_way[task] = generation
         task.add_done_callback(self._ended)
@@ -149,7 +150,7 @@ class OpenAiLink:
         except httpx.HTTPError as error:
             raise ReplicaLost(f"the server did not answer: {type(error).__name__}") from error
 
-    async def _follow(self, request: GenerateRequest, generation: Generation) -> None:
+    async def _follow(self, request: GenerateRequest, generation: TokenStream) -> None:
         """Tell the generation what the server streams; `_ended` tells it what is raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
@@ -193,7 +194,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 async def _read(
-    answer: httpx.Response, request: GenerateRequest, generation: Generation
+    answer: httpx.Response, request: GenerateRequest, generation: TokenStream
 ) -> FinishReason:
     """Pass tokens on until the stream's own end. Raises `ValueError` and the like for what is no completion."""
     reason: FinishReason | None = None

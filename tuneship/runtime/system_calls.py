@@ -17,15 +17,17 @@ LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY, MASK, RETURN = (
     0x54,
     0x06,
 )
+# Where `struct seccomp_data` holds the number of the call, the architecture and six arguments of
+# eight bytes.
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
-"""Where `struct seccomp_data` holds the number of the call, the architecture and six arguments of eight bytes."""
+# Calls from here on are the same ones by a second numbering (x86-64 only).
 X32 = 0x4000_0000
-"""Calls from here on are the same ones by a second numbering (x86-64 only)."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
+# Code, how many instructions to skip when true, how many when false, operand.
 Instruction = tuple[int, int, int, int]
-"""Code, how many instructions to skip when true, how many when false, operand."""
 
+# By their numbers on x86-64 and on arm64; None: the processor has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Sockets. A pair of connected ones may be made (below); its ends are written to like files.
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242), "bind": (49, 200),
@@ -64,17 +66,16 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
 }  # fmt: skip
-"""By their numbers on x86-64 and on arm64; None: the processor has no such call."""
 
 UNIX, STREAM = 1, 1
+# Mask of a socket's type without its two flags.
 ANY_BUT_CLOSE_AND_NONBLOCK = 0xFFFF_FFFF ^ 0o2004000
-"""Mask of a socket's type without its two flags."""
+# Flags of `clone` that make new ones.
 NAMESPACES = 0x7E02_0000
-"""Flags of `clone` that make new ones."""
+# Commands of `fcntl` after which the kernel signals a chosen process in this one's name.
 SET_OWNER = (8, 15)
-"""Commands of `fcntl` after which the kernel signals a chosen process in this one's name."""
+# Typing into a terminal (two), the owner of a socket (two), the flags of a file (two).
 IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902, 0x4008_6602, 0x401C_5820)
-"""Typing into a terminal (two), the owner of a socket (two), the flags of a file (two)."""
 QUERY = 0xFFFF_FFFF
 
 
@@ -103,8 +104,9 @@ def unless(load: Instruction, values: tuple[int, ...]) -> list[Instruction]:
     return [load, *tests, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
 
 
+# The first argument is a process; 0 is the calling one.
 ON_ITSELF = only_if((low(0), 0))
-"""The first argument is a process; 0 is the calling one."""
+# By their numbers on x86-64 and on arm64: what decides.
 CONDITIONAL: dict[str, tuple[int, int, list[Instruction]]] = {
     # Without an address. A datagram socket would take one to any listener, also one of a connected pair.
     "sendto": (44, 206, only_if((low(4), 0), (high(4), 0))),
@@ -126,7 +128,6 @@ CONDITIONAL: dict[str, tuple[int, int, list[Instruction]]] = {
     "utimensat": (280, 88, only_if((low(1), 0), (high(1), 0))),
     "personality": (135, 92, only_if((low(0), QUERY))),
 }  # fmt: skip
-"""By their numbers on x86-64 and on arm64: what decides."""
 SIGNALS: dict[str, tuple[int, int]] = {
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),

@@ -1,6 +1,6 @@
 """Replicas that are vLLM servers, for hosts with a GPU: one process group per replica, any number of adapters in it.
 
-Not run on a GPU by this project; `tests/runtime/test_vllm.py` says what it was tried with. The server listens on a
+Not run on a GPU by this project; `tests/unit/runtime/test_vllm.py` says what it was tried with. The server listens on a
 socket in a private folder and nowhere else, wants a random key even there, and is told to log no request: vLLM's own
 key guards `/v1` only, and loading adapters at run time is meant for trusted callers. See `openai_link.py`.
 """
@@ -17,18 +17,19 @@ from pathlib import Path
 
 import httpx
 
-from tuneship.runtime.groups import OpenedReplica, OpenReplica
 from tuneship.runtime.openai_link import BASE, OpenAiLink
-from tuneship.runtime.workers import Runtime, Worker, WorkerSpec
-from tuneship.serving.line import ReplicaLost, ReplicaRefused
+from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
+from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
+from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
 LOOK_EVERY_S = 0.25
+# Idle connections; shorter than the server keeps them, so that no request meets a closed one.
 KEPT_S = 2.0
-"""Idle connections; shorter than the server keeps them, so that no request meets a closed one."""
 SOCKET = "socket"
 MEMORY = Path("/dev/shm")  # noqa: S108 - as above
+# Different adapters in one step; adapters in main memory; the largest rank. An option of the base
+# comes later.
 ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
-"""Different adapters in one step; adapters in main memory; the largest rank. An option of the base comes later."""
 ALWAYS = (
     "--generation-config=vllm",  # no sampling defaults of the checkpoint: the request says all
     f"--served-model-name={BASE}",
@@ -67,7 +68,7 @@ def vllm_replica(
         # For its owner only. Not in the data directory: the path of a socket has at most 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=_place()))
         spec = WorkerSpec(
-            module="tuneship.runtime.program",
+            module="tuneship.runtime.external_program",
             arguments=(str(folder), *_command(server, base, folder / SOCKET)),
             log=log,
             environment={**ENVIRONMENT, "VLLM_API_KEY": key},

@@ -8,18 +8,19 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.events.vault import SealBroken
-from tuneship.sealing import ObjectDamaged
-from tuneship.service.keyring import TENANTS, Keyring
+from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.security.vault import SealBroken
+from tuneship.service.access.data_keys import TENANTS, Keyring
 from tuneship.store import tables
-from tuneship.store.belonging import files_in
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database
-from tuneship.store.set_aside import left_over, objects_of
+from tuneship.store.ownership import files_in
+from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
+# A service at work stores a file before its row, and removes it behind: what looks wrong is
+# looked at once more.
 RECHECK_S = 5.0
-"""A service at work stores a file before its row, and removes it behind: what looks wrong is looked at once more."""
 
 
 @dataclass(frozen=True)

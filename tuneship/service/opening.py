@@ -11,25 +11,25 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.access import derived_secret, read_or_make_secret, read_secret
-from tuneship.service.keyring import AnotherMasterKey, keyring_of
+from tuneship.service.access.api_keys import derived_secret, read_or_make_secret, read_secret
+from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 from tuneship.store import audit, installation
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
-from tuneship.store.belonging import (
+from tuneship.store.database import Database, url_of
+from tuneship.store.ownership import (
     RECORD,
     check_belonging,
     check_name,
     read_record,
     record_belonging,
 )
-from tuneship.store.database import Database, url_of
-from tuneship.store.rows import Row
-from tuneship.store.set_aside import objects_of
+from tuneship.store.quarantine import objects_of
+from tuneship.store.queries import Row
 
+# A clock may be set back this far, e.g. by NTP after a start.
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""A clock may be set back this far, e.g. by NTP after a start."""
 
 logger = logging.getLogger(__name__)
 

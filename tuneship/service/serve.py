@@ -27,64 +27,66 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import uvicorn
 
-from tuneship.durable import write_private
 from tuneship.events.addresses import AddressRules
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import Deliverer
-from tuneship.events.vault import Vault
+from tuneship.host.durable import write_private
+from tuneship.host.machine import cache_share
+from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.groups import OpenReplica
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
-from tuneship.runtime.processes import Processes
-from tuneship.runtime.replicas import ReplicaPool
+from tuneship.runtime.replica_protocol import OpenReplica
+from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
-from tuneship.runtime.workers import Runtime
-from tuneship.service import training_runs
-from tuneship.service.access import Keys, derived_secret
-from tuneship.service.audit import HEAD_EVERY_S, sign_head
-from tuneship.service.catalogue import Catalogue
-from tuneship.service.clock_watch import ClockWatch, utc_now
-from tuneship.service.connections import HEAD_LIMIT, Connection
-from tuneship.service.context import Parts
-from tuneship.service.cursors import Cursors
-from tuneship.service.ending import TASKS_END_S, end_tasks, leave
-from tuneship.service.http import Border, build_app
-from tuneship.service.http_server import HttpServer
-from tuneship.service.instance_catalogue import InstanceCatalogue
-from tuneship.service.isolation import can_isolate, worker_folder
-from tuneship.service.key_keeper import EVERY_S as KEYS_EVERY_S
-from tuneship.service.key_keeper import KeyKeeper
-from tuneship.service.keyring import keyring_of
-from tuneship.service.machine import cache_share
-from tuneship.service.open_files import ConnectionLimits, connection_limits, raise_file_limit
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Runtime
+from tuneship.security.vault import Vault
+from tuneship.service.access.api_keys import Keys, derived_secret
+from tuneship.service.access.data_keys import keyring_of
+from tuneship.service.access.isolation import can_isolate, worker_folder
+from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
+from tuneship.service.access.key_usage import KeyKeeper
+from tuneship.service.all_handlers import SERVED
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.common.clock_watch import ClockWatch, utc_now
+from tuneship.service.common.cursors import Cursors
+from tuneship.service.common.periodic import Periodic
+from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
+from tuneship.service.context.context import Parts
+from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
+from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.connections import HEAD_LIMIT, Connection
+from tuneship.service.http.rate_limits import RateLimits
+from tuneship.service.http.server import HttpServer
+from tuneship.service.jobs import attempts as training_runs
 from tuneship.service.opening import Installation, open_for_service
-from tuneship.service.periodic import Periodic
-from tuneship.service.rates import RateLimits
 from tuneship.service.supervisor import Supervisor
-from tuneship.serving.line import ServingError
+from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
-from tuneship.store import endpoint_records, idempotency, leases
+from tuneship.store import endpoint_records, idempotency
+from tuneship.store import job_leases as leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.belonging import files_in, name_of
 from tuneship.store.blobs import blobs_of
 from tuneship.store.database import IN_USE, url_of
-from tuneship.store.set_aside import left_over, objects_of, set_aside
+from tuneship.store.ownership import files_in, name_of
+from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
+# From the end of the drain to the end of the process at the latest, whatever is stuck.
 REST_SECONDS = 20
-"""From the end of the drain to the end of the process at the latest, whatever is stuck."""
 REPLICAS_END_S = 4.0
+# For what has no threads of its own: handlers have them (`service/threads.py`), and so has
+# background work (`tuneship/host/thread_pools.py`).
 THREADS = 32
-"""For what has no threads of its own: handlers have them (`service/threads.py`), and so has background work
-(`tuneship/threads.py`)."""
+# After which a thread that computes lets the event loop go on: Python's five milliseconds, times
+# the threads that compute, would be felt in every answer.
 SWITCH_S = 0.0005
-"""After which a thread that computes lets the event loop go on: Python's five milliseconds, times the threads that
-compute, would be felt in every answer."""
 POSTGRES_PORT = 5432
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
@@ -185,7 +187,7 @@ def _build(
     isolates: bool,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime, catalogue = Processes(isolated=isolates), Catalogue(settings.model_catalogue)
+    runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
     others = _other_engines(settings, catalogue, runtime)
     return Parts(
         settings=settings,
@@ -264,7 +266,9 @@ async def _run(
     _recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    supervisor = Supervisor(parts, Processes(isolated=isolates), settings.data_dir / "work", owner)
+    supervisor = Supervisor(
+        parts, LocalProcesses(isolated=isolates), settings.data_dir / "work", owner
+    )
     limits = RateLimits(
         settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
     )
@@ -275,7 +279,9 @@ async def _run(
     signer = _head_signer(parts, secret)
     keepers = (supervisor, _key_keeper(parts, keys), signer, forgetting, noting)
     app = build_app(
-        Border(parts, keys, limits, supervisor.wake), lifespan=_lifespan(parts, keepers)
+        SERVED.values(),
+        Boundary(parts, keys, limits, supervisor.wake),
+        lifespan=_lifespan(parts, keepers),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
     text = "tuneship %s at %s, data in %s, database: %s"

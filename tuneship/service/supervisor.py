@@ -1,9 +1,9 @@
 """Brings reality in line with the rows: has jobs run, loads and unloads deployments, looks after leases.
 
 Three loops on the service's event loop, so that none waits for another: deployments, jobs, and what is recorded and
-forgotten. Leases have a thread of their own (`lease_keeper.py`). Blocking work goes to threads that no request uses;
-processes are started on the main thread (their parent-death signal follows it). Everything known here can be lost:
-after a restart the rows and checkpoints suffice.
+forgotten. Leases have a thread of their own (`endpoints/lease_expiry.py`). Blocking work goes to threads that no
+request uses; processes are started on the main thread (their parent-death signal follows it). Everything known here
+can be lost: after a restart the rows and checkpoints suffice.
 """
 
 import asyncio
@@ -14,28 +14,30 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from tuneship.runtime.workers import Runtime
-from tuneship.service.context import Parts
-from tuneship.service.dataset_processing import DatasetProcessing
-from tuneship.service.deployment_keeper import DeploymentKeeper
-from tuneship.service.ending import end_tasks
-from tuneship.service.lease_keeper import LeaseKeeper
-from tuneship.service.training_keeper import TrainingKeeper
-from tuneship.store import deployment_logs, events, idempotency, metric_windows
-from tuneship.threads import Threads
+from tuneship.host.thread_pools import Threads
+from tuneship.runtime.worker_protocol import Runtime
+from tuneship.service.common.shutdown import end_tasks
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.processing import DatasetProcessing
+from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.endpoints.lease_expiry import LeaseKeeper
+from tuneship.service.jobs.runner import TrainingKeeper
+from tuneship.store import deployment_logs, idempotency, metric_windows
+from tuneship.store import outbox as events
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
 AFTER_A_FAILURE_S = 1.0
 LOGS_KEPT = timedelta(days=30)
+# Of one deployment.
 MOST_LOG_LINES = 10_000
-"""Of one deployment."""
 FORGET_EVERY = timedelta(hours=1)
+# Of metrics and deployment logs; whoever reads either stores it first, so only a kill can lose as
+# much.
 STORE_EVERY = timedelta(milliseconds=800)
-"""Of metrics and deployment logs; whoever reads either stores it first, so only a kill can lose as much."""
+# How long the end waits for each of these; together less than `ending.TASKS_END_S`.
 LOOPS_END_S, THREADS_END_S, STORE_S = 1.0, 3.0, 2.0
-"""How long the end waits for each of these; together less than `ending.TASKS_END_S`."""
 
 
 class Supervisor:

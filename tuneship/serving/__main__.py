@@ -11,7 +11,7 @@ import torch
 
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.model import SMALL_MODEL, ModelFacts, ModelRefused
-from tuneship.serving.replica import Frames, Replica, load_model
+from tuneship.serving.replica import Frames, ReplicaServer, load_model
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     limits = EngineLimits(options.rows, prompt_tokens, options.cache_bytes or None)
     engine = Engine(model, limits)
     frames.send({"ready": _introduction(model.facts)})
-    Replica(engine, frames).run()
+    ReplicaServer(engine, frames).run()
     return 0
 
 

@@ -16,18 +16,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from tuneship.sealing import read_plain
+from tuneship.security.sealed_files import read_plain
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
+# Options of peft's LoraConfig that change what is computed (or which tensors belong to it) when
+# they are set.
 _UNSUPPORTED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layer_replication",
     "target_parameters", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "velora_config", "monteclora_config",
 )  # fmt: skip
-"""Options of peft's LoraConfig that change what is computed (or which tensors belong to it) when they are set."""
 
 
 class AdapterRefused(Exception):

@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FlatBatch:
     """T flat tokens of R sequences, the first of which generate and bring one token each."""
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class Batch:
         return len(self.generating)
 
     @classmethod
-    def of(cls, running: Items[Sequence], parts: Items[int]) -> "Batch":
+    def of(cls, running: Items[Sequence], parts: Items[int]) -> "FlatBatch":
         """The next step of `running`, whose last sequences bring so many tokens of their prompts each."""
         decoding = len(running) - len(parts)
         tokens = [sequence.generated[-1] for sequence in running[:decoding]]

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from tuneship.serving import sampler
 from tuneship.serving.adapters import AdapterRefused, read_adapter
-from tuneship.serving.batch import Batch
-from tuneship.serving.cache import SlotCache
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kv_cache import SlotCache
+from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora, Routes
-from tuneship.serving.model import Model
-from tuneship.serving.parity import prove
-from tuneship.serving.rows import Rows
+from tuneship.serving.model import CausalModel
+from tuneship.serving.parity_check import prove
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
+# A cache up to this size stays when nobody uses it.
 KEPT_BYTES = 16 << 20
-"""A cache up to this size stays when nobody uses it."""
 
 
 class RequestRefused(Exception):
     """The request cannot be answered; the others are not concerned."""
 
 
-class RequestTooLarge(RequestRefused):
+class SequenceTooLarge(RequestRefused):
     """It needs more memory than all requests together may use."""
 
 
@@ -57,7 +57,7 @@ class StepResult:
 class Engine:
     """One base model, its adapters, and the requests under way."""
 
-    def __init__(self, model: Model, limits: EngineLimits) -> None:
+    def __init__(self, model: CausalModel, limits: EngineLimits) -> None:
         """Allocates nothing beyond what the model holds already."""
         self._model = model
         self._limits = limits
@@ -68,7 +68,7 @@ class Engine:
         self._scheduler = Scheduler(limits.rows, limits.prompt_tokens, tokens)
         rows, length = self._scheduler.all_rows, model.facts.context_length
         self._cache = SlotCache(model.facts.cache, rows, length, tokens)
-        self._rows = Rows()
+        self._rows = KvSlots()
         self._sequences: dict[str, Sequence] = {}
         self._steps = self._generated = self._reused = 0
 
@@ -129,7 +129,7 @@ class Engine:
             raise RequestRefused("a prompt token is not in the vocabulary")
         sequence = Sequence(identifier, request, min(request.max_tokens, room))
         if not self._scheduler.fits(sequence):
-            raise RequestTooLarge(
+            raise SequenceTooLarge(
                 f"{sequence.longest} tokens of prompt and answer, the memory for them holds {self._cache.token_limit}"
             )
         self._sequences[identifier] = sequence
@@ -206,13 +206,13 @@ class Engine:
 
     def _run(self, parts: list[int]) -> Tensor:
         running = self._scheduler.running
-        batch = Batch.of(running, parts)
+        batch = FlatBatch.of(running, parts)
         logits = self._model.forward(batch, self._cache, self._lora, self._route(batch))
         for sequence, part in zip(running[batch.decoding :], parts, strict=True):
             sequence.cached += part
         return logits
 
-    def _route(self, batch: Batch) -> Routes:
+    def _route(self, batch: FlatBatch) -> Routes:
         adapters = [sequence.request.adapter for sequence in self._scheduler.running]
         prompts = zip(adapters[batch.decoding :], batch.prompts, strict=True)
         return self._lora.route(

@@ -22,25 +22,26 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tuneship.serving.batch import Batch
-from tuneship.serving.cache import CacheShape, Look, SlotCache
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
+from tuneship.serving.linear import lay_out_layers
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
-from tuneship.serving.product import lay_out_layers
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
+# Token ids of the trial run: the first half comes as a prompt in two parts, the others one by
+# one.
 _PROBE = tuple(range(1, 9))
-"""Token ids of the trial run: the first half comes as a prompt in two parts, the others one by one."""
+# Tokens per call of a layer that sees every token of the trial once: there an adapter can follow.
 _EACH_TOKEN = [2, 2, 1, 1, 1, 1]
-"""Tokens per call of a layer that sees every token of the trial once: there an adapter can follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """What the replaced parts of the model need while it runs."""
 
-    batch: Batch
+    batch: FlatBatch
     cache: SlotCache
     lora: Lora
     routes: Routes
@@ -69,7 +70,7 @@ class GenericModel:
                 partial(self._adapt, number)
             )
 
-    def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+    def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """See `Model.forward`."""
         cache.prepare()
         self._step = _Step(batch, cache, lora, routes)
@@ -95,7 +96,7 @@ class GenericModel:
             raise RuntimeError("only plain causal attention inside of a step is computed here")
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         self._windows[layer] = options.get("sliding_window")
-        look = Look(
+        look = AttentionPlan(
             scale=options.get("scaling") or query.shape[-1] ** -0.5,
             window=self._windows[layer],
             softcap=options.get("softcap"),
@@ -150,7 +151,7 @@ class GenericModel:
         nothing = Lora((), self.facts.cache.dtype)
 
         def forward(*parts: int) -> Tensor:
-            return self.forward(Batch.of([sequence], parts), cache, nothing, Routes((), None))
+            return self.forward(FlatBatch.of([sequence], parts), cache, nothing, Routes((), None))
 
         for part in _EACH_TOKEN[:2]:
             forward(part)

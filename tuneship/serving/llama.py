@@ -15,25 +15,24 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tuneship.serving.batch import Batch
-from tuneship.serving.cache import CacheShape, Look, SlotCache
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
+from tuneship.serving.linear import Product
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
-from tuneship.serving.product import Product
 
+# The matrix products of a layer, in order; each is a site for adapters.
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-"""The matrix products of a layer, in order; each is a site for adapters."""
+# Architectures, and what their configuration must name since its default is not Llama's.
+#
+# Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys
+# and values, Qwen 3 norms of the heads of queries and keys; all else is Llama's.
 KINDS: dict[str, frozenset[str]] = {
     "llama": frozenset(),
     "mistral": frozenset({"num_key_value_heads", "sliding_window"}),
     "qwen2": frozenset({"num_key_value_heads"}),
     "qwen3": frozenset({"num_key_value_heads", "head_dim"}),
 }
-"""Architectures, and what their configuration must name since its default is not Llama's.
-
-Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys and values, Qwen 3 norms
-of the heads of queries and keys; all else is Llama's.
-"""
 
 
 def supports(config: Mapping[str, Any]) -> bool:
@@ -52,7 +51,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _LlamaLayer:
     input_norm: "_Norm"
     qkv: Product
     qkv_bias: Tensor | None
@@ -120,10 +119,10 @@ class LlamaModel:
         self._rotation = _rotation(config, self._dim)
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
-        self._look = Look(self._dim**-0.5, window)
+        self._look = AttentionPlan(self._dim**-0.5, window)
         self.sites = tuple(self._sites())
 
-    def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+    def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """See `Model.forward`."""
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
@@ -139,7 +138,7 @@ class LlamaModel:
         return self._head(self._norm(x.index_select(0, batch.last))).float()
 
     def _attend(
-        self, number: int, qkv: Tensor, rotation: Tensor, batch: Batch, cache: SlotCache
+        self, number: int, qkv: Tensor, rotation: Tensor, batch: FlatBatch, cache: SlotCache
     ) -> Tensor:
         layer = self._layers[number]
         if layer.qkv_bias is not None:
@@ -154,7 +153,7 @@ class LlamaModel:
         )
         return attended.reshape(len(qkv), -1)
 
-    def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _Layer:
+    def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner
         attending, keeping = self._heads * self._dim, self._kv_heads * self._dim
 
@@ -173,7 +172,7 @@ class LlamaModel:
             )
 
         gate, up = (take(f"mlp.{one}_proj.weight", inner, hidden) for one in ("gate", "up"))
-        return _Layer(
+        return _LlamaLayer(
             input_norm=norm("input"),
             qkv=Product(qkv("weight", hidden)),
             qkv_bias=qkv("bias") if self._kind == "qwen2" else None,
@@ -281,8 +280,8 @@ def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
+# What Llama 3.1's rotation is described by.
 STRETCHED = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
-"""What Llama 3.1's rotation is described by."""
 
 
 def _stretched(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:

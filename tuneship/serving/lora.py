@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tuneship.serving.adapters import AdapterRefused, Matrices
+from tuneship.serving.gather_sum import weighted_sums
+from tuneship.serving.linear import Product
 from tuneship.serving.merging import Merged
-from tuneship.serving.product import Product
-from tuneship.serving.sums import weighted_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class TokenSlots:
         return self._places[height, size]
 
 
+# Numbers (tokens times inputs) from which a run of tokens takes less time by products than by
+# sums, for fewer of them the calls of the products take longer: of a run that is the only one of
+# a batch, and of one beside others.
 FEWEST = {torch.float32: (0, 5 << 10), torch.bfloat16: (20 << 10, 20 << 10)}
-"""Numbers (tokens times inputs) from which a run of tokens takes less time by products than by sums, for fewer of them
-the calls of the products take longer: of a run that is the only one of a batch, and of one beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,11 @@ class Routes:
     """Of the first sites: what takes the place of their products and all deltas."""
 
 
+# One adapter's matrices by site and member of the site.
 Fitted = dict[int, dict[int, Matrices]]
-"""One adapter's matrices by site and member of the site."""
+# Adapters keep the slots they ran in up to this number; more slots are made only for more that
+# run at once.
 SPARE_SLOTS = 32
-"""Adapters keep the slots they ran in up to this number; more slots are made only for more that run at once."""
 
 
 class Lora:

@@ -10,13 +10,14 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from tuneship.serving.product import Product
+from tuneship.serving.linear import Product
 
+# Steps in a row with one adapter only, before its merging begins: two that take turns are left as
+# they are.
 STEADY_STEPS = 16
-"""Steps in a row with one adapter only, before its merging begins: two that take turns are left as they are."""
+# Weights up to this size in all are copied, in as many layouts as the base has. Of larger ones
+# the products are nearly all of a step, and an adapter little.
 MERGED_BYTES = 64 << 20
-"""Weights up to this size in all are copied, in as many layouts as the base has. Of larger ones the products are nearly
-all of a step, and an adapter little."""
 
 
 class Merged:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tuneship.serving.batch import Batch
-from tuneship.serving.cache import CacheShape, SlotCache
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kv_cache import CacheShape, SlotCache
+from tuneship.serving.linear import product_seconds
 from tuneship.serving.lora import Lora, Routes, Site
-from tuneship.serving.product import product_seconds
 
 
 class ModelRefused(Exception):
@@ -33,7 +33,7 @@ class ModelFacts:
     cache: CacheShape
 
 
-class Model(Protocol):
+class CausalModel(Protocol):
     """A causal language model over flat batches."""
 
     @property
@@ -46,7 +46,7 @@ class Model(Protocol):
         """Where adapters apply, in the order of the numbers that `forward` gives to `Lora.add`."""
         ...
 
-    def forward(self, batch: Batch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
+    def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Logits [R, vocabulary] of each sequence's newest token; writes keys and values to the cache."""
         ...
 
@@ -73,5 +73,5 @@ def choose_dtype(name: str, parameters: int) -> torch.dtype:
     return min((torch.float32, torch.bfloat16), key=product_seconds)
 
 
+# Parameters below which one thread and float32 are fastest.
 SMALL_MODEL = 5_000_000
-"""Parameters below which one thread and float32 are fastest."""

@@ -16,17 +16,18 @@ from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.engine import Engine, RequestRefused, RequestTooLarge, StepResult
-from tuneship.serving.memory import give_back
-from tuneship.serving.model import Model, read_config
+from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge, StepResult
+from tuneship.serving.malloc import give_back
+from tuneship.serving.model import CausalModel, read_config
 from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
 _CHUNK = 1 << 18
+# Without a request, after which the cache is given back: the next turn of a conversation comes
+# sooner.
 REST_S = 60.0
-"""Without a request, after which the cache is given back: the next turn of a conversation comes sooner."""
+# Of adapters in memory, before what they freed is given back: that takes some 20 ms.
 MOVES_BORNE = 8
-"""Of adapters in memory, before what they freed is given back: that takes some 20 ms."""
 
 
 class Frames:
@@ -58,7 +59,7 @@ class Frames:
             self.closed = True
 
 
-class Replica:
+class ReplicaServer:
     """Answers frames with an engine until the gateway hangs up."""
 
     def __init__(self, engine: Engine, frames: Frames) -> None:
@@ -108,7 +109,7 @@ class Replica:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
-        except RequestTooLarge as refusal:
+        except SequenceTooLarge as refusal:
             self._frames.send({"id": identifier, "error": str(refusal), "too_large": True})
         except (AdapterRefused, RequestRefused) as refusal:
             self._frames.send({"id": identifier, "error": str(refusal)})
@@ -152,7 +153,7 @@ class Replica:
         self._engine.cancel(str(frame["id"]))
 
 
-def load_model(directory: Path, dtype: str = "auto") -> Model:
+def load_model(directory: Path, dtype: str = "auto") -> CausalModel:
     """The leanest implementation that takes the directory's architecture. Raises `ModelRefused`."""
     config = read_config(directory)
     if llama.supports(config):

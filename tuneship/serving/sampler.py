@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tuneship.serving.sequence import GREEDY_BELOW
 
+# Candidates looked at first: the nucleus of a trained model is nearly always smaller.
 _NUCLEUS = 64
-"""Candidates looked at first: the nucleus of a trained model is nearly always smaller."""
+# Then so many times less likely ones are taken in at a time; all of them below this, or when
+# there are no more.
 _WIDER, _LEAST, _FEW = 8, 1e-9, 8192
-"""Then so many times less likely ones are taken in at a time; all of them below this, or when there are no more."""
 
 
 def choose(

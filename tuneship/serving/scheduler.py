@@ -11,22 +11,25 @@ from collections import Counter, OrderedDict, deque
 
 from tuneship.serving.sequence import Sequence
 
+# New prompt tokens per generating row that a step may take beyond its fixed share: it takes about
+# three times as long then as without any, however many rows there are.
 TOKENS_PER_ROW = 2
-"""New prompt tokens per generating row that a step may take beyond its fixed share: it takes about three times as long
-then as without any, however many rows there are."""
 
+# Rows beyond the limit, as a share of it, each for an owner that has nothing running. They are
+# within the cache's.
 GUESTS = 0.25
-"""Rows beyond the limit, as a share of it, each for an owner that has nothing running. They are within the cache's."""
 
+# Of the rows, what one owner may have while there are others, whose every token takes as long as
+# a step of all: on the shipped base one with 8 other rows takes 1.7 times as long as one alone,
+# with 16 it takes 2.4 times.
 SHARED = 0.25
-"""Of the rows, what one owner may have while there are others, whose every token takes as long as a step of all: on the
-shipped base one with 8 other rows takes 1.7 times as long as one alone, with 16 it takes 2.4 times."""
 
+# For so long there is an owner after its last request has ended.
 RECENT_STEPS = 1000
-"""For so long there is an owner after its last request has ended."""
 
+# Times that share while none generates: larger parts take fewer steps, and only joiners would
+# wait.
 UNSHARED = 2
-"""Times that share while none generates: larger parts take fewer steps, and only joiners would wait."""
 
 
 class Scheduler:

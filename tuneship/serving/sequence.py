@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# Temperatures below it are greedy. They could choose no other token, unless two logits are all
+# but equal, and what they divide leaves the range of numbers.
 GREEDY_BELOW = 1e-6
-"""Temperatures below it are greedy. They could choose no other token, unless two logits are all but equal, and what
-they divide leaves the range of numbers."""
 
 
 class FinishReason(StrEnum):

@@ -16,18 +16,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.tables import audit
 
+# What the first row is sealed over.
 BEGINNING = bytes(32)
-"""What the first row is sealed over."""
 ROWS_AT_ONCE = 5_000
+# The client of a row that belongs to no tenant: only who runs the service reads it.
 NOBODY = ""
-"""The client of a row that belongs to no tenant: only who runs the service reads it."""
 
 
 @dataclass(frozen=True)
-class AuditEntry:
+class AuditRecord:
     """One answer of the service, before it is given."""
 
     at: datetime
@@ -61,7 +61,7 @@ class Chain:
         """`key` lies outside the database."""
         self._key = key
 
-    def add(self, connection: sa.Connection, entry: AuditEntry) -> None:
+    def add(self, connection: sa.Connection, entry: AuditRecord) -> None:
         """In the transaction of the change, or in one that commits before the answer."""
         seq, mac = head_of(connection)
         row = {"seq": seq + 1, **asdict(entry)}
@@ -86,7 +86,7 @@ class Chain:
 def _canonical(row: Mapping[str, Any]) -> bytes:
     """The same bytes for a row as it is written and as it is read back, on both databases."""
     moment: datetime = row["at"]
-    values = [row[field.name] for field in fields(AuditEntry)[1:]]
+    values = [row[field.name] for field in fields(AuditRecord)[1:]]
     at = moment.astimezone(UTC).isoformat(timespec="microseconds")
     return json.dumps([row["seq"], at, *values], separators=(",", ":")).encode()
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from tuneship.durable import flush_open
+from tuneship.host.durable import flush_open
 
 HEADS_FILE = "audit-heads.jsonl"
+# Of each line.
 BEGINNING = b'{"seq": '
-"""Of each line."""
+# Bytes at the end of the file that surely hold the last line and more.
 LONGEST_TAIL = 4096
-"""Bytes at the end of the file that surely hold the last line and more."""
 
 
 def heads_file(chosen: Path | None, data_dir: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.durable import flush, write_private
+from tuneship.host.durable import flush, write_private
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,
@@ -36,10 +36,11 @@ from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.stored_files import stored_objects
 
+# Folders in `scratch` with links to the files of a backup that is being made.
 PINS = "backup-"
-"""Folders in `scratch` with links to the files of a backup that is being made."""
+# A file whose row is deleted in the moment in which it is to be linked makes the backup look
+# again.
 TRIES = 20
-"""A file whose row is deleted in the moment in which it is to be linked makes the backup look again."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tuneship.durable import flush, flush_open, write_private
+from tuneship.host.durable import flush, flush_open, write_private
 from tuneship.startup import StartupError
 from tuneship.store import tables
 
 MANIFEST = "tuneship-backup.json"
+# Is there while a backup is written; names the installation.
 UNFINISHED = "tuneship-backup.unfinished"
-"""Is there while a backup is written; names the installation."""
 FORMAT = 1
 KEY = "master.key"
 BLOBS = "blobs"

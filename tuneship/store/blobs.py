@@ -1,8 +1,8 @@
 """Files under generated names: staged, flushed to disk, then moved into place, so that none is ever half there.
 
-What is staged is sealed while it is written (`tuneship/sealing.py`): even a killed upload leaves no plain text behind.
-The root is an fsspec URL; local folders are the default. A key is `<kind>/<id>/<name>` with an id from the database:
-a client's file name is never used.
+What is staged is sealed while it is written (`tuneship/security/sealed_files.py`): even a killed upload leaves no
+plain text behind. The root is an fsspec URL; local folders are the default. A key is `<kind>/<id>/<name>` with an id
+from the database: a client's file name is never used.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-from tuneship.durable import flush
-from tuneship.sealing import ObjectDamaged, SealingWriter, new_key, open_plain
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import ObjectDamaged, SealingWriter, new_key, open_plain
 
 STAGED = ".staged-"
+# The name of a dataset's file, which its seal is bound to.
 DATA_FILE = "data.jsonl"
-"""The name of a dataset's file, which its seal is bound to."""
 
 
 class StagedFile:

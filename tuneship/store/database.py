@@ -3,7 +3,7 @@
 Both keep the same promise: one writer at a time, so what a handler has checked still holds when it writes (quotas,
 names, versions, the numbers of events), and events become visible in the order of their positions. SQLite says it
 with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction; before that, the threads of one
-service queue among themselves (`turns.py`). Readers wait for nobody.
+service queue among themselves (`write_queue.py`). Readers wait for nobody.
 SQLite runs with WAL and `synchronous=FULL`: what was answered survives power loss.
 """
 
@@ -30,22 +30,23 @@ from sqlalchemy.exc import TimeoutError as WaitedTooLong
 from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
-from tuneship.store.turns import Turns, TurnTimedOut
+from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
+# The newest migration. A database that already has it starts without loading Alembic.
 HEAD = "0009"
-"""The newest migration. A database that already has it starts without loading Alembic."""
 SQLITE_FILE = "tuneship.sqlite"
+# Exit code where another service holds the database or the data directory.
 IN_USE = 6
-"""Exit code where another service holds the database or the data directory."""
+# How long a writer waits for the one before it; then the request is answered with 503.
 LOCK_PATIENCE_MS = 30_000
-"""How long a writer waits for the one before it; then the request is answered with 503."""
 CONNECT_SECONDS = 5
+# How long the network to a database server may be dead before a connection is given up.
 SILENCE_MS = 30_000
-"""How long the network to a database server may be dead before a connection is given up."""
+# Names of our advisory locks in a Postgres database.
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
-"""Names of our advisory locks in a Postgres database."""
+# Postgres sees within this time that the connections of a killed service have ended, on a busy
+# machine too.
 CLAIM_PATIENCE_S = 15.0
-"""Postgres sees within this time that the connections of a killed service have ended, on a busy machine too."""
 
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Database:
         """For those who must not wait: all connections of the other may be taken."""
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
-        self._turns = Turns()
+        self._turns = WriteQueue()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
                 event.listen(engine, "connect", _prepare_sqlite)

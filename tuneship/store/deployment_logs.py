@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.tables import deployment_logs
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -30,7 +30,7 @@ class LogEntry:
 
 
 @dataclass(frozen=True)
-class Place:
+class LogPosition:
     """Where a line stands in its log."""
 
     timestamp: datetime
@@ -41,10 +41,10 @@ class Place:
         return ((self.timestamp - EPOCH) // timedelta(microseconds=1) << ID_BITS) + self.id
 
 
-def place_of(number: int) -> Place:
+def place_of(number: int) -> LogPosition:
     """The place that `as_number` made a number of."""
     moment = EPOCH + timedelta(microseconds=number >> ID_BITS)
-    return Place(moment, number & ((1 << ID_BITS) - 1))
+    return LogPosition(moment, number & ((1 << ID_BITS) - 1))
 
 
 def add(connection: sa.Connection, *entries: LogEntry) -> None:
@@ -58,7 +58,7 @@ def lines(
     where: Sequence[sa.ColumnElement[bool]],
     *,
     descending: bool,
-    after: Place | None,
+    after: LogPosition | None,
     limit: int,
 ) -> list[Row]:
     """At most `limit` lines behind `after`, in order of time."""

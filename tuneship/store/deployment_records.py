@@ -10,10 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.deployments import DeploymentStatus
-from tuneship.store import deployment_logs, rows
+from tuneship.store import deployment_logs
+from tuneship.store import queries as rows
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.events import emit
-from tuneship.store.rows import Row
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 from tuneship.store.tables import deployments
 
 SUPERVISOR = "supervisor"
@@ -67,7 +68,7 @@ def change(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -
 
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
-    """`change`, unless somebody else was faster: then the row has to be looked at anew."""
+    """`change`, unless somebody else was faster: then the row has to be looked at again."""
     found = rows.fetch(connection, deployments, row["id"], client_id=None)
     if found is None or found["updated_at"] != row["updated_at"]:
         return False

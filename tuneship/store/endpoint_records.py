@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.endpoints import EndpointStatus
-from tuneship.store import rows
+from tuneship.store import queries as rows
 from tuneship.store.database import is_away
-from tuneship.store.events import emit
-from tuneship.store.rows import Row
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
 from tuneship.store.tables import endpoints
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from tuneship.store.database import check_revision, engine_of, revision_of
 from tuneship.store.identifiers import new_id
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.tables import api_keys, installation
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDatabase:
     """A database as it was found."""
 
     is_used: bool = False
@@ -27,14 +27,14 @@ class Found:
     starts: int = 0
 
 
-def look(url: str) -> Found:
+def look(url: str) -> FoundDatabase:
     """What is in a database, without changing or creating it. Raises `UnknownDatabase`, `OtherSchema`, SQLAlchemy's."""
     engine = engine_of(url)
     try:
         if engine.dialect.name == "sqlite":
             file = Path(engine.url.database or "")
             if not file.exists() or file.stat().st_size == 0:  # connecting would make it
-                return Found()
+                return FoundDatabase()
         with engine.connect() as connection:
             check_revision(revision_of(connection))
             return _found(connection)
@@ -42,15 +42,15 @@ def look(url: str) -> Found:
         engine.dispose()
 
 
-def _found(connection: sa.Connection) -> Found:
+def _found(connection: sa.Connection) -> FoundDatabase:
     inspector = sa.inspect(connection)
     if not inspector.has_table(api_keys.name):
-        return Found()
+        return FoundDatabase()
     is_used = connection.execute(sa.select(api_keys.c.id).limit(1)).first() is not None
     if not inspector.has_table(installation.name):
-        return Found(is_used)
+        return FoundDatabase(is_used)
     row = connection.execute(sa.select(installation.c.id, installation.c.starts)).first()
-    return Found(is_used) if row is None else Found(is_used, row.id, row.starts)
+    return FoundDatabase(is_used) if row is None else FoundDatabase(is_used, row.id, row.starts)
 
 
 def row_of(connection: sa.Connection) -> Row:

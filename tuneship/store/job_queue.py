@@ -2,7 +2,7 @@
 
 A job that was interrupted goes on first. Then the tenants take turns: whoever has the fewest jobs running, and of those
 whoever waited longest since a job of theirs started. A tenant's own jobs start in the order in which they came.
-Next: `leases.py` (who takes the first), `tuneship/service/jobs.py` (who shows the place).
+Next: `job_leases.py` (who takes the first), `tuneship/service/jobs/handlers.py` (who shows the place).
 """
 
 import heapq
@@ -20,7 +20,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, order=True)
-class Load:
+class TenantUsage:
     """What a tenant has had of the machine."""
 
     running: int = 0
@@ -46,7 +46,7 @@ def in_line(connection: sa.Connection, now: datetime) -> list[str]:
     return interrupted + turns(fresh, _loads(connection, {client for client, _ in fresh}, now))
 
 
-def turns(fresh: Sequence[tuple[str, str]], loads: Mapping[str, Load]) -> list[str]:
+def turns(fresh: Sequence[tuple[str, str]], loads: Mapping[str, TenantUsage]) -> list[str]:
     """Pairs of a tenant and its job, oldest first, become the ids of jobs in the order of their turns.
 
     Past the first it is a forecast: it takes a started job as running until the last one has started.
@@ -54,7 +54,7 @@ def turns(fresh: Sequence[tuple[str, str]], loads: Mapping[str, Load]) -> list[s
     queues: dict[str, deque[str]] = {}
     for client, job_id in fresh:
         queues.setdefault(client, deque()).append(job_id)
-    heap = [(loads.get(client, Load()), client) for client in queues]
+    heap = [(loads.get(client, TenantUsage()), client) for client in queues]
     heapq.heapify(heap)
     order: list[str] = []
     turn = max((load.last_started for load, _ in heap), default=NEVER)
@@ -63,11 +63,11 @@ def turns(fresh: Sequence[tuple[str, str]], loads: Mapping[str, Load]) -> list[s
         order.append(queues[client].popleft())
         turn += datetime.resolution
         if queues[client]:
-            heapq.heappush(heap, (Load(load.running + 1, turn), client))
+            heapq.heappush(heap, (TenantUsage(load.running + 1, turn), client))
     return order
 
 
-def _loads(connection: sa.Connection, clients: set[str], now: datetime) -> dict[str, Load]:
+def _loads(connection: sa.Connection, clients: set[str], now: datetime) -> dict[str, TenantUsage]:
     """Two look-ups in indexes for each tenant: what it has had in all these years is not read."""
     tenants = (
         sa.select(jobs.c.client_id)
@@ -83,4 +83,7 @@ def _loads(connection: sa.Connection, clients: set[str], now: datetime) -> dict[
     query = sa.select(
         tenants.c.client_id, running.scalar_subquery(), last_started.scalar_subquery()
     )
-    return {client: Load(count, last or NEVER) for client, count, last in connection.execute(query)}
+    return {
+        client: TenantUsage(count, last or NEVER)
+        for client, count, last in connection.execute(query)
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.store.rows import Row
+from tuneship.store.queries import Row
 from tuneship.store.tables import job_logs, job_metrics, jobs
 
 SHOWN = (
@@ -20,10 +20,11 @@ SHOWN = (
     job_metrics.c.accuracy,
     job_metrics.c.perplexity,
 )
+# So many steps are read at once: a picture shows no more, and the answer is made in some 20 ms.
 MOST_STEPS = 5_000
-"""So many steps are read at once: a picture shows no more, and the answer is made in some 20 ms."""
+# Half of it at the beginning, half at the end: whether a running job diverges is decided by its
+# last steps.
 UNBROKEN = 500
-"""Half of it at the beginning, half at the end: whether a running job diverges is decided by its last steps."""
 AT_ONCE = 500
 
 
@@ -119,7 +120,7 @@ def last_step_of(connection: sa.Connection, job_id: str) -> int:
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepRows:
     """Steps of a job in rising order; each row has the columns of `SHOWN`."""
 
     rows: Sequence[sa.Row[Any]]
@@ -129,7 +130,7 @@ class Curve:
 
 def curve_of(
     connection: sa.Connection, job_id: str, *, evaluated_only: bool, most: int = MOST_STEPS
-) -> Curve:
+) -> StepRows:
     """All steps, or those at which the model was measured; about `most` where there are more.
 
     A thinned curve keeps every measured step (the best and every nth where they alone are too many), its beginning and
@@ -144,7 +145,7 @@ def curve_of(
     if last - first < most:
         every = sa.select(*SHOWN).where(own).order_by(job_metrics.c.step)
         query = every.where(job_metrics.c.evaluated) if evaluated_only else every
-        return Curve(connection.execute(query).all(), is_thinned=False)
+        return StepRows(connection.execute(query).all(), is_thinned=False)
     chosen, is_thinned = _measured_steps(connection, job_id, most // 2)
     if not evaluated_only:
         nth = -(-(last - first) // (most // 2 - UNBROKEN))
@@ -156,7 +157,7 @@ def curve_of(
         wanted = job_metrics.c.step.in_(steps[place : place + AT_ONCE])
         query = sa.select(*SHOWN).where(own, wanted).order_by(job_metrics.c.step)
         found += connection.execute(query).all()
-    return Curve(found, is_thinned)
+    return StepRows(found, is_thinned)
 
 
 def _measured_steps(connection: sa.Connection, job_id: str, most: int) -> tuple[set[int], bool]:

@@ -15,23 +15,23 @@ import sqlalchemy as sa
 from tuneship.metrics import columns
 from tuneship.metrics.columns import FACTS, Columns, Records, Whole
 from tuneship.metrics.recorder import WindowKey
-from tuneship.metrics.windows import Window
+from tuneship.metrics.windows import MetricWindow
 from tuneship.store.tables import metric_windows as table
 
 SECOND, MINUTE, HOUR = 1, 60, 3600
 WIDTHS = (SECOND, MINUTE, HOUR)
+# Seconds for which windows of each width are kept.
 KEPT = {
     SECOND: int(timedelta(days=2).total_seconds()),
     MINUTE: int(timedelta(days=90).total_seconds()),
     HOUR: int(timedelta(days=90).total_seconds()),
 }
-"""Seconds for which windows of each width are kept."""
+# The endpoint of the series that holds a deployment's whole traffic.
 EVERY = ""
-"""The endpoint of the series that holds a deployment's whole traffic."""
 AT_ONCE = 400
 
 
-class Place(NamedTuple):
+class StoredWindowKey(NamedTuple):
     """The key of a row; `start` in seconds since the epoch."""
 
     deployment_id: str
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Series:
+class WindowSource:
     """Whose windows are read: all of a deployment's traffic, or what came through one endpoint."""
 
     deployment_id: str
@@ -63,17 +63,17 @@ def oldest(width: int, now: float) -> int:
     return int(now - KEPT[width]) // HOUR * HOUR
 
 
-def store(connection: sa.Connection, windows: Mapping[WindowKey, Window], now: float) -> None:
+def store(connection: sa.Connection, windows: Mapping[WindowKey, MetricWindow], now: float) -> None:
     """Add counts to what is stored; the given windows stay as they are, for the case that this is rolled back.
 
     `now` in seconds since the epoch: what would be forgotten at once is not written.
     """
     finer = {
-        Place(key.deployment_id, key.endpoint_id, SECOND, key.start): window
+        StoredWindowKey(key.deployment_id, key.endpoint_id, SECOND, key.start): window
         for key, window in windows.items()
         if not window.is_empty
     }
-    minutes: dict[Place, bytes] = {}
+    minutes: dict[StoredWindowKey, bytes] = {}
     for width in WIDTHS:
         finer = _widened(finer, width)
         fresh = _with_whole_traffic(
@@ -83,40 +83,46 @@ def store(connection: sa.Connection, windows: Mapping[WindowKey, Window], now: f
             _add(connection, places, [fresh[place] for place in places], minutes)
 
 
-def _widened(windows: Mapping[Place, Window], width: int) -> dict[Place, Window]:
-    wide: dict[Place, Window] = {}
+def _widened(
+    windows: Mapping[StoredWindowKey, MetricWindow], width: int
+) -> dict[StoredWindowKey, MetricWindow]:
+    wide: dict[StoredWindowKey, MetricWindow] = {}
     for place, window in windows.items():
         start = place.start // width * width
-        wider = Place(place.deployment_id, place.endpoint_id, width, start)
+        wider = StoredWindowKey(place.deployment_id, place.endpoint_id, width, start)
         _merge_into(wide, wider, window)
     return wide
 
 
-def _with_whole_traffic(windows: Mapping[Place, Window]) -> dict[Place, Window]:
-    whole: dict[Place, Window] = {}
+def _with_whole_traffic(
+    windows: Mapping[StoredWindowKey, MetricWindow],
+) -> dict[StoredWindowKey, MetricWindow]:
+    whole: dict[StoredWindowKey, MetricWindow] = {}
     for place, window in windows.items():
         for endpoint_id in {place.endpoint_id, EVERY}:
-            series = Place(place.deployment_id, endpoint_id, place.width, place.start)
+            series = StoredWindowKey(place.deployment_id, endpoint_id, place.width, place.start)
             _merge_into(whole, series, window)
     return whole
 
 
-def _merge_into(windows: dict[Place, Window], place: Place, more: Window) -> None:
+def _merge_into(
+    windows: dict[StoredWindowKey, MetricWindow], place: StoredWindowKey, more: MetricWindow
+) -> None:
     if place not in windows:
-        windows[place] = Window()
+        windows[place] = MetricWindow()
     windows[place].merge(more)
 
 
-def _batches(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
+def _batches(places: Sequence[StoredWindowKey]) -> Iterator[Sequence[StoredWindowKey]]:
     for first in range(0, len(places), AT_ONCE):
         yield places[first : first + AT_ONCE]
 
 
 def _add(
     connection: sa.Connection,
-    places: Sequence[Place],
-    windows: Sequence[Window],
-    minutes: dict[Place, bytes],
+    places: Sequence[StoredWindowKey],
+    windows: Sequence[MetricWindow],
+    minutes: dict[StoredWindowKey, bytes],
 ) -> None:
     """Read, merge, write. `minutes` collects what minutes have become, for the rows of their hours."""
     kept = _kept(connection, places)
@@ -137,29 +143,38 @@ def _add(
         keys = {f"at_{name}": value for name, value in place._asdict().items()}
         (old if place in kept else new).append(keys | values)
     if old:
-        at = [table.c[name] == sa.bindparam(f"at_{name}") for name in Place._fields]
+        at = [table.c[name] == sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields]
         connection.execute(sa.update(table).where(*at), old)
     if new:
-        names: dict[str, Any] = {name: sa.bindparam(f"at_{name}") for name in Place._fields}
+        names: dict[str, Any] = {
+            name: sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields
+        }
         connection.execute(sa.insert(table).values(**names), new)
 
 
 def _kept(
-    connection: sa.Connection, places: Sequence[Place]
-) -> dict[Place, tuple[bytes, bytes | None]]:
-    key = [table.c[name] for name in Place._fields]
+    connection: sa.Connection, places: Sequence[StoredWindowKey]
+) -> dict[StoredWindowKey, tuple[bytes, bytes | None]]:
+    key = [table.c[name] for name in StoredWindowKey._fields]
     query = sa.select(*key, table.c.window, table.c.minutes).where(sa.tuple_(*key).in_(places))
     return {
-        Place(row.deployment_id, row.endpoint_id, row.width, row.start): (row.window, row.minutes)
+        StoredWindowKey(row.deployment_id, row.endpoint_id, row.width, row.start): (
+            row.window,
+            row.minutes,
+        )
         for row in connection.execute(query)
     }
 
 
-def _with_minutes(kept: bytes | None, hour: Place, minutes: Mapping[Place, bytes]) -> bytes:
+def _with_minutes(
+    kept: bytes | None, hour: StoredWindowKey, minutes: Mapping[StoredWindowKey, bytes]
+) -> bytes:
     """The hour's records with those that have changed put in their place."""
     records = bytearray(kept or bytes(HOUR // MINUTE * FACTS.itemsize))
     for number in range(HOUR // MINUTE):
-        minute = Place(hour.deployment_id, hour.endpoint_id, MINUTE, hour.start + number * MINUTE)
+        minute = StoredWindowKey(
+            hour.deployment_id, hour.endpoint_id, MINUTE, hour.start + number * MINUTE
+        )
         if minute in minutes:
             records[number * FACTS.itemsize : (number + 1) * FACTS.itemsize] = minutes[minute]
     return bytes(records)
@@ -173,7 +188,7 @@ def forget(connection: sa.Connection, now: float) -> None:
 
 
 def facts(
-    connection: sa.Connection, series: Series, width: int, start: int, end: int
+    connection: sa.Connection, series: WindowSource, width: int, start: int, end: int
 ) -> tuple[Whole, Records]:
     """Starts and numbers of the windows of a width that start in [start, end), in rising order; no sketches."""
     if width == MINUTE:
@@ -183,7 +198,7 @@ def facts(
 
 
 def _minutes(
-    connection: sa.Connection, series: Series, start: int, end: int
+    connection: sa.Connection, series: WindowSource, start: int, end: int
 ) -> tuple[Whole, Records]:
     query = (
         sa.select(table.c.start, table.c.minutes)
@@ -199,7 +214,7 @@ def _minutes(
 
 
 def sketches(
-    connection: sa.Connection, series: Series, width: int, start: int, end: int
+    connection: sa.Connection, series: WindowSource, width: int, start: int, end: int
 ) -> tuple[Whole, Columns]:
     """Starts and whole windows of a width that start in [start, end), in rising order."""
     query = (
@@ -212,13 +227,13 @@ def sketches(
     return starts, columns.from_stored([row.window for row in rows])
 
 
-def has_traffic(connection: sa.Connection, series: Series, start: int, end: int) -> bool:
+def has_traffic(connection: sa.Connection, series: WindowSource, start: int, end: int) -> bool:
     """Whether anything was recorded in [start, end), to the minute."""
     query = sa.select(table.c.start).where(series.rows(MINUTE, start, end)).limit(1)
     return connection.execute(query).first() is not None
 
 
-def whole(connection: sa.Connection, series: Series, start: int, end: int) -> Columns:
+def whole(connection: sa.Connection, series: WindowSource, start: int, end: int) -> Columns:
     """Windows that cover [start, end) once, as wide ones as there are: for a sum over a long span."""
     found = [
         sketches(connection, series, width, low, high)[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.durable import flush, write_private
+from tuneship.host.durable import flush, write_private
 from tuneship.store import installation
 from tuneship.store.backup_format import (
     BLOBS,
@@ -25,8 +25,8 @@ from tuneship.store.backup_format import (
     copy_rows,
     read_manifest,
 )
-from tuneship.store.belonging import OWN, RECORD, name_of
 from tuneship.store.database import SQLITE_FILE, Database, sqlite_url
+from tuneship.store.ownership import OWN, RECORD, name_of
 
 RESTORING = "restoring"
 ROWS, HEADS = "rows.sqlite", "heads"
@@ -35,7 +35,7 @@ EMPTY_FOLDERS = frozenset({BLOBS, "scratch", "work", "logs"})
 
 
 @dataclass(frozen=True)
-class Target:
+class RestoreTarget:
     """Where a backup is restored to."""
 
     data_dir: Path
@@ -55,7 +55,7 @@ def complete_backup(folder: Path) -> Manifest:
 
 
 @contextmanager
-def prepared(folder: Path, manifest: Manifest, target: Target) -> Generator[Path]:
+def prepared(folder: Path, manifest: Manifest, target: RestoreTarget) -> Generator[Path]:
     """Every file of the backup, compared with its digest, in a folder of the empty data directory.
 
     Raises `BackupFault` when the place is not empty or a file of the backup is not the one that was written.
@@ -88,7 +88,7 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
         raise BackupFault(f"the backup is damaged: {source} is not the file that was backed up")
 
 
-def _check_empty(target: Target) -> None:
+def _check_empty(target: RestoreTarget) -> None:
     if target.data_dir.exists():
         for one in target.data_dir.iterdir():
             if one.name not in MAY_BE_THERE and not (
@@ -123,7 +123,7 @@ def restored_rows(made: Path) -> Generator[Database]:
         rows.close()
 
 
-def settle(made: Path, target: Target, master_key: str | None) -> None:
+def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
     """Move what was prepared into place and fill the database: all of it, or nothing.
 
     `master_key`: of the backup, where the target has none.
@@ -153,7 +153,7 @@ def _identity(rows: sa.Connection) -> str:
 
 
 @contextmanager
-def _opened(target: Target) -> Generator[Database]:
+def _opened(target: RestoreTarget) -> Generator[Database]:
     """The empty database with its tables, and no service on it."""
     database = Database(target.url)
     try:
@@ -163,7 +163,9 @@ def _opened(target: Target) -> Generator[Database]:
         database.close()
 
 
-def _move_files(made: Path, target: Target, master_key: str | None, undone: ExitStack) -> None:
+def _move_files(
+    made: Path, target: RestoreTarget, master_key: str | None, undone: ExitStack
+) -> None:
     _move(made / BLOBS, target.data_dir / BLOBS, undone)
     if (made / HEADS).exists() and not target.heads.exists():
         _move(made / HEADS, target.heads, undone)
@@ -182,7 +184,7 @@ def _move(source: Path, target: Path, undone: ExitStack) -> None:
     flush(target.parent)
 
 
-def _write_record(target: Target, identity: str, undone: ExitStack) -> None:
+def _write_record(target: RestoreTarget, identity: str, undone: ExitStack) -> None:
     """Without a number of starts: whatever the installation has seen since the backup, this is how it goes on."""
     undone.callback((target.data_dir / RECORD).unlink, missing_ok=True)
     write_private(target.data_dir / RECORD, f"id {identity}\n")

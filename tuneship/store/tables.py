@@ -287,6 +287,7 @@ deliveries = sa.Table(
     sa.Index("ix_deliveries_event_id", "event_id"),
 )
 
+# The keys of sealed files. A row that goes takes what it opened with it.
 object_keys = sa.Table(
     "object_keys",
     METADATA,
@@ -295,7 +296,6 @@ object_keys = sa.Table(
     sa.Column("wrapped", sa.LargeBinary, nullable=False),  # by the tenant's key: `keyring.py`
     _moment("created_at"),
 )
-"""The keys of sealed files. A row that goes takes what it opened with it."""
 
 idempotency = sa.Table(
     "idempotency",
@@ -324,6 +324,7 @@ metric_windows = sa.Table(
     sqlite_with_rowid=False,  # rows lie in the order in which they are read
 )
 
+# How many rows a tenant's list has, so that a page needs no count over the table.
 resource_counts = sa.Table(
     "resource_counts",
     METADATA,
@@ -331,7 +332,6 @@ resource_counts = sa.Table(
     _text("resource", primary_key=True),
     _whole("number"),
 )
-"""How many rows a tenant's list has, so that a page needs no count over the table."""
 
 audit = sa.Table(
     "audit",
@@ -351,6 +351,7 @@ audit = sa.Table(
     sa.Index("ix_audit_client_id_seq", "client_id", "seq"),
 )
 
+# One row: which installation this database belongs to (`installation.py`).
 installation = sa.Table(
     "installation",
     METADATA,
@@ -359,4 +360,3 @@ installation = sa.Table(
     sa.Column("key_check", sa.LargeBinary),
     _moment("newest_time", optional=True),
 )
-"""One row: which installation this database belongs to (`installation.py`)."""

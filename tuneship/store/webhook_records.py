@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from tuneship.contract.events import KINDS, covers
 from tuneship.contract.webhooks import DeliveryStatus
-from tuneship.store import rows
-from tuneship.store.rows import Page, Row
+from tuneship.store import queries as rows
+from tuneship.store.queries import Page, Row
 from tuneship.store.tables import deliveries, events, webhooks
 
+# A webhook whose every try has failed for so long is switched off.
 PATIENCE = timedelta(days=5)
-"""A webhook whose every try has failed for so long is switched off."""
 SWITCHED_OFF, GONE, FAILING = "switched_off", "gone", "failing"
 
 
@@ -102,7 +102,7 @@ def failed(
 
 
 def _settle(connection: sa.Connection, due: Due, now: datetime, **values: Any) -> None:
-    """Write what a try brought, unless the delivery was asked for anew meanwhile: then it is sent once more."""
+    """Write what a try brought, unless the delivery was asked for again meanwhile: then it is sent once more."""
     outcome = {"next_attempt_at": None, "failure": None, "response_status": None} | values
     webhook_id, event_id = due.key
     connection.execute(
@@ -198,7 +198,7 @@ def _again(connection: sa.Connection, now: datetime, *where: sa.ColumnElement[bo
 
 
 @dataclass(frozen=True)
-class Window:
+class ReplayWindow:
     """Which events to send again."""
 
     since: datetime
@@ -207,8 +207,8 @@ class Window:
     """`dead`, `delivered`, `missing` or `all`."""
 
 
-def replay(connection: sa.Connection, webhook: Row, window: Window, now: datetime) -> int:
-    """Queue the window's events anew; answers how many. Of events never addressed here: those it subscribes to."""
+def replay(connection: sa.Connection, webhook: Row, window: ReplayWindow, now: datetime) -> int:
+    """Queue the window's events again; answers how many. Of events never addressed here: those it subscribes to."""
     happened = (
         (events.c.client_id == webhook["client_id"])
         & (events.c.created_at >= window.since)

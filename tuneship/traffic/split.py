@@ -16,7 +16,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Split:
+class TrafficSplit:
     """Shares that sum to 100. A dead member is never re-weighted: its errors must reach the gates."""
 
     shares: tuple[Share, ...]
@@ -37,9 +37,9 @@ class Split:
         raise ValueError(f"a draw lies in [0, {DRAWS})")
 
 
-def split_of(members: Sequence[dict[str, object]]) -> Split:
+def split_of(members: Sequence[dict[str, object]]) -> TrafficSplit:
     """From the stored members, `[{"id", "traffic_percentage"}]`."""
-    return Split(
+    return TrafficSplit(
         tuple(Share(str(one["id"]), int(str(one["traffic_percentage"]))) for one in members)
     )
 

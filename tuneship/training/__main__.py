@@ -18,9 +18,9 @@ from pathlib import Path
 from tuneship.runtime.isolation import narrow
 from tuneship.runtime.landlock import Places
 from tuneship.runtime.launch import INHERITED
-from tuneship.training.progress import (
+from tuneship.training.progress_file import (
     NEEDS_LESS_MEMORY,
-    Progress,
+    ProgressFile,
     RankLost,
     Reason,
     StopRequest,
@@ -37,8 +37,8 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
+# How torch says on CPU, in a plain RuntimeError, that memory is over.
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
-"""How torch says on CPU, in a plain RuntimeError, that memory is over."""
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
 DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
 DISK_BROKEN = f"the service's disk failed: {NOT_WRITTEN} look after it"
@@ -91,7 +91,7 @@ def wait_for_job(descriptor: int) -> Order | None:
 def run_job(order: Order) -> int:
     """From the orders to the last line of progress; returns the exit code."""
     work_dir = order.folder
-    progress = Progress(work_dir / PROGRESS_FILE)
+    progress = ProgressFile(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Loads the base model of a job: weights, tokenizer, template. What cannot be used is refused before a step is taken.
 
 Any causal language model of transformers that reads text alone. No code of a checkpoint is run, and nothing is
-downloaded. Next: `learner.py` (the model), `rows.py` (tokenizer and template).
+downloaded. Next: `learner.py` (the model), `tokenized_examples.py` (tokenizer and template).
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from tuneship.template import PromptTemplate, TemplateFailed
-from tuneship.training.machine import device, number_format
-from tuneship.training.progress import Reason, TrainingFailed
-from tuneship.training.rows import Encoder
+from tuneship.training.device import device, number_format
+from tuneship.training.progress_file import Reason, TrainingFailed
+from tuneship.training.tokenized_examples import Encoder
 
+# Tokens, for a configuration that names no length (the same as the service's catalogue takes).
 FALLBACK_CONTEXT = 2048
-"""Tokens, for a configuration that names no length (the same as the service's catalogue takes)."""
 
 
 def load_base(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuneship.training.rows import Rows
+from tuneship.training.tokenized_examples import TokenizedExamples
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """A padded rectangle of tokens and the places in it whose next token is learnt.
 
     Padding stands at the right. A causal model's tokens do not see what follows them, and no padded place
@@ -57,7 +57,7 @@ def limited_batches(rows: Indices, lengths: Indices, most_tokens: int) -> Iterat
         start += size
 
 
-def collate(rows: Rows, indices: Indices) -> Batch:
+def collate(rows: TokenizedExamples, indices: Indices) -> PaddedBatch:
     """The rectangle of the rows `indices`."""
     width = int(rows.lengths[indices].max())
     tokens = np.zeros((len(indices), width), dtype=np.int64)
@@ -69,4 +69,4 @@ def collate(rows: Rows, indices: Indices) -> Batch:
         learnt[line, : stop - start] = rows.learnt[start:stop]
     learnt[:, 0] = False  # nothing stands before a first token to predict it from
     targets = np.flatnonzero(learnt)
-    return Batch(tokens, targets - 1, tokens.ravel()[targets], np.flatnonzero(filled))
+    return PaddedBatch(tokens, targets - 1, tokens.ravel()[targets], np.flatnonzero(filled))

@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tuneship.durable import flush
-from tuneship.sealing import read_plain, write_sealed
+from tuneship.host.durable import flush
+from tuneship.security.sealed_files import read_plain, write_sealed
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
+# The latest, and the one before it in case the disk damages the latest.
 KEPT = 2
-"""The latest, and the one before it in case the disk damages the latest."""
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from tuneship.sealing import write_sealed
-from tuneship.training.batches import Batch
+from tuneship.security.sealed_files import write_sealed
+from tuneship.training.batches import PaddedBatch
 from tuneship.training.lora import FusedLinear, Noise
 from tuneship.training.packing import PackedAttention
-from tuneship.training.progress import Reason, TrainingFailed
-from tuneship.training.spec import Hyperparameters
+from tuneship.training.progress_file import Reason, TrainingFailed
+from tuneship.training.spec import ResolvedHyperparameters
 
 ALL_LINEAR = "all-linear"
+# Gradients are scaled down to this norm, as transformers' Trainer does it.
 GRADIENT_NORM = 1.0
-"""Gradients are scaled down to this norm, as transformers' Trainer does it."""
+# Where the rank stands in a process's seed: above every seed and step.
 RANK_BITS = 56
-"""Where the rank stands in a process's seed: above every seed and step."""
 
+# Batches with a larger share of tokens than this go in as they are: undoing the packing costs
+# too.
 WORTH_PACKING = 0.9
-"""Batches with a larger share of tokens than this go in as they are: undoing the packing costs too."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class TokenLoss:
 class Learner:
     """One adapter in training. Every random choice follows from (seed, step), and the rank where there are several."""
 
-    def __init__(self, base: PreTrainedModel, settings: Hyperparameters, rank: int = 0) -> None:
+    def __init__(
+        self, base: PreTrainedModel, settings: ResolvedHyperparameters, rank: int = 0
+    ) -> None:
         """`rank`: of this process in its job. Raises TrainingFailed(internal) when a target module does not exist."""
         self._seed = settings.seed
         self._rank = rank
@@ -76,7 +79,9 @@ class Learner:
             self._adapter.values(), lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
 
-    def learn(self, batches: Iterable[Batch], tokens: int, *, step: int, rate: float) -> float:
+    def learn(
+        self, batches: Iterable[PaddedBatch], tokens: int, *, step: int, rate: float
+    ) -> float:
         """One optimizer step over `batches`, which hold `tokens` learnt tokens; returns their mean loss.
 
         The step is taken whatever the loss is: whoever calls this decides about one that is not finite.
@@ -85,7 +90,7 @@ class Learner:
         self.take_step(rate)
         return loss.item()
 
-    def backward(self, batches: Iterable[Batch], tokens: int, *, step: int) -> Tensor:
+    def backward(self, batches: Iterable[PaddedBatch], tokens: int, *, step: int) -> Tensor:
         """The first half of `learn`: the gradient. Returns the share of `batches` in the mean over `tokens`."""
         self.model.train()
         draws = self._seed * 1_000_003 + step + (self._rank << RANK_BITS)
@@ -127,13 +132,13 @@ class Learner:
         for parameter, piece in self._pieces(flat):
             parameter.copy_(piece)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: PaddedBatch) -> Tensor:
         """Sum over the learnt tokens, with the way back."""
         logits, targets = self._logits(batch)
         return functional.cross_entropy(logits, targets, reduction="none").sum()
 
     @torch.inference_mode()
-    def measure(self, batch: Batch) -> TokenLoss:
+    def measure(self, batch: PaddedBatch) -> TokenLoss:
         """Loss and hits without learning."""
         self.model.eval()
         logits, targets = self._logits(batch)
@@ -147,7 +152,7 @@ class Learner:
         self.model.eval()
         tokens = np.array(prompt, dtype=np.int64)
         place = np.array([len(prompt) - 1])
-        batch = Batch(tokens[None], place, tokens[:1], np.arange(len(prompt)))
+        batch = PaddedBatch(tokens[None], place, tokens[:1], np.arange(len(prompt)))
         return self._logits(batch)[0][0]
 
     def adapter(self) -> dict[str, Tensor]:
@@ -200,7 +205,7 @@ class Learner:
         for parameter, part in zip(self._adapter.values(), parts, strict=True):
             yield parameter, part.view_as(parameter)
 
-    def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _logits(self, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
         """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""
         where = self.model.device
         inputs, self._places = self._inputs(batch, where)
@@ -208,7 +213,7 @@ class Learner:
             output = self.model(**inputs, use_cache=False)
         return output.logits[0].float(), torch.from_numpy(batch.targets).to(where)
 
-    def _inputs(self, batch: Batch, where: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    def _inputs(self, batch: PaddedBatch, where: torch.device) -> tuple[dict[str, Tensor], Tensor]:
         """What the model reads, and the places in its flattened form."""
         if self._packing is not None:
             if batch.filled.size < WORTH_PACKING * batch.tokens.size:
@@ -232,7 +237,9 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _with_adapter(base: PreTrainedModel, settings: Hyperparameters, noise: Noise) -> PeftModel:
+def _with_adapter(
+    base: PreTrainedModel, settings: ResolvedHyperparameters, noise: Noise
+) -> PeftModel:
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.nn import functional
 
+# Dropout is rounded to this many steps.
 RANDOM_VALUES = 1 << 16
-"""Dropout is rounded to this many steps."""
 
 
 class Noise:

@@ -16,14 +16,14 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from tuneship.training.batches import Batch, Indices, collate
-from tuneship.training.rows import Rows
+from tuneship.training.batches import Indices, PaddedBatch, collate
+from tuneship.training.tokenized_examples import TokenizedExamples
 
+# transformers knows attention functions by name: each model in training has its own.
 NUMBERS = count()
-"""transformers knows attention functions by name: each model in training has its own."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+# Rows of the trial: one in which the other would show through if packing let it.
 PROBE_LENGTHS = (13, 4)
-"""Rows of the trial: one in which the other would show through if packing let it."""
 
 
 class PackedAttention:
@@ -63,7 +63,7 @@ class PackedAttention:
         model.set_attn_implementation(own or "eager")
         return None
 
-    def pack(self, batch: Batch, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    def pack(self, batch: PaddedBatch, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
         """The model's input, shape (1, tokens), and where in it the places of `batch` are."""
         self._shape = batch.tokens.shape
         self._filled = torch.from_numpy(batch.filled).to(device)
@@ -151,9 +151,9 @@ def _attend_capped(
     return (shares @ value).transpose(1, 2)
 
 
-def _probe(model: PreTrainedModel) -> Rows:
+def _probe(model: PreTrainedModel) -> TokenizedExamples:
     tokens: Indices = np.arange(sum(PROBE_LENGTHS)) % model.config.get_text_config().vocab_size
-    return Rows(
+    return TokenizedExamples(
         tokens.astype(np.int32), np.ones(len(tokens), np.bool_), np.cumsum([0, *PROBE_LENGTHS])
     )
 

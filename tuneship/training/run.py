@@ -20,31 +20,37 @@ import torch
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import Indices, epoch_batches
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
+from tuneship.training.device import choose_threads, devices_there, kept_number_format
+from tuneship.training.distributed import Others, Ranks, Setup
 from tuneship.training.learner import Learner
-from tuneship.training.machine import choose_threads, devices_there, kept_number_format
-from tuneship.training.memory import MOST_TOKENS, bytes_per_token, tokens_at_once
-from tuneship.training.pace import Pace
-from tuneship.training.parity import save_parity
-from tuneship.training.progress import Progress, Reason, StopRequest, TrainingFailed
-from tuneship.training.ranks import Others, Ranks, Setup
-from tuneship.training.rows import Encoder, ReadRows, Rows, carve_out, read_rows
+from tuneship.training.micro_batches import MOST_TOKENS, bytes_per_token, tokens_at_once
+from tuneship.training.parity_notes import save_parity
+from tuneship.training.progress_file import ProgressFile, Reason, StopRequest, TrainingFailed
 from tuneship.training.schedule import EvaluationSchedule, learning_rate
 from tuneship.training.spec import DataKeys, TrainingSpec
+from tuneship.training.speed import TrainingSpeed
+from tuneship.training.tokenized_examples import (
+    Encoder,
+    ReadRows,
+    TokenizedExamples,
+    carve_out,
+    read_rows,
+)
 
 MOST_TOKENS_MEASURING = 2_048
 CHECKPOINT_SECONDS = 600.0
 PLAIN = DataKeys()
+# exp of more is no number a JSON line could hold.
 HIGHEST_EXPONENT = 700.0
-"""exp of more is no number a JSON line could hold."""
 
 
 @dataclass(frozen=True)
 class Data:
     """Rows to learn from and rows to measure with; the two may share one set of tokens."""
 
-    training: Rows
+    training: TokenizedExamples
     training_indices: Indices
-    validation: Rows
+    validation: TokenizedExamples
     validation_indices: Indices
 
     def fingerprint(self, spec: TrainingSpec) -> str:
@@ -77,7 +83,7 @@ class Standing:
     """That learnt until here."""
 
 
-class TrainingRun:
+class TrainingLoop:
     """The loop over the steps of one job."""
 
     def __init__(  # noqa: PLR0913 (what a run is made of)
@@ -85,7 +91,7 @@ class TrainingRun:
         spec: TrainingSpec,
         data: Data,
         learner: Learner,
-        progress: Progress,
+        progress: ProgressFile,
         stop: StopRequest,
         keys: DataKeys = PLAIN,
         others: Others | None = None,
@@ -121,7 +127,7 @@ class TrainingRun:
         if self._standing.step == 0:
             self._measure()
         saved_at = clock()
-        pace = Pace(clock)
+        pace = TrainingSpeed(clock)
         for batch in self._remaining_batches():
             if self._has_stalled():
                 self._tell_early_end()
@@ -316,7 +322,7 @@ class TrainingRun:
             )
 
 
-def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequest) -> None:
+def train(spec: TrainingSpec, keys: DataKeys, progress: ProgressFile, stop: StopRequest) -> None:
     """Do the job of `spec` and write its last line. `keys` open and seal its files.
 
     Raises TrainingFailed or TrainingCancelled when it ends otherwise.
@@ -340,7 +346,7 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequ
         data = read_data(spec, encoder, progress, keys)
         stop.raise_if_requested()
         learner = Learner(base, spec.hyperparameters)
-        run = TrainingRun(spec, data, learner, progress, stop, keys, others)
+        run = TrainingLoop(spec, data, learner, progress, stop, keys, others)
         standing = run.execute(deadline)
 
     def fill(directory: Path) -> None:
@@ -359,7 +365,7 @@ def train(spec: TrainingSpec, keys: DataKeys, progress: Progress, stop: StopRequ
     )
 
 
-def count_ranks(spec: TrainingSpec, progress: Progress) -> int:
+def count_ranks(spec: TrainingSpec, progress: ProgressFile) -> int:
     """How many processes this job gets: as its service wishes, where there is something for each to do."""
     there = devices_there(spec.devices)
     if there < spec.devices:
@@ -371,7 +377,7 @@ def count_ranks(spec: TrainingSpec, progress: Progress) -> int:
 
 
 def read_data(
-    spec: TrainingSpec, encoder: Encoder, progress: Progress, keys: DataKeys = PLAIN
+    spec: TrainingSpec, encoder: Encoder, progress: ProgressFile, keys: DataKeys = PLAIN
 ) -> Data:
     """The rows of both files; without a validation file some training rows are set aside."""
     read = partial(read_rows, dataset_format=spec.dataset_format, encoder=encoder)
@@ -393,7 +399,7 @@ def read_data(
     return Data(training, learnt, training, measured)
 
 
-def _told(read: ReadRows, name: str, encoder: Encoder, progress: Progress) -> Rows:
+def _told(read: ReadRows, name: str, encoder: Encoder, progress: ProgressFile) -> TokenizedExamples:
     """The rows, once the log says what the context length did to them."""
     if read.truncated:
         progress.log(

@@ -8,19 +8,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuneship.contract.examples import DatasetFormat
+from tuneship.contract.dataset_lines import DatasetFormat
 
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
+# Exit code of a process whose further process ended by a signal, less the signal's number; as in
+# shells.
 SIGNALLED = 128
-"""Exit code of a process whose further process ended by a signal, less the signal's number; as in shells."""
+# What the process writes to its standard output and error.
 LOG_FILE = "worker.log"
-"""What the process writes to its standard output and error."""
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
+class ResolvedHyperparameters:
     """Resolved values, already checked at the border (ranges: api docs, fine-tuning jobs)."""
 
     learning_rate: float
@@ -40,7 +41,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class DataKeys:
-    """What opens and seals the files of a job (`tuneship/sealing.py`); None: they are plain."""
+    """What opens and seals the files of a job (`tuneship/security/sealed_files.py`); None: they are plain."""
 
     training: str | None = None
     validation: str | None = None
@@ -89,9 +90,9 @@ class TrainingSpec:
     """Of this attempt."""
     threads: int
     """0: choose by the size of the model."""
-    hyperparameters: Hyperparameters
+    hyperparameters: ResolvedHyperparameters
     devices: int = 1
-    """Learn on so many at most, each with a process of its own (`ranks.py`)."""
+    """Learn on so many at most, each with a process of its own (`distributed.py`)."""
 
     def to_json(self) -> str:
         """One JSON object; paths as text."""
@@ -109,5 +110,5 @@ class TrainingSpec:
         return cls(
             **fields,
             validation_file=None if validation_file is None else Path(validation_file),
-            hyperparameters=Hyperparameters(**values),
+            hyperparameters=ResolvedHyperparameters(**values),
         )

@@ -12,22 +12,23 @@ from starlette.responses import Response
 
 from tuneship.contract.errors import ApiError, InternalError, InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.events.vault import Vault
-from tuneship.service import profiles
-from tuneship.service.context import Context
+from tuneship.security.vault import Vault
+from tuneship.service.context.context import Context
+from tuneship.service.http import profiles
 from tuneship.store import idempotency
 
 logger = logging.getLogger(__name__)
 
+# Answers given before the whole request was read: the connection ends with them.
 CLOSING = (408, 413, 414, 431)
-"""Answers given before the whole request was read: the connection ends with them."""
+# What the operating system says of a disk that is full or broken, or when too many files are
+# open.
 OUT_OF_ORDER = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE,
 )  # fmt: skip
-"""What the operating system says of a disk that is full or broken, or when too many files are open."""
 
+# What Postgres says to a write when it has become a standby.
 READ_ONLY = "25006"
-"""What Postgres says to a write when it has become a standby."""
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:

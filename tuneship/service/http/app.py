@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +30,13 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.operation import DECLARED, Operation
-from tuneship.service import profiles
-from tuneship.service.access import Principal
-from tuneship.service.arguments import path_arguments, query_arguments, validated
-from tuneship.service.context import Context, Parts
-from tuneship.service.forwarding import is_address_known, is_way_known
-from tuneship.service.hipaa import Caller
+from tuneship.service.access.api_keys import Principal
+from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.hipaa import Caller
+from tuneship.service.common.streaming import Stream
+from tuneship.service.context.bindings import BoundOperation
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.http import profiles
 from tuneship.service.http.answers import (
     error_response,
     refusal_of,
@@ -43,38 +44,36 @@ from tuneship.service.http.answers import (
     sealed_answer,
     stored_response,
 )
-from tuneship.service.http.border import Border, InFlight
+from tuneship.service.http.arguments import path_arguments, query_arguments, validated
+from tuneship.service.http.boundary import Boundary, InFlightLimits
 from tuneship.service.http.content import SHORT_BODY, content_of, parsed
+from tuneship.service.http.disconnect import while_heard
 from tuneship.service.http.forms import Content
-from tuneship.service.http.guard import Guard, address_of
-from tuneship.service.http.hang_up import while_heard
+from tuneship.service.http.forwarding import is_address_known, is_way_known
 from tuneship.service.http.health import Ready, alive
+from tuneship.service.http.middleware import EntryMiddleware, address_of
+from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
-from tuneship.service.rates import RateWindow
-from tuneship.service.resources import SERVED
-from tuneship.service.serving_table import Served
-from tuneship.service.streaming import Stream
-from tuneship.service.trail import Trail
 from tuneship.store import idempotency
 
+# By which a refusal is late for a client that does not wait: as long as it should have waited.
 LATE_S = 1.0
-"""By which a refusal is late for a client that does not wait: as long as it should have waited."""
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-def build_app(border: Border, lifespan: Any = None) -> ASGIApp:
-    """The ASGI application with every served operation."""
+def build_app(served: Iterable[BoundOperation], border: Boundary, lifespan: Any = None) -> ASGIApp:
+    """The ASGI application that serves these operations."""
     # Routes are tried in turn, and generations are by far the most requests: they come first.
-    operations = sorted(SERVED.values(), key=lambda one: not one.is_async)
-    routes = [_operation_route(border, served) for served in operations]
+    operations = sorted(served, key=lambda one: not one.is_async)
+    routes = [_operation_route(border, operation) for operation in operations]
     routes.append(_route("GET", "/healthz", alive(border.parts)))
     routes.append(_route("GET", "/readyz", Ready(border.parts).answer))
     routes.append(_route("GET", "/openapi.json", _described(border.parts)))
     refused = {HTTPException: _routing_refused(routes)}
     app = Starlette(routes=routes, exception_handlers=refused, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Guard(app, border)
+    return EntryMiddleware(app, border)
 
 
 def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
@@ -117,13 +116,13 @@ def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Respo
     return route
 
 
-def _operation_route(border: Border, served: Served) -> Route:
+def _operation_route(border: Boundary, served: BoundOperation) -> Route:
     operation = served.operation
     path = route_path(operation.path, [one.path for one in DECLARED])
     return _route(operation.method, path, _endpoint(border, served))
 
 
-def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(border: Boundary, served: BoundOperation) -> Callable[[Request], Awaitable[Response]]:
     in_flight = _places(border, served)
 
     async def answer(request: Request) -> Response:
@@ -148,7 +147,7 @@ def _endpoint(border: Border, served: Served) -> Callable[[Request], Awaitable[R
     return answer
 
 
-def _places(border: Border, served: Served) -> InFlight | None:
+def _places(border: Boundary, served: BoundOperation) -> InFlightLimits | None:
     """Those that the operation needs; most need none."""
     if served.is_async:
         return border.generations
@@ -188,7 +187,7 @@ def _is_private(request: Request, address: str) -> bool:
     return is_way_known(request.scope) and (request.scope["scheme"] == "https" or is_here)
 
 
-async def _slow_down(border: Border, client_id: str, error: Exception) -> None:
+async def _slow_down(border: Boundary, client_id: str, error: Exception) -> None:
     """A client that does not wait although it is told to, again and again: refusing it at once would fill the loop."""
     asks_to_wait = isinstance(error, ApiError) and error.retry_after is not None
     if asks_to_wait and border.limits.count_refusal(client_id):
@@ -229,7 +228,9 @@ def _check_conditions(operation: Operation[..., Any], request: Request) -> None:
         )
 
 
-async def _run(border: Border, served: Served, request: Request, context: Context) -> Response:
+async def _run(
+    border: Boundary, served: BoundOperation, request: Request, context: Context
+) -> Response:
     operation, threads = served.operation, border.parts.threads
     async with content_of(operation, request, border.parts, context.client_id) as content:
         if profiles.HEADER in operation.headers:
@@ -268,14 +269,16 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
     return _Call(_arguments(operation, request, content), key)
 
 
-def _response(border: Border, served: Served, reply: Any, context: Context) -> Response:
+def _response(border: Boundary, served: BoundOperation, reply: Any, context: Context) -> Response:
     if isinstance(reply, Stream):
         slot = nullcontext() if served.is_async else border.streams.slot(context.client_id)
         return StreamResponse(context, reply, slot)
     return reply_response(served.operation, reply, context)
 
 
-def _in_transaction(border: Border, served: Served, context: Context, call: _Call) -> Response:
+def _in_transaction(
+    border: Boundary, served: BoundOperation, context: Context, call: _Call
+) -> Response:
     """Run a handler in one transaction together with its idempotency row and its row of the audit chain."""
     hold = None if call.key is None else _begin(context, call.key)
     if isinstance(hold, Response):
@@ -310,7 +313,7 @@ def _begin(context: Context, key: idempotency.Key) -> Response | idempotency.Hol
 
 
 def _handled(
-    border: Border, served: Served, context: Context, arguments: dict[str, Any]
+    border: Boundary, served: BoundOperation, context: Context, arguments: dict[str, Any]
 ) -> Response:
     reply = served.handler(context, **arguments)
     response = _response(border, served, reply, context)

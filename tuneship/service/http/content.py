@@ -12,13 +12,13 @@ from starlette.requests import Request
 
 from tuneship.contract.errors import InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.service.arguments import check_json_media, json_object
-from tuneship.service.context import Parts
+from tuneship.service.context.context import Parts
+from tuneship.service.http.arguments import check_json_media, json_object
 from tuneship.service.http.forms import Content, Upload, check_length, limited, read_form
 
 JSON_BODY_LIMIT = 1 << 20
+# Bytes that are parsed within a millisecond: a thread would take longer.
 SHORT_BODY = 4 << 10
-"""Bytes that are parsed within a millisecond: a thread would take longer."""
 
 
 @asynccontextmanager

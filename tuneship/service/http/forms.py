@@ -15,22 +15,22 @@ from starlette.requests import Request
 
 from tuneship.contract.errors import ApiError, InvalidRequestError
 from tuneship.contract.operation import Operation
-from tuneship.service.arguments import check_file_media, form_tags
-from tuneship.service.context import Parts
-from tuneship.service.dataset_reading import FILE_LIMIT
-from tuneship.service.disk import check_room
+from tuneship.host.disk_space import check_room
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.reading import FILE_LIMIT
+from tuneship.service.http.arguments import check_file_media, form_tags
 from tuneship.store.blobs import StagedFile
 
 R = TypeVar("R")
 
+# The file and all that stands around it.
 FORM_LIMIT = FILE_LIMIT + (1 << 20)
-"""The file and all that stands around it."""
 TEXT_PARTS = 16
 TEXT_LIMIT = 64 << 10
+# Bytes that are collected before a thread parses and writes them.
 AT_ONCE = 512 << 10
-"""Bytes that are collected before a thread parses and writes them."""
+# Bytes between two looks at the room on the disk.
 LOOK_EVERY = 64 << 20
-"""Bytes between two looks at the room on the disk."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ async def read_form(operation: Operation[..., Any], request: Request, upload: Up
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
         raise InvalidRequestError("the body must be multipart/form-data", status=415)
     check_room(upload.parts.settings, announced)
-    form = _Form(options.get(b"boundary", b""), upload.staged)
+    form = _FormReader(options.get(b"boundary", b""), upload.staged)
     await _fill(form, request, upload)
     return await upload.work(_content, operation, form)
 
 
-async def _fill(form: "_Form", request: Request, upload: Upload) -> None:
+async def _fill(form: "_FormReader", request: Request, upload: Upload) -> None:
     """Parse, hash and write the body, a block at a time."""
     pending: list[bytes] = []
     size = read = 0
@@ -109,7 +109,7 @@ async def _fill(form: "_Form", request: Request, upload: Upload) -> None:
     await upload.work(form.write, b"".join(pending))
 
 
-def _content(operation: Operation[..., Any], form: "_Form") -> Content:
+def _content(operation: Operation[..., Any], form: "_FormReader") -> Content:
     form.finish()
     fields: dict[str, Any] = dict(form.texts)
     if "tags" in fields and operation.is_creating:
@@ -120,7 +120,7 @@ def _content(operation: Operation[..., Any], form: "_Form") -> Content:
     return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
 
-class _Form:
+class _FormReader:
     """One body on its way in. The first refusal is kept, and nothing is stored after it."""
 
     def __init__(self, boundary: bytes, staged: StagedFile) -> None:

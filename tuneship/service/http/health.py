@@ -14,16 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tuneship.contract.errors import InternalError
-from tuneship.service.context import Parts
+from tuneship.service.context.context import Parts
 from tuneship.service.http.answers import error_response, json_response
-from tuneship.service.safeguards import capabilities
+from tuneship.service.models.safeguards import capabilities
 
+# How long an answer of `/readyz` is given to everybody: its check is a write, and asking needs no
+# key.
 FRESH_S = 1.0
-"""How long an answer of `/readyz` is given to everybody: its check is a write, and asking needs no key."""
+# How long a check is waited for, e.g. behind another writer.
 PATIENCE_S = 5.0
-"""How long a check is waited for, e.g. behind another writer."""
+# The smallest write that needs room on the disk and a database that takes writes.
 WRITE = sa.text("update alembic_version set version_num = version_num")
-"""The smallest write that needs room on the disk and a database that takes writes."""
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tuneship.contract.errors import ApiError
-from tuneship.service.context import Context
-from tuneship.service.drain import Drain
+from tuneship.service.common.drain import Drain
+from tuneship.service.common.streaming import Frame, Stream
+from tuneship.service.context.context import Context
 from tuneship.service.http.answers import error_response
-from tuneship.service.streaming import Frame, Stream
 
 KEEP_ALIVE_S = 15.0
+# For the end of the message, when the reader may have stopped reading.
 LAST_WORDS_S = 1.0
-"""For the end of the message, when the reader may have stopped reading."""
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 

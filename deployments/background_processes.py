@@ -1,0 +1,164 @@
+"""Processes that outlive the command that started them: recorded by id and start time, so that only these are ended."""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Longer than the service needs to end: it drains for 30 s, and for 20 s more it waits for what
+# hangs.
+STOP_WITHIN_S = 55.0
+
+
+# Characters of a log's last line.
+SAID_AT_MOST = 300
+
+
+class NotStarted(Exception):
+    """A process ended before it was ready, or never became so; the message has its last line and names its log."""
+
+
+class AtWork(Exception):
+    """Another program is starting or ending processes of the same folder."""
+
+
+@dataclass(frozen=True)
+class RecordedProcess:
+    """One recorded process; `started` is its start in clock ticks since boot, so that a reused id is no match."""
+
+    pid: int
+    started: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this very process still runs."""
+        return _start_of(self.pid) == self.started
+
+
+def _start_of(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+class ProcessFolder:
+    """The records of one folder: `<name>.json` beside `<name>.log`."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made when it is missing."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Nobody else starts or ends processes of this folder meanwhile. Raises `AtWork`."""
+        with (self._folder / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AtWork(f"another command starts or ends what is in {self._folder}") from None
+            yield
+
+    def log(self, name: str) -> Path:
+        """Where a process writes."""
+        return self._folder / f"{name}.log"
+
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def running(self, name: str) -> RecordedProcess | None:
+        """The live process of that name."""
+        try:
+            process = RecordedProcess(**json.loads(self._record(name).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return process if process.is_alive else None
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        is_ready: Callable[[], bool],
+        within_s: float = 120.0,
+    ) -> None:
+        """Start it in a session of its own and wait until it is ready. Raises `NotStarted` or `OSError`.
+
+        Leaves nothing then, nor when the wait is interrupted.
+        """
+        log = self.log(name)
+        before = log.stat().st_size if log.is_file() else 0
+        process = _spawn(command, environment, log)
+        try:
+            self._record(name).write_text(json.dumps(asdict(process)) + "\n")
+            end = time.monotonic() + within_s
+            while process.is_alive and time.monotonic() < end:
+                if is_ready():
+                    return
+                time.sleep(0.1)
+        except BaseException:
+            self._forget(name, process)
+            raise
+        self._forget(name, process)
+        said = _last_line(log, before)
+        raise NotStarted(f"{name} did not start: {said or 'it said nothing'} (log: {log})")
+
+    def _forget(self, name: str, process: RecordedProcess) -> None:
+        """End it first: one that runs unknown would be worse than a record of one that does not run."""
+        _end(process)
+        self._record(name).unlink(missing_ok=True)
+
+    def stop(self, name: str) -> bool:
+        """SIGTERM, and SIGKILL when that takes too long; answers whether there was anything to end."""
+        process = self.running(name)
+        if process is None:
+            self._record(name).unlink(missing_ok=True)
+        else:
+            self._forget(name, process)
+        return process is not None
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> RecordedProcess:
+    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        # Not subprocess.Popen: its objects complain when a process is meant to outlive them.
+        pid = os.posix_spawn(
+            command[0],
+            list(command),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+            ],
+            setsid=True,
+        )
+    return RecordedProcess(pid, _start_of(pid) or 0)
+
+
+def _end(process: RecordedProcess) -> None:
+    """SIGTERM, and SIGKILL when that takes too long."""
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        if process.is_alive:
+            os.kill(process.pid, signal.SIGTERM)
+        end = time.monotonic() + STOP_WITHIN_S
+        while process.is_alive and time.monotonic() < end:
+            time.sleep(0.1)
+        if process.is_alive:
+            os.kill(process.pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # it was started by another run of this program
+        os.waitpid(process.pid, 0)
+
+
+def _last_line(log: Path, since: int) -> str:
+    """Of what was written behind the first `since` bytes."""
+    with log.open("rb") as file:
+        file.seek(since)
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:SAID_AT_MOST] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,388 @@
+"""What a release is made of: the parameters of `tune_and_deploy`, as its form in the Prefect UI and as `release.yaml`.
+
+Every field has the meaning that it has in the API; what is not said keeps its default. Knows no service. Next:
+`flows/tune_and_deploy.py`.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from glob import has_magic
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictFloat,
+    StrictInt,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
+from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
+from tuneship.gates.plan import CanaryPlan, CanaryRules
+from tuneship.gates.training_gates import TrainingRules
+
+MOST_SETS = 10
+# Validation context: where relative paths start. A script says the folder of its params file.
+DIRECTORY = "directory"
+
+
+def beside_parameters(file: str, info: ValidationInfo) -> str:
+    """A path of a params file, relative to that file, and of a file that is there; elsewhere it stays as given."""
+    context: dict[str, Any] = info.context or {}
+    directory: Path | None = context.get(DIRECTORY)
+    path = Path(file).expanduser()
+    if directory is None:
+        return str(path)
+    path = directory / path
+    if not (path.is_file() or has_magic(str(path))):  # told before any service is started
+        raise ValueError(f"{path}: no such file")
+    return str(path)
+
+
+LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
+
+
+class _StrictForm(BaseModel):
+    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for about in schema["properties"].values():
+        about.pop("default", None)
+
+
+def _in_order(*names: str) -> Callable[[dict[str, Any]], None]:
+    """The form of Prefect's UI sorts fields by `position`; those that are not named come last, as they stand."""
+
+    def sort(schema: dict[str, Any]) -> None:
+        fields = schema["properties"]
+        for position, name in enumerate([*names, *(one for one in fields if one not in names)]):
+            fields[name]["position"] = position
+
+    return sort
+
+
+def _fraction_or_steps(value: float) -> float:
+    if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
+        return value
+    raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
+
+
+class TrainingData(_StrictForm):
+    """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_in_order("files", "validation_file", "dataset_ids")
+    )
+
+    files: list[LocalFile] = Field(
+        default_factory=list[str],
+        description="JSON Lines files; a name with `*`, `?` or `[` stands for all that match, by name.",
+    )
+    dataset_ids: list[str] = Field(
+        default_factory=list[str],
+        description="Datasets of the service (`ds_...`), after the files.",
+    )
+    dataset_tags: Tags = Field(
+        default_factory=dict[str, str],
+        description="All processed datasets of the service that carry all these tags, oldest first.",
+    )
+    format: DatasetFormat = Field(
+        default="instruction", description="instruction: instruction and response; or conversation."
+    )
+    validation_file: LocalFile | None = Field(
+        default=None,
+        description="JSON Lines file that no training sees; releases are compared on it.",
+    )
+    validation_dataset_id: str | None = Field(
+        default=None, description="The same as a dataset of the service."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not (self.files or self.dataset_ids or self.dataset_tags):
+            raise ValueError("one of files, dataset_ids and dataset_tags is needed")
+        if self.validation_file and self.validation_dataset_id:
+            raise ValueError("only one of validation_file and validation_dataset_id may be given")
+        return self
+
+
+class SecuritySettings(_StrictForm):
+    """Safeguards of the jobs and deployments of a release. What is left out is not asked for."""
+
+    compliance_mode: ComplianceMode | None = Field(
+        default=None,
+        description="hipaa turns all others on; needs TLS, or the service's own machine, and an API key of at most 90"
+        " days.",
+    )
+    network_isolation: bool | None = Field(
+        default=None, description="The processes that train and serve have no network."
+    )
+    encryption_level: Literal["standard", "maximum"] | None = Field(
+        default=None, description="maximum refuses what lies unsealed at the service."
+    )
+    audit_logging: bool | None = Field(
+        default=None, description="Reads, generations and refusals are in the audit chain, too."
+    )
+    private_endpoints: bool | None = Field(
+        default=None,
+        description="Deployments only: they answer to the service's private networks, and the run must be in one.",
+    )
+
+    @property
+    def of_job(self) -> JobSecuritySettings:
+        """What a job is asked for; a field that is not said is not sent, so that no mode contradicts it."""
+        asked = self.model_dump(exclude_none=True, exclude={"private_endpoints"})
+        return JobSecuritySettings.model_validate(asked)
+
+    @property
+    def of_deployment(self) -> DeploymentSecuritySettings:
+        """The same for a deployment."""
+        return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
+
+
+class DeploymentSettings(_StrictForm):
+    """How the tuned model is served."""
+
+    compute_type: str = Field(default="cpu", description="cpu or gpu.")
+    instance_type: str = Field(default="local", description="`local` on one's own machine.")
+    region: str = Field(default="local", description="`local` on one's own machine.")
+    min_replicas: int = Field(default=1, ge=0, le=64, description="Serving processes at least.")
+    max_replicas: int = Field(default=1, ge=0, le=64, description="Serving processes at most.")
+    auto_scaling: bool = Field(default=False, description="Between the two by load.")
+    tags: Tags = Field(
+        default_factory=dict[str, str],
+        description="Tags of the candidate's deployment, fault tags of a drill among them.",
+    )
+
+
+def _name_first(schema: dict[str, Any]) -> None:
+    _in_order("name", "id")(schema)
+    schema["properties"]["name"].pop("default", None)  # else the form shows no place to type it
+
+
+class EndpointChoice(_StrictForm):
+    """The canary endpoint whose traffic moves to the new model."""
+
+    model_config = ConfigDict(json_schema_extra=_name_first)
+
+    id: str | None = Field(default=None, description="An endpoint that exists (`cep_...`).")
+    name: Name | None = Field(default=None, description="By name; made at the first release.")
+    baseline_deployment_id: str | None = Field(
+        default=None, description="What serves now, where the service cannot tell (no extensions)."
+    )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if (self.id is None) == (self.name is None):
+            raise ValueError("exactly one of id and name is needed")
+        return self
+
+
+class Evaluation(_StrictForm):
+    """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
+
+    max_rows: int = Field(
+        default=200, ge=0, le=100_000, description="Rows of the validation file; 0: off."
+    )
+    max_tokens: int = Field(default=64, ge=1, le=4096, description="Longest answer.")
+
+
+class HyperparameterSet(Hyperparameters):
+    """What one job does in its own way; what is left out is taken from `hyperparameters`."""
+
+    # The form of Prefect's UI sends every default that it is told of, as if a person had chosen it.
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+
+class ReleaseParameters(_StrictForm):
+    """One release: data, training, gates, deployment, canary."""
+
+    # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one
+    # is sent as null, which means its defaults.
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        "hyperparameters": "How to train: hyperparameters",
+        "compute_config": "Where to train: compute_config",
+        "training_gates": "When a training is good enough: training_gates",
+        "deployment": "How the model is served: deployment",
+        "canary": "How the traffic moves, and when it returns: canary",
+        "evaluation": "Accuracy before and after: evaluation",
+        "security_settings": "Safeguards: security_settings",
+    }
+    """Field -> its title in the form: what the group decides, and its name in a file."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_in_order("model_name", "data", "endpoint", "base_model", "model")
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema from which Prefect's UI makes the form. Files and saved deployments are read as ever."""
+        schema = handler(core_schema)
+        fields = handler.resolve_ref_schema(schema)["properties"]
+        fields["data"].pop("default", None)  # with a default of null it would not show what to say
+        for name, title in cls.GROUPS.items():
+            group = {"$ref": fields[name].pop("$ref")}
+            handler.resolve_ref_schema(group)["title"] = "change"  # the label of the button
+            closed = {"type": "null", "title": "keep the defaults"}
+            meant = cls.model_fields[name].description
+            fields[name] |= {"title": title, "description": meant, "anyOf": [closed, group]}
+            fields[name]["default"] = None
+        return schema
+
+    data: TrainingData | None = Field(
+        default=None,
+        description="What to train on: files or datasets. None where `model` is given.",
+    )
+    base_model: ModelId = Field(default="tuneship-tiny", description="The model that is tuned.")
+    model_name: ModelName = Field(description="Name of the tuned model.")
+    model: ModelId | None = Field(
+        default=None, description="A tuned model that exists (`ft:...`): release it, train nothing."
+    )
+    hyperparameters: Hyperparameters = Field(
+        default_factory=Hyperparameters, description="How to train."
+    )
+    hyperparameter_sets: list[HyperparameterSet] = Field(
+        default_factory=list[HyperparameterSet],
+        max_length=MOST_SETS,
+        description="Train one job for each set, side by side, and release the best by validation loss; what a set"
+        " leaves out is taken from `hyperparameters`. Empty: one job.",
+    )
+    validation_frequency: Annotated[StrictInt | StrictFloat, AfterValidator(_fraction_or_steps)] = (
+        Field(default=0.1, description="Fraction of an epoch (0, 1], or every N steps.")
+    )
+    compute_config: ComputeConfig = Field(
+        default_factory=ComputeConfig, description="Where to train, for how long at most."
+    )
+    training_gates: TrainingRules = Field(
+        default_factory=TrainingRules, description="What a training must show to be deployed."
+    )
+    deployment: DeploymentSettings = Field(
+        default_factory=DeploymentSettings, description="How the tuned model is served."
+    )
+    security_settings: SecuritySettings = Field(
+        default_factory=SecuritySettings,
+        description="Safeguards of the jobs and deployments that this release makes.",
+    )
+    endpoint: EndpointChoice = Field(description="Where the traffic moves.")
+    canary: CanaryRules = Field(
+        default_factory=CanaryRules, description="How the traffic moves, and when it returns."
+    )
+    evaluation: Evaluation = Field(
+        default_factory=Evaluation, description="Accuracy before and after, for people."
+    )
+    run_key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=ONE_LINE,
+        description="Makes a repeated run go on where it was stopped; default: from these parameters.",
+    )
+    force: bool = Field(
+        default=False, description="Release again what was rolled back in the last 24 hours."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _closed_groups_keep_their_defaults(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        told = cast("dict[str, Any]", value)
+        return {
+            name: one for name, one in told.items() if one is not None or name not in cls.GROUPS
+        }
+
+    @model_validator(mode="after")
+    def _has_something_to_release(self) -> Self:
+        if (self.data is None) == (self.model is None):
+            raise ValueError("exactly one of data and model is needed")
+        return self
+
+    @model_validator(mode="after")
+    def _sets_differ(self) -> Self:
+        if len({one.model_dump_json() for one in self.settings}) != len(self.settings):
+            raise ValueError("hyperparameter_sets must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_beside_parameters(self, info: ValidationInfo) -> Self:
+        if self.canary.traffic is not None:
+            prompts = beside_parameters(self.canary.traffic.prompts, info)
+            self.canary.traffic.prompts = prompts
+        return self
+
+    @property
+    def settings(self) -> list[Hyperparameters]:
+        """The hyperparameters of every job."""
+        if not self.hyperparameter_sets:
+            return [self.hyperparameters]
+        common = self.hyperparameters.model_dump(exclude_unset=True)
+        return [
+            Hyperparameters.model_validate(common | one.model_dump(exclude_unset=True))
+            for one in self.hyperparameter_sets
+        ]
+
+    @property
+    def validation_file(self) -> Path | None:
+        """The validation rows, where they are at hand."""
+        file = self.data.validation_file if self.data else None
+        return Path(file) if file else None
+
+    def digest(self) -> str:
+        """SHA-256 of everything that was asked for and is not the default, `run_key` and `force` apart."""
+        text = self.model_dump_json(exclude={"run_key", "force"}, exclude_defaults=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def job(
+        self, dataset_id: str, validation_dataset_id: str | None, settings: Hyperparameters
+    ) -> JobCreate:
+        """A job of this release."""
+        return JobCreate(
+            base_model=self.base_model,
+            dataset_id=dataset_id,
+            validation_dataset_id=validation_dataset_id,
+            model_name=self.model_name,
+            hyperparameters=settings,
+            validation_frequency=self.validation_frequency,
+            compute_config=self.compute_config,
+            security_settings=self.security_settings.of_job,
+        )
+
+    def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:
+        """The deployment of a model under these settings, with a name of its own."""
+        settings = self.deployment.model_dump(exclude={"tags"})
+        own = {
+            "model_name": model,
+            "deployment_name": f"{self.model_name}-{suffix}",
+            "tags": tags,
+            "security_settings": self.security_settings.of_deployment,
+        }
+        return DeploymentCreate.model_validate(settings | own)
+
+    def plan(
+        self, endpoint_id: str | None, baseline_deployment_id: str, candidate_deployment_id: str
+    ) -> CanaryPlan:
+        """The rollout of one deployment over another."""
+        return CanaryPlan(
+            **self.canary.model_dump(),
+            endpoint_id=endpoint_id,
+            endpoint_name=None if endpoint_id else self.endpoint.name,
+            baseline_deployment_id=baseline_deployment_id,
+            candidate_deployment_id=candidate_deployment_id,
+        )

@@ -1,0 +1,120 @@
+"""What serves now: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
+
+Found by calls of the API alone, so that nothing has to be remembered between two releases. Next: the gate "T4 champion"
+in `tuneship/gates/training_gates.py`.
+"""
+
+from dataclasses import dataclass
+
+from flows.forms.release_form import EndpointChoice
+from flows.shared.errors import BadInput
+from tasks.datasets import CONTENT_TAG, get_dataset
+from tasks.deployments import get_deployment
+from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint, list_canary_endpoints
+from tasks.jobs import get_job, get_job_metrics
+from tuneship.client import ApiError
+from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.contract.jobs import Job
+from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
+
+SAY_WHAT_SERVES = (
+    "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"
+)
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The deployment that serves an endpoint. `measured` is None for a base model: nothing to compare with."""
+
+    endpoint_id: str | None
+    deployment_id: str
+    model: str
+    measured: ValidationMeasure | None
+    compliance_mode: str | None = None
+    """None: the service does not say."""
+
+    def refuse_other_mode(self, wanted: str | None) -> None:
+        """Raises `BadInput` where the release would bring another mode: the service keeps one address in one."""
+        if self.compliance_mode is not None and (wanted or "none") != self.compliance_mode:
+            raise BadInput(
+                f"security_settings.compliance_mode: what serves the endpoint has {self.compliance_mode}, which an "
+                "endpoint keeps for its whole life; ask for the same, or name another endpoint"
+            )
+
+
+class SplitIsShared(Exception):
+    """No deployment has 100 % of the endpoint: somebody else is shifting its traffic."""
+
+
+def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
+    """The endpoint by id or name; None when there is none of that name yet.
+
+    None also where a server of the bare description cannot tell: then the release says what serves now, or this
+    raises `BadInput`.
+    """
+    try:
+        if endpoint.id is not None:
+            return get_canary_endpoint(endpoint.id)
+        page = list_canary_endpoints(str(endpoint.name))
+    except ApiError as error:
+        cannot_tell = error.status in NO_SUCH_ROUTE
+        if cannot_tell and endpoint.baseline_deployment_id is not None:
+            return None
+        if cannot_tell and endpoint.id is None:
+            raise BadInput(SAY_WHAT_SERVES) from None
+        raise
+    return next(iter(page.canary_endpoints), None)
+
+
+def find_champion(endpoint: EndpointChoice) -> Champion | None:
+    """The champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
+    found = find_endpoint(endpoint)
+    if found is None and endpoint.baseline_deployment_id is None:
+        return None
+    deployment_id = endpoint.baseline_deployment_id or _sole_member(found)
+    deployment = get_deployment(deployment_id)
+    model = deployment.model_name
+    return Champion(
+        endpoint_id=found.id if found else endpoint.id,
+        deployment_id=deployment_id,
+        model=model,
+        measured=_measured(model) if model.startswith("ft:") else None,
+        compliance_mode=deployment.security_settings.get("compliance_mode"),
+    )
+
+
+def _sole_member(endpoint: CanaryEndpoint | None) -> str:
+    for member in endpoint.deployments if endpoint else ():
+        if member.traffic_percentage == 100:
+            return member.id
+    raise SplitIsShared("no deployment serves 100 % of the endpoint")
+
+
+def _measured(model: str) -> ValidationMeasure:
+    """The champion's own training. Steps that are gone (404) leave it not comparable, never better or worse."""
+    base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
+    try:
+        job = get_job(f"ft_{suffix}")
+        losses = get_job_metrics(job.id).validation_loss
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return ValidationMeasure(base_model, None, None, None)
+    return ValidationMeasure(
+        base_model=job.base_model,
+        validation_dataset_id=job.validation_dataset_id,
+        content_sha256=validation_content(job),
+        best_validation_loss=lowest_loss(losses),
+    )
+
+
+def validation_content(job: Job) -> str | None:
+    """The content tag of a job's validation dataset; None where there is no dataset or no tag."""
+    if job.validation_dataset_id is None:
+        return None
+    try:
+        return get_dataset(job.validation_dataset_id).tags.get(CONTENT_TAG)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None

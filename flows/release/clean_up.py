@@ -1,0 +1,150 @@
+"""What a release that did not succeed takes away again: its job, and the deployments that it made itself.
+
+Never the only healthy copy: a candidate goes only when the split is read back without traffic for it, and the baseline
+runs. Works from the release's record alone, so that a hook in a new process can do it, and twice does nothing.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import Flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.logging import get_logger
+
+from flows.release.record_file import ReleaseRecord, ReleaseRecords
+from flows.rollout.rollback import return_traffic
+from flows.shared.signals import uninterrupted
+from tasks.api import api
+from tasks.create_once import NO_SUCH_LIST, run_tag, tagged
+from tasks.jobs import stop_job
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.contract.deployments import GONE, DeploymentStatus
+from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.settings import PipelineSettings
+
+FAILURES = (ApiError, BadResponse, ServiceUnreachable)
+_LOG = get_logger("tuneship.clean_up")
+
+
+def discard_deployments(record: ReleaseRecord) -> list[str]:
+    """Delete the candidate, and a baseline that no endpoint came to use. Returns what is kept, and why."""
+    candidate, baseline = record.made("candidate"), record.made("baseline")
+    notes: list[str] = []
+    try:
+        endpoint = _endpoint(record)
+        if candidate is not None:
+            notes += _discard(candidate, _why_kept(candidate, endpoint))
+        if baseline is not None and endpoint is None:
+            notes += _discard(baseline, None)
+    except FAILURES as error:
+        notes.append(f"deployments of this run are kept: {type(error).__name__}")
+    return notes
+
+
+def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
+    """The endpoint as it is now; None when there is none of that name."""
+    begun = record.last("begun") or {}
+    if begun.get("endpoint_id"):
+        return api().canary_endpoints.get(begun["endpoint_id"])
+    return next(
+        iter(api().canary_endpoints.list(name=begun["endpoint_name"]).canary_endpoints), None
+    )
+
+
+def _why_kept(candidate: str, endpoint: CanaryEndpoint | None) -> str | None:
+    """None when the candidate may go."""
+    if endpoint is None:
+        return None
+    shares = {member.id: member.traffic_percentage for member in endpoint.deployments}
+    if shares.get(candidate, 0) > 0:
+        return "it has traffic"
+    if endpoint.lease and any(member.id == candidate for member in endpoint.lease.fallback):
+        fallback = {member.id: member.traffic_percentage for member in endpoint.lease.fallback}
+        if fallback[candidate] > 0:
+            return "a lease names it"
+    serving = next((name for name, share in shares.items() if share == 100), None)
+    if serving is None:
+        return "no other deployment has all traffic"
+    status = api().deployments.get(serving).status
+    return None if status == DeploymentStatus.RUNNING else f"the baseline is {status}"
+
+
+def _discard(deployment_id: str, why_kept: str | None) -> list[str]:
+    if why_kept is not None:
+        return [f"deployment {deployment_id} is kept: {why_kept}"]
+    try:
+        api().deployments.delete(deployment_id)
+    except ApiError as error:
+        if error.status != 404:
+            return [f"deployment {deployment_id} is kept: {error}"]
+    return []
+
+
+def is_gone(deployment_id: str) -> bool:
+    """Whether a deployment is deleted or on its way there; False where that cannot be known."""
+    try:
+        return api().deployments.get(deployment_id).status in GONE
+    except ApiError as error:
+        return error.status == 404
+    except (BadResponse, ServiceUnreachable):
+        return False
+
+
+def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """State hook of the chain: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
+    if record is None or record.last("ended") is not None:
+        return
+    with uninterrupted():
+        rollout = record.last("rollout")
+        if rollout is not None:
+            return_traffic(flow, _rollout(flow_run, rollout["plan"]), state)
+        if record.damage:
+            _LOG.critical(record.damage)
+            return
+        try:
+            notes = undo(record)
+        except (
+            FAILURES
+        ) as error:  # it stays open: the next run goes on with it, or the guard closes it
+            _LOG.warning("nothing could be taken away (%s)", type(error).__name__)
+            return
+        record.add_if_possible("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
+        for note in notes + record.unwritten:
+            _LOG.warning(note)
+
+
+def undo(record: ReleaseRecord) -> list[str]:
+    """Stop the job, delete the deployments of a release whose traffic is back. Returns what is kept, and why.
+
+    Raises one of `FAILURES`, with nothing done, where the service does not answer.
+    """
+    try:
+        _add_unanswered(record)
+    except ApiError as error:
+        if error.status not in NO_SUCH_LIST:
+            raise
+        _LOG.warning("what was created last could not be asked for (%d)", error.status)
+    if record.last("trained") is None:
+        for job_id in record.all_made("job"):
+            stop_job(job_id)
+    return discard_deployments(record)
+
+
+def _add_unanswered(record: ReleaseRecord) -> None:
+    """Creates whose answer never came: the run was stopped in between, and the service has them by the run's tag."""
+    tags, now = run_tag(record.run_key), datetime.now(UTC)
+    for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
+        if job.id not in record.all_made("job"):
+            record.add_if_possible("job", now, id=job.id, content=[], settings="")
+    known = {*record.all_made("candidate"), *record.all_made("baseline")}
+    for one in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
+        if one.id in known or one.status in GONE:
+            continue
+        is_baseline = one.deployment_name.endswith(record.deployment_suffix("baseline"))
+        record.add_if_possible("baseline" if is_baseline else "candidate", now, id=one.id)
+
+
+def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:
+    """The run as the rollout's own hook reads it."""
+    return flow_run.model_copy(update={"parameters": {"plan": plan}})

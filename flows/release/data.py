@@ -1,0 +1,169 @@
+"""From files to one dataset: validate all of them first, then upload what the service does not have, then merge.
+
+Nothing is uploaded while any file is bad. Next: `tasks/datasets.py`, one call each.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+
+from prefect import get_run_logger
+
+from flows.forms.release_form import TrainingData
+from flows.release.local_files import content_sha256, overlap
+from flows.shared.errors import BadInput
+from tasks.datasets import (
+    CONTENT_TAG,
+    get_dataset,
+    list_datasets,
+    merge_datasets,
+    upload_dataset,
+    validate_dataset,
+    wait_for_dataset,
+)
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload, LineProblem
+
+# Datasets that one merge of the service takes at most.
+MERGED_AT_ONCE = 100
+# Share of the training rows that the service validates on when it is given no validation set.
+CARVED_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a job needs, and what the gates and the record must know of it."""
+
+    dataset_id: str
+    validation_dataset_id: str | None
+    content: tuple[str, ...]
+    """Digest of every part of the training data, in order; the dataset id where there is no digest."""
+    validation_examples: int
+    duplicates: int | None
+    """Validation rows that stand in the training files; None where the files are not at hand."""
+
+
+def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
+    """The same data with every file and dataset by its name. Raises `BadInput` where nothing matches."""
+    files = list(dict.fromkeys(file for name in data.files for file in _matching(name)))
+    tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
+    # A merged dataset would bring its parts a second time.
+    usable = [
+        one.id
+        for one in reversed(tagged)
+        if one.status == DatasetStatus.PROCESSED and not one.source_datasets
+    ]
+    dataset_ids = list(dict.fromkeys([*data.dataset_ids, *usable]))
+    if not files and not dataset_ids and not may_be_empty:
+        raise BadInput("no file and no dataset matches what `data` says")
+    named = data.model_copy(update={"files": files, "dataset_ids": dataset_ids})
+    named.dataset_tags = {}
+    return named
+
+
+def _matching(name: str) -> list[str]:
+    return sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207 - absolute patterns too
+
+
+def is_tagged(dataset_id: str, data: TrainingData) -> bool:
+    """Whether a dataset is one that `data.dataset_tags` asks for; never one that was made by a merge."""
+    dataset = get_dataset(dataset_id)
+    wanted = data.dataset_tags.items()
+    return bool(wanted) and not dataset.source_datasets and wanted <= dataset.tags.items()
+
+
+def validate_files(data: TrainingData) -> None:
+    """Let the service check every file. Raises `BadInput` naming line, field and code of what is wrong."""
+    files = [Path(file) for file in (*data.files, data.validation_file) if file]
+    for file in files:
+        if not file.is_file():
+            raise BadInput(f"{file}: no such file")
+    bad = [problem for file in files for problem in _problems(file, data.format)]
+    if bad:
+        raise BadInput(f"the data was refused: {len(bad)} problem(s); nothing was created", bad)
+
+
+def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
+    """One training dataset and, where given, one validation dataset."""
+    files = [Path(file) for file in data.files]
+    digests = {file: content_sha256(file) for file in files}
+    uploaded = {_dataset_of(file, one, data.format, run_key): one for file, one in digests.items()}
+    parts = uploaded | {dataset_id: _content(dataset_id) for dataset_id in data.dataset_ids}
+    dataset_id = _merged(list(parts), name, run_key)
+    validation = Path(data.validation_file) if data.validation_file else None
+    validation_id = data.validation_dataset_id
+    if validation is not None:
+        digest = content_sha256(validation)
+        validation_id = _dataset_of(validation, digest, data.format, run_key)
+    examples = (
+        get_dataset(validation_id).num_examples
+        if validation_id
+        else int(CARVED_OUT * get_dataset(dataset_id).num_examples)
+    )
+    at_hand = validation is not None and not data.dataset_ids
+    return Prepared(
+        dataset_id=dataset_id,
+        validation_dataset_id=validation_id,
+        content=tuple(parts.values()),
+        validation_examples=examples,
+        duplicates=overlap(validation, files, data.format) if validation and at_hand else None,
+    )
+
+
+def _problems(file: Path, dataset_format: DatasetFormat) -> list[str]:
+    verdict = validate_dataset(file, dataset_format)
+    get_run_logger().info(
+        "%s: %d examples, %d tokens, %s",
+        file.name,
+        verdict.num_examples,
+        verdict.total_tokens,
+        "valid" if verdict.is_valid else f"{verdict.error_count or len(verdict.errors)} bad lines",
+    )
+    if verdict.is_valid:
+        return []
+    return [_told(file, problem) for problem in verdict.errors] or [f"{file}: is not valid"]
+
+
+def _told(file: Path, problem: LineProblem) -> str:
+    line = f"line {problem.line}" if problem.line is not None else "whole file"
+    field = problem.field or "line"
+    return f"{file}: {line}, {field}: {problem.code} ({problem.message})"
+
+
+def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
+    """The dataset with this file's content: one that the service has, or a new one."""
+    for known in list_datasets(dataset_format, {CONTENT_TAG: digest}):
+        if known.status == DatasetStatus.PROCESSED:
+            get_run_logger().info("%s is dataset %s already", file.name, known.id)
+            return known.id
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-")[:120] or "dataset"
+    upload = DatasetUpload(name=name, format=dataset_format, tags={CONTENT_TAG: digest})
+    dataset_id = wait_for_dataset(upload_dataset(file, upload, run_key).id).id
+    get_run_logger().info("%s is uploaded as %s", file.name, dataset_id)
+    return dataset_id
+
+
+def _content(dataset_id: str) -> str:
+    return get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
+
+
+def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
+    if len(dataset_ids) == 1:
+        return dataset_ids[0]
+    if len(dataset_ids) > MERGED_AT_ONCE:
+        batches = [
+            dataset_ids[start : start + MERGED_AT_ONCE]
+            for start in range(0, len(dataset_ids), MERGED_AT_ONCE)
+        ]
+        return _merged([_merged(batch, name, run_key) for batch in batches], name, run_key)
+    merge = DatasetMerge(dataset_ids=list(dataset_ids), name=f"{name} training data")
+    merged = wait_for_dataset(merge_datasets(merge, run_key).id)
+    get_run_logger().info(
+        "%d datasets are merged into %s: %d examples",
+        len(dataset_ids),
+        merged.id,
+        merged.num_examples,
+    )
+    return merged.id

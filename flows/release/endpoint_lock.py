@@ -1,0 +1,57 @@
+"""One release of an endpoint at a time: the others wait, and then look at what serves by then.
+
+A lock in the records folder, which every worker shares: it dies with its process. Prefect's global concurrency limits
+do not: after SIGKILL the slot of a dead run was still taken three minutes later (seen on 3.8.8). What it spares is
+double work; that traffic has one driver is kept by the service and by the rollout's record.
+"""
+
+import hashlib
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from prefect import get_run_logger
+
+from flows.forms.release_form import EndpointChoice
+from flows.shared.journal import FileLock
+from tasks.api import service_name
+from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint
+from tuneship.client import ApiError
+from tuneship.settings import PipelineSettings
+
+POLL_SECONDS = 1.0
+_held: set[str] = set()
+
+
+@contextmanager
+def turn(endpoint: EndpointChoice) -> Generator[None]:
+    """Wait for this endpoint's turn and hold it. A flow that is called by the holder has it already."""
+    text = f"{service_name()} {endpoint.name or _name_of(str(endpoint.id))}"
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if name in _held:
+        yield
+        return
+    folder = PipelineSettings().records.expanduser() / "turns"
+    lock = FileLock(folder / f"{name}.lock")
+    is_told = False
+    while not lock.take():
+        if not is_told:
+            get_run_logger().info("waiting: another release of this endpoint is under way")
+            is_told = True
+        time.sleep(POLL_SECONDS)
+    _held.add(name)
+    try:
+        yield
+    finally:
+        _held.discard(name)
+        lock.release()
+
+
+def _name_of(endpoint_id: str) -> str:
+    """The name by which others may wait for the same endpoint; its id where the service cannot tell."""
+    try:
+        return get_canary_endpoint(endpoint_id).name or endpoint_id
+    except ApiError as error:
+        if error.status not in NO_SUCH_ROUTE:
+            raise
+        return endpoint_id

@@ -1,0 +1,87 @@
+"""What a deployment answers: the smoke test before it gets traffic, and exact matches before and after for people.
+
+Only counts leave this module. Next: `tuneship/gates/training_gates.py` judges the smoke test.
+"""
+
+from pathlib import Path
+
+from prefect import get_run_logger
+
+from flows.forms.release_form import ReleaseParameters
+from flows.release.local_files import questions
+from flows.release.result import Accuracy
+from flows.rollout.traffic_driver import read_prompts
+from tasks.answers import answer_prompts
+from tuneship.gates.training_gates import GateResult, judge_smoke
+
+SMOKE_PROMPTS = 10
+IN_FLIGHT = 16
+# For a release that brings no rows and no prompts of its own.
+PLAIN_PROMPTS = (
+    "What is a fracture of the femur?",
+    "Name a disease of the respiratory system.",
+    "Which organ does hepatitis affect?",
+    "What does an open wound of the hand need?",
+    "Describe a burn of the second degree.",
+    "What is type 2 diabetes mellitus?",
+    "Name a disorder of the eye.",
+    "What causes influenza?",
+    "Which chapter holds diseases of the skin?",
+    "What is anaemia?",
+)
+
+
+def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) -> GateResult:
+    """Gate T10: ten fixed prompts to both deployments while the candidate has no traffic."""
+    prompts = smoke_prompts(release)
+    tokens = release.evaluation.max_tokens
+    # One at a time: the times are compared, and a queue would be measured instead of the models.
+    baseline, candidate = answer_prompts(
+        [baseline_id, candidate_id], prompts, tokens, purpose="smoke-test", in_flight=1
+    )
+    verdict = judge_smoke(baseline, candidate)
+    get_run_logger().info("gate %s: %s", verdict.name, verdict.state)
+    return verdict
+
+
+def smoke_prompts(release: ReleaseParameters) -> list[str]:
+    """The same ones in every run of a release: its validation rows, else its traffic's prompts, else plain ones."""
+    prompts: list[str] = []
+    if release.data is not None and release.validation_file is not None:
+        rows = questions(release.validation_file, release.data.format, SMOKE_PROMPTS)
+        prompts = [row.prompt for row in rows]
+    if not prompts and release.canary.traffic is not None:
+        prompts = read_prompts(Path(release.canary.traffic.prompts))[:SMOKE_PROMPTS]
+    return prompts or list(PLAIN_PROMPTS)
+
+
+def measure_accuracy(
+    baseline_id: str, candidate_id: str, release: ReleaseParameters
+) -> Accuracy | None:
+    """Exact matches of both deployments on the same rows; None where there are no rows. It decides nothing."""
+    wanted = release.evaluation
+    if not wanted.max_rows or release.data is None or release.validation_file is None:
+        return None
+    rows = questions(release.validation_file, release.data.format, wanted.max_rows)
+    if not rows:
+        return None
+    prompts = [row.prompt for row in rows]
+    answered = answer_prompts(
+        [baseline_id, candidate_id],
+        prompts,
+        wanted.max_tokens,
+        purpose="exact-match",
+        in_flight=IN_FLIGHT,
+    )
+    right = [
+        sum(one.completion.strip() == row.answer for one, row in zip(answers, rows, strict=True))
+        for answers in answered
+    ]
+    accuracy = Accuracy(rows=len(rows), before=right[0], after=right[1])
+    get_run_logger().info(
+        "exact match on %d validation rows: %.1f %% before, %.1f %% after",
+        accuracy.rows,
+        100 * accuracy.before / accuracy.rows,
+        100 * accuracy.after / accuracy.rows,
+    )
+    return accuracy

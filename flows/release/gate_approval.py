@@ -1,0 +1,47 @@
+"""A training gate that holds: a person decides, where the release says that one is there to be asked.
+
+No traffic is at stake, so the chain simply waits. Next: `flows/shared/approval.py`.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from prefect import get_run_logger
+
+from flows.shared.approval import ApprovalQuestion, ApprovalReply, answer_to, ask, withdraw
+from flows.shared.markdown import code, plain
+from flows.shared.signals import uninterrupted
+from tuneship.gates.training_gates import GateResult
+
+POLL_SECONDS = 2.0
+
+
+def ask_about(
+    gates: Sequence[GateResult], model: str, run_key: str, timeout_seconds: int
+) -> ApprovalReply:
+    """Wait for a person's decision about a training whose gates hold; no answer in time is "timeout"."""
+    question = ApprovalQuestion(
+        title=f"deploy-{model}",
+        text=question_text(gates, model),
+        tag=f"{run_key}/training-gates",
+        timeout_seconds=timeout_seconds,
+    )
+    run_id, until = ask(question)
+    get_run_logger().warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+    try:
+        while (answer := answer_to(run_id, until, datetime.now(UTC))) is None:
+            time.sleep(POLL_SECONDS)
+    except BaseException:  # stopped while it waits: nobody would hear the answer
+        with uninterrupted():
+            withdraw(question.tag, "the release was stopped")
+        raise
+    get_run_logger().info("the answer is: %s", answer.decision)
+    return answer
+
+
+def question_text(gates: Sequence[GateResult], model: str) -> str:
+    """What a person reads above the form."""
+    rows = [f"| {gate.name} | {plain(gate.note or 'holds')} |" for gate in gates]
+    title = f"## Deploy {code(model)} although gates hold?"
+    return "\n".join([title, "", "| gate | why |", "|---|---|", *rows])

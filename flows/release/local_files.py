@@ -1,0 +1,73 @@
+"""The user's own JSON Lines files, read on the pipeline's side: their digest, their questions, their overlap.
+
+Pure but for reading the files. Texts stay in memory. What a line may hold stands in
+`tuneship/contract/dataset_lines.py`.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from flows.shared.errors import BadInput
+from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, Message, parse_line
+
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class EvaluationExample:
+    """A prompt and the answer that the row gives."""
+
+    prompt: str
+    answer: str
+
+
+def content_sha256(file: Path) -> str:
+    """SHA-256 of a file's bytes. Raises `BadInput` when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[EvaluationExample]:
+    """The first rows that are one question and one answer; a system turn or a longer talk has no `prompt` form."""
+    turns = (row for row in _rows(file, dataset_format) if _roles(row) == ["user", "assistant"])
+    return [
+        EvaluationExample(row[0]["content"], row[1]["content"].strip())
+        for row in islice(turns, limit)
+    ]
+
+
+def overlap(
+    validation_file: Path, training_files: Sequence[Path], dataset_format: DatasetFormat
+) -> int:
+    """How many different validation rows stand in the training files too: they would flatter the loss."""
+    held_out = {_fingerprint(row) for row in _rows(validation_file, dataset_format)}
+    trained = (row for file in training_files for row in _rows(file, dataset_format))
+    return len({mark for mark in map(_fingerprint, trained) if mark in held_out})
+
+
+def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
+    with file.open("rb") as stream:
+        for line in stream:
+            if line.strip():
+                try:
+                    yield parse_line(line.strip(), dataset_format)
+                except ExampleProblem:
+                    continue  # the service's verdict on the file counts, and it came first
+
+
+def _roles(row: Sequence[Message]) -> list[str]:
+    return [message["role"] for message in row]
+
+
+def _fingerprint(row: Sequence[Message]) -> bytes:
+    text = "\x1f".join(f"{message['role']}\x1e{message['content']}" for message in row)
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,109 @@
+"""Which data a retraining has that the last successful release did not: by content where it is known, else by time.
+
+The last success is a promoted release of this pipeline on that endpoint; without one, the training of the model that
+serves now. Next: `flows/retrain.py`.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flows.forms.release_form import EndpointChoice, TrainingData
+from flows.release.champion import SplitIsShared, find_champion, find_endpoint
+from flows.release.local_files import content_sha256
+from flows.release.record_file import ReleaseRecord, ReleaseRecords
+from tasks.api import is_this_service
+from tasks.datasets import CONTENT_TAG, get_dataset
+from tasks.jobs import get_job
+from tuneship.client import ApiError
+
+
+@dataclass(frozen=True)
+class Success:
+    """The last release that was promoted. `content` is None where only its time is known."""
+
+    at: datetime
+    content: frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or a dataset."""
+
+    file: str | None
+    dataset_id: str | None
+    content: frozenset[str]
+    """What it is known by: the digest of a file; the id of a dataset, and its file's digest where it has one."""
+    since: datetime
+    examples: int
+
+
+def parts_of(data: TrainingData) -> list[Part]:
+    """Every part of data that was resolved. Raises `BadInput` for a file that cannot be read."""
+    return [_file(name) for name in data.files] + [_dataset(one) for one in data.dataset_ids]
+
+
+def new_parts(parts: Sequence[Part], success: Success | None) -> list[Part]:
+    """What the last success was not trained on; everything, where there was none."""
+    if success is None:
+        return list(parts)
+    if success.content is None:
+        return [part for part in parts if part.since > success.at]
+    return [part for part in parts if not part.content & success.content]
+
+
+def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
+    """The newest promoted release that trained for this endpoint; None where nothing tuned serves there."""
+    found = find_endpoint(endpoint)
+    names = {endpoint.id, endpoint.name, *((found.id, found.name) if found else ())} - {None}
+    promoted = [
+        success
+        for record in ReleaseRecords(records)
+        if _is_for(record, names) and (success := _promoted(record))
+    ]
+    if promoted:
+        return max(promoted, key=lambda one: one.at)
+    try:
+        champion = find_champion(endpoint)
+    except SplitIsShared:  # the chain will say so
+        return None
+    if champion is None or not champion.model.startswith("ft:"):
+        return None
+    try:
+        trained = get_job(f"ft_{champion.model.rsplit(':', 1)[1]}").created_at
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    return Success(trained, None)
+
+
+def _is_for(record: ReleaseRecord, names: Set[str | None]) -> bool:
+    """Whether it released to the endpoint of these names: its id, its name, or both."""
+    begun = record.last("begun")
+    if begun is None or not is_this_service(begun.get("service")):
+        return False
+    return not names.isdisjoint({begun["endpoint_id"], begun["endpoint_name"]})
+
+
+def _promoted(record: ReleaseRecord) -> Success | None:
+    ended, made = record.last("ended"), record.last("job")
+    if ended is None or made is None or ended["outcome"] != "promoted":
+        return None
+    return Success(datetime.fromisoformat(ended["at"]), frozenset(made["content"]))
+
+
+def _file(name: str) -> Part:
+    file = Path(name)
+    content = content_sha256(file)
+    with file.open("rb") as lines:
+        examples = sum(1 for line in lines if line.strip())
+    since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    return Part(name, None, frozenset({content}), since, examples)
+
+
+def _dataset(dataset_id: str) -> Part:
+    dataset = get_dataset(dataset_id)
+    content = frozenset({dataset_id, dataset.tags.get(CONTENT_TAG, dataset_id)})
+    return Part(None, dataset_id, content, dataset.created_at, dataset.num_examples)

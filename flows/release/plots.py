@@ -1,0 +1,195 @@
+"""The pictures of a report: loss curves, traffic split, error rate and latency of both arms. Numbers only, never text.
+
+Drawn off screen; baseline and candidate keep their colours in every picture. pandas and matplotlib ship no complete
+types; what this module takes and gives is typed.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+from flows.rollout.result import Change
+from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.frames import series_frame
+from tuneship.gates.series import RolloutSeries
+from tuneship.gates.training_gates import TrainingRules
+
+COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
+LIMIT = "#b22222"
+LIMIT_LINES = ("--", ":", "-.")
+# Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few.
+LOGARITHMIC_FROM = 4.0
+BINS = 40
+SMOOTHED_OVER = 10
+UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
+STYLE: Any = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.dpi": 110,
+    "font.size": 10,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The validation loss that a training gate decides by."""
+
+    gate: str
+    value: float
+
+
+def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
+    """What is known of the limits before the gates have decided."""
+    if champion_best is not None:
+        return [Limit("T4 champion", champion_best + rules.champion_margin)]
+    if rules.max_validation_loss is not None:
+        return [Limit("T9 first model", rules.max_validation_loss)]
+    return []
+
+
+def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> None:
+    """Training loss (raw and smoothed), validation loss at its evaluations, and the limits that the gates decide by."""
+    steps = pd.Index(metrics.steps)
+    training = pd.Series(metrics.training_loss, index=steps, dtype=float)
+    validation = pd.Series(metrics.validation_loss, index=steps, dtype=float)
+    seen = validation.where(validation.ne(validation.shift())).dropna()  # repeats are no news
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        axes = figure.subplots()
+        blue, orange = COLOURS["baseline"], COLOURS["candidate"]
+        axes.plot(steps, training, color=blue, alpha=0.2, linewidth=0.8)
+        smooth = training.ewm(span=SMOOTHED_OVER).mean()
+        axes.plot(
+            steps, smooth, color=blue, label=f"training (mean of about {SMOOTHED_OVER} steps)"
+        )
+        best = f", best {seen.min():.3f}" if len(seen) else ""
+        axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")
+        for limit, line in zip(limits, LIMIT_LINES, strict=False):
+            label = f"limit of gate {limit.gate} {limit.value:.3f}"
+            axes.axhline(limit.value, color=LIMIT, linestyle=line, linewidth=1.2, label=label)
+        _label(axes, "Loss of the fine-tuning job", "step", "nats per token")
+        _scale(axes, [*training.dropna(), *seen, *(limit.value for limit in limits)])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="best")  # early in a training the curves lie at the top
+        figure.savefig(file)
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Logarithmic where the values differ much: the first steps would press all that is decided by to the ground."""
+    drawn = [value for value in values if math.isfinite(value)]
+    if not drawn or min(drawn) <= 0 or max(drawn) < LOGARITHMIC_FROM * min(drawn):
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(min(drawn) / 1.1, max(drawn) * 1.1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("nats per token, logarithmic")
+
+
+def plot_rollout(
+    history: Sequence[Change], series: RolloutSeries | None, candidate_id: str, file: Path
+) -> bool:
+    """The candidate's share, error rates and latency over one time axis; False where no time is known."""
+    frame = series_frame(series) if series and series.buckets else pd.DataFrame()
+    moments = [change.at for change in history if change.at] + list(frame.index)
+    if not moments:
+        return False
+    clock = _Clock(min(moments), max(moments))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 8), layout="constrained")
+        split, errors, latency = figure.subplots(3, 1, sharex=True)
+        _draw_split(split, history, candidate_id, clock)
+        for arm in COLOURS if len(frame) else ():
+            _draw_arm(errors, latency, frame, clock, arm)
+        _label(errors, "Failed requests", "", "% of requests")
+        _label(latency, "Latency", clock.unit, "ms (means of percentiles)")
+        top = max(5.0, errors.get_ylim()[1])
+        errors.set_ylim(-0.03 * top, top)  # a line at zero stays visible
+        latency.set_ylim(bottom=0, top=1.15 * latency.get_ylim()[1])  # room for a note
+        for axes in (errors, latency):
+            if axes.has_data():
+                axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderpad=0)
+                _mark_steps(axes, history, candidate_id, clock)
+        figure.savefig(file)
+    return True
+
+
+class _Clock:
+    """Moments as numbers since the start, in the unit that suits the whole span."""
+
+    def __init__(self, start: datetime, end: datetime) -> None:
+        self.start, self.end = start, end
+        span = (end - start).total_seconds()
+        fitting = (unit for unit in reversed(UNITS) if span >= 3 * unit[0])
+        self._seconds, self.unit = next(fitting, UNITS[0])
+        self.bin = pd.Timedelta(seconds=max(1, math.ceil(span / BINS)))  # pandas wants whole units
+
+    def at(self, moment: datetime) -> float:
+        return (moment - self.start).total_seconds() / self._seconds
+
+
+def _draw_split(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
+    """A share holds from one change to the next; the last one to the end."""
+    known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
+    if known:
+        times = [time for time, _ in known] + [clock.at(clock.end)]
+        shares = [share for _, share in known] + [known[-1][1]]
+        axes.fill_between(times, shares, step="post", color=COLOURS["candidate"], alpha=0.85)
+        axes.fill_between(times, shares, 100, step="post", color=COLOURS["baseline"], alpha=0.85)
+    for time, share in known:
+        axes.annotate(f"{share} %", (time, 102), annotation_clip=False, fontsize=9)
+        axes.axvline(time, color="white", linewidth=0.8)
+    _label(axes, "Traffic: candidate below (orange), baseline above (blue)\n", "", "% of traffic")
+    axes.set_ylim(0, 100)
+
+
+def _mark_steps(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
+    """A line where the split changes; grey where the candidate has all the load, and no baseline to compare it with."""
+    known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
+    ends = [*(time for time, _ in known[1:]), clock.at(clock.end)]
+    for (start, share), end in zip(known, ends, strict=True):
+        axes.axvline(start, color="grey", linewidth=0.8, alpha=0.5)
+        if share == 100 and end > start:
+            axes.axvspan(start, end, color="grey", alpha=0.12, linewidth=0)
+            middle, place = (start + end) / 2, axes.get_xaxis_transform()
+            note = "all load on the candidate"
+            axes.text(middle, 0.97, note, transform=place, ha="center", va="top", fontsize=9)
+
+
+def _draw_arm(errors: Axes, latency: Axes, frame: pd.DataFrame, clock: _Clock, arm: str) -> None:
+    """Buckets are pooled until about 40 are left: shares by their counts, percentiles as means weighted by requests."""
+    requests = frame[f"{arm}_requests"].astype(float)
+    failed = frame[f"{arm}_errors"].astype(float)
+    pooled = requests.resample(clock.bin, origin="start").sum()
+    pooled = pooled[pooled > 0]
+    times = [clock.at(moment) for moment in pooled.index]
+    share = 100.0 * failed.resample(clock.bin, origin="start").sum()[pooled.index] / pooled
+    errors.plot(times, share, "o-", markersize=3, color=COLOURS[arm], label=arm)
+    for name, line in (("p50", "-"), ("p95", ":")):
+        value = frame[f"{arm}_{name}"].astype(float)
+        weight = requests.where(value.notna(), 0.0)
+        sums = (value.fillna(0.0) * weight).resample(clock.bin, origin="start").sum()
+        weights = weight.resample(clock.bin, origin="start").sum()
+        mean = (sums / weights.where(weights > 0))[pooled.index]
+        latency.plot(times, mean, line, color=COLOURS[arm], label=f"{arm} {name}")
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)

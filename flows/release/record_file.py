@@ -1,0 +1,196 @@
+"""What a release has made, on disk, line by line: a run that is repeated goes on with it, a clean-up finds it.
+
+`<records>/releases/<run key>.jsonl`. It also tells which releases were rolled back lately, and gives the next run of
+the same parameters a new key once this one has ended. Ids, digests and outcomes, never text of a dataset.
+"""
+
+import errno
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+from flows.shared.journal import FileLock, Journal, NotWritten, damage_of
+
+# How long a release that was rolled back is not tried again (unless forced).
+REFUSED_FOR = timedelta(hours=24)
+
+
+# What a line of a kind cannot do without. A kind that is not named here may hold anything.
+_NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
+    "begun": {"run_key": str, "endpoint_id": str | None, "endpoint_name": str | None},
+    "job": {"id": str, "content": list},
+    "candidate": {"id": str},
+    "baseline": {"id": str},
+    "release": {"digest": str},
+    "rollout": {"plan": dict},
+    "ended": {"outcome": str},
+}
+_WHAT_TO_DO = ": see to its job and deployment, then move it away"
+
+
+class DamagedRecord(Exception):
+    """A record that was asked for by its key has lines that cannot be read."""
+
+
+class ReleaseRecord:
+    """One run of the chain."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what there is. What cannot be read is named in `damage`: nobody knows what it said."""
+        self.path = path
+        self.facts: list[dict[str, Any]] = []
+        self.damage = ""
+        """Where it cannot be read, for people: such a record is neither gone on with nor cleaned up."""
+        self._lock = FileLock(path.with_suffix(".lock"))
+        self._journal: Journal | None = None
+        try:
+            self._journal = Journal(path)
+        except OSError as error:
+            self.damage = f"the record {path} cannot be read ({error.strerror})" + _WHAT_TO_DO
+            return
+        self.facts, damaged = self._journal.read(_read)
+        if damaged:
+            self.damage = damage_of(path, damaged) + _WHAT_TO_DO
+
+    def hold(self) -> bool:
+        """Keep this run for this process until it ends; False where another live process has it."""
+        return self._lock.take()
+
+    def release(self) -> None:
+        """Let go; the death of the process does the same."""
+        self._lock.release()
+
+    def add(self, kind: str, at: datetime, **fields: Any) -> None:
+        """Append one line and return when the disk has it. Raises `NotWritten`."""
+        fact = {"kind": kind, "at": at.isoformat(), **fields}
+        self._writable().append(json.dumps(fact))
+        self.facts.append(fact)
+
+    def add_if_possible(self, kind: str, at: datetime, **fields: Any) -> None:
+        """Add what is true whether the disk takes it or not; `unwritten` says whether it did."""
+        fact = {"kind": kind, "at": at.isoformat(), **fields}
+        self._writable().append_if_possible(json.dumps(fact))
+        self.facts.append(fact)
+
+    @property
+    def unwritten(self) -> list[str]:
+        """For the notes of a result: that the disk lacks what this process knows, and why; else nothing."""
+        said = self._journal.unwritten if self._journal else ""
+        return [said] if said else []
+
+    def _writable(self) -> Journal:
+        if self._journal is None:
+            raise NotWritten(errno.EIO, self.damage, str(self.path))
+        return self._journal
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The newest line of a kind."""
+        return next((fact for fact in reversed(self.facts) if fact["kind"] == kind), None)
+
+    @property
+    def run_key(self) -> str:
+        """What makes every create of this run unique."""
+        begun = self.last("begun")
+        return str(begun["run_key"]) if begun else self.path.stem
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing is left to go on with. A killed run wrote no end; a pause and an unconfirmed return are not one."""
+        ended = self.last("ended")
+        return ended is not None and ended["outcome"] not in ("paused", "rollback_incomplete")
+
+    def made(self, kind: str) -> str | None:
+        """The id of what this run created under that name (`job`, `candidate`, `baseline`), if it did."""
+        fact = self.last(kind)
+        return fact["id"] if fact else None
+
+    def all_made(self, kind: str) -> list[str]:
+        """The ids of everything that was created under that name, in order."""
+        return [fact["id"] for fact in self.facts if fact["kind"] == kind]
+
+    def deployment_suffix(self, role: str) -> str:
+        """What ends the name of the deployment that this run makes as `candidate` or `baseline`."""
+        return hashlib.sha256(f"{self.run_key} {role}".encode()).hexdigest()[:8]
+
+    def is_of_flow_run(self, flow_run_id: str) -> bool:
+        """Whether this flow run, or one that it called, wrote it (last)."""
+        begun = self.last("begun") or {}
+        return flow_run_id in (begun.get("flow_run_id"), begun.get("root_flow_run_id"))
+
+
+class ReleaseRecords:
+    """All records of this pipeline."""
+
+    def __init__(self, records: Path) -> None:
+        """Read and write below `<records>/releases`."""
+        self.folder = records.expanduser() / "releases"
+
+    def __iter__(self) -> Iterator[ReleaseRecord]:
+        """Every record, by name."""
+        return (ReleaseRecord(path) for path in sorted(self.folder.glob("*.jsonl")))
+
+    def of(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord:
+        """The record to write: by the given key, else the open one of these parameters, else the next.
+
+        A damaged one is passed over; raises `DamagedRecord` where it is the one of the given key.
+        """
+        if run_key is not None:
+            record = ReleaseRecord(self.folder / f"{_file_of(run_key)}.jsonl")
+            if record.damage:
+                raise DamagedRecord(record.damage)
+            return record
+        number = 1
+        while True:
+            record = ReleaseRecord(self.folder / f"{parameters_digest[:16]}-{number}.jsonl")
+            if not record.has_ended and not record.damage:
+                return record
+            number += 1
+
+    def latest(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord | None:
+        """The newest record of these parameters, ended or not."""
+        pattern = f"{_file_of(run_key)}.jsonl" if run_key else f"{parameters_digest[:16]}-*.jsonl"
+        files = sorted(self.folder.glob(pattern), key=_changed_at)
+        return ReleaseRecord(files[-1]) if files else None
+
+    def of_flow_run(self, flow_run_id: str) -> ReleaseRecord | None:
+        """The record that a flow run wrote."""
+        return next((record for record in self if record.is_of_flow_run(flow_run_id)), None)
+
+    def rolled_back_since(self, release_digest: str, now: datetime) -> datetime | None:
+        """When this release was rolled back in the last 24 hours, if it was."""
+        for record in self:
+            ended, made = record.last("ended"), record.last("release")
+            if ended is None or made is None or ended["outcome"] != "rolled_back":
+                continue
+            at = datetime.fromisoformat(ended["at"])
+            if made["digest"] == release_digest and now - at < REFUSED_FOR:
+                return at
+        return None
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A line's fact; None where it is none, or lacks what is read of its kind."""
+    try:
+        fact: Any = json.loads(line)
+        is_dated = datetime.fromisoformat(fact["at"]).tzinfo is not None
+        needed = _NEEDED.get(fact["kind"], {})
+        is_whole = all(isinstance(fact[name], kind) for name, kind in needed.items())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return fact if is_dated and is_whole else None
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # moved away in the meantime
+        return 0.0
+
+
+def _file_of(run_key: str) -> str:
+    """A given key may hold any character; a file name may not."""
+    return f"key-{hashlib.sha256(run_key.encode()).hexdigest()[:16]}"

@@ -1,0 +1,54 @@
+"""How a release ended: the rollout's result, and what the chain did before it. No text of a dataset.
+
+Next: `flows/release/report.py` tells it to people.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from flows.rollout.result import RolloutResult
+
+
+class Accuracy(BaseModel):
+    """Exact matches by greedy generation on the same validation rows."""
+
+    rows: int
+    before: int = Field(description="Rows that the baseline answered exactly.")
+    after: int = Field(description="Rows that the candidate answered exactly.")
+
+
+class Contender(BaseModel):
+    """One of the jobs that trained side by side."""
+
+    job_id: str
+    status: str
+    model: str | None
+    validation_loss: float | None = Field(description="The lowest one, nats per token.")
+    hyperparameters: dict[str, Any] = Field(description="In what it differs from the others.")
+    is_best: bool = False
+
+
+class ReleaseResult(RolloutResult):
+    """The result of `tune_and_deploy`; all that is null was not reached."""
+
+    run_key: str
+    gate: str | None = Field(default=None, description="The training gate that refused.")
+    training_gates: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]], description="Every gate: state, value, limit, note."
+    )
+    job_id: str | None = None
+    contenders: list[Contender] = Field(
+        default_factory=list[Contender],
+        description="Every job, where several sets of hyperparameters were tried.",
+    )
+    model: str | None = None
+    champion_model: str | None = None
+    champion_validation_loss: float | None = Field(
+        default=None, description="The lowest one of what served before, nats per token."
+    )
+    baseline_deployment_id: str | None = None
+    candidate_deployment_id: str | None = None
+    candidate_deleted: bool = False
+    accuracy: Accuracy | None = None
+    report: str | None = Field(default=None, description="The Markdown report.")

@@ -1,0 +1,311 @@
+"""One run of the chain while it goes on: its key, its record, and the result as far as it is known.
+
+Everything is written to the record before the next step, so that a killed run can be repeated. Next:
+`flows/release/record_file.py` for the file, `flows/release/report.py` for what people read.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+from pydantic_core import to_jsonable_python
+
+from flows.forms.release_form import ReleaseParameters
+from flows.release.champion import Champion
+from flows.release.clean_up import discard_deployments, is_gone
+from flows.release.gate_approval import ask_about
+from flows.release.record_file import (
+    REFUSED_FOR,
+    DamagedRecord,
+    ReleaseRecord,
+    ReleaseRecords,
+)
+from flows.release.report import write_report
+from flows.release.result import Accuracy, Contender, ReleaseResult
+from flows.rollout.record_file import records_in_use
+from flows.rollout.result import RolloutResult, result_of
+from flows.shared.errors import BadInput
+from flows.shared.links import show_link
+from tasks.api import service_name
+from tasks.deployments import create_deployment, wait_for_deployment
+from tuneship.contract.jobs import Job
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.training_gates import GateResult, TrainingVerdict
+from tuneship.settings import PipelineSettings
+
+UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
+# Outcomes of a rollout that stand, also when its release was killed before it took note.
+DECIDED = ("promoted", "rolled_back")
+
+
+@dataclass
+class ReleaseRun:
+    """What is known so far."""
+
+    release: ReleaseParameters
+    records: ReleaseRecords
+    record: ReleaseRecord
+    key: str
+    known: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the result."""
+    gates: list[GateResult] = field(default_factory=list[GateResult])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def model(self) -> str:
+        """What is released."""
+        return self.known.get("model") or ""
+
+    @property
+    def champion_best(self) -> float | None:
+        """The lowest validation loss of what serves now."""
+        return self.known.get("champion_validation_loss")
+
+    def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
+        """Write down what was created, and show where it is."""
+        self.record.add(kind, datetime.now(UTC), id=resource_id, **fields)
+        show_link(kind, resource_id)
+
+    def job_on(self, content: Sequence[str], settings: str) -> str | None:
+        """The job that this run created on the same data with these settings before it was killed."""
+        made = [fact for fact in self.record.facts if fact["kind"] == "job"]
+        same = [
+            one
+            for one in made
+            if (one["content"], one.get("settings")) == (list(content), settings)
+        ]
+        return same[-1]["id"] if same else None
+
+    def refusal_of(self, content: Sequence[str]) -> ReleaseResult | None:
+        """Refuse what was rolled back in the last 24 hours: same base model, data, hyperparameters and tags."""
+        digest = _release_digest(self.release, content)
+        now = datetime.now(UTC)
+        at = self.records.rolled_back_since(digest, now)
+        self.record.add("release", now, digest=digest)
+        if at is None or self.release.force:
+            return None
+        until = (at + REFUSED_FOR).strftime("%Y-%m-%d %H:%M")
+        return self.rejected(
+            "rolled_back_recently",
+            f"the same release was rolled back; until {until} UTC use `force`",
+        )
+
+    def releasing(self, model: str) -> ReleaseResult | None:
+        """A model that exists; the result when it is refused."""
+        self.known["model"] = model
+        return self.refusal_of([model])
+
+    def against(self, champion: Champion | None) -> None:
+        """What serves now."""
+        if champion is not None:
+            self.known["champion_model"] = champion.model
+            best = champion.measured.best_validation_loss if champion.measured else None
+            self.known["champion_validation_loss"] = best
+
+    def trained(self, job: Job, contenders: Sequence[Contender] = ()) -> None:
+        """The jobs have ended, and this one goes on."""
+        self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
+        self.known["contenders"] = list(contenders)
+        self.record.add("trained", datetime.now(UTC), id=job.id)
+
+    def judged(self, verdict: TrainingVerdict) -> ReleaseResult | None:
+        """Keep every gate; the result when they refuse. Gates that hold ask a person where one is to be asked."""
+        self.gates += verdict.gates
+        if verdict.decision == "pass":
+            return None
+        refusing = next(one for one in verdict.gates if one.name == verdict.reason)
+        if verdict.decision == "reject" or self.release.canary.approval != "required":
+            return self.refused_by(refusing)
+        held = [one for one in verdict.gates if one.state == "hold"]
+        limit = self.release.canary.approval_timeout_seconds
+        answer = ask_about(held, self.model, self.key, limit)
+        said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
+        self.record.add("held_gates", datetime.now(UTC), said=said, comment=answer.comment)
+        if answer.decision == "promote":
+            self.notes.append(f"gates that hold, a person decided: {said}")
+            return None
+        return self.refused_by(refusing, said)
+
+    def smoked(self, gate: GateResult) -> ReleaseResult | None:
+        """Keep the smoke test's gate; the result when it refuses."""
+        self.gates.append(gate)
+        return None if gate.state == "pass" else self.refused_by(gate)
+
+    def refused_by(self, gate: GateResult, said: str = "") -> ReleaseResult:
+        """A gate that holds refuses too, unless a person said otherwise."""
+        self.known["gate"] = gate.name
+        why = "; ".join(part for part in (described(gate), said) if part)
+        return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {why}")
+
+    def rejected(self, reason: str, note: str) -> ReleaseResult:
+        """Refused before any traffic moved."""
+        return self._result(RolloutResult(outcome="rejected", reason=reason, notes=[note]))
+
+    def deploy(self, role: str, model: str, tags: Mapping[str, str]) -> str:
+        """A deployment that runs: the one this run made before it was killed, or a new one."""
+        made = self.record.made(role)
+        if made is None or is_gone(made):
+            suffix = self.record.deployment_suffix(role)
+            wanted = self.release.deploy(model, suffix, dict(tags))
+            made = create_deployment(wanted, self.key).id
+            self.remember(role, made)
+            get_run_logger().info("%s: %s is deployed as %s", role, model, made)
+        self.known[f"{role}_deployment_id"] = made
+        wait_for_deployment(made)
+        return made
+
+    def measured(self, accuracy: Accuracy | None) -> None:
+        """Keep the accuracy before and after."""
+        self.known["accuracy"] = accuracy
+
+    def rollout_begins(self, plan: CanaryPlan) -> CanaryPlan:
+        """Write the plan down, for whoever must return the traffic without this process."""
+        self.known["baseline_deployment_id"] = plan.baseline_deployment_id
+        self.record.add(
+            "rollout",
+            datetime.now(UTC),
+            plan=plan.model_dump(mode="json"),
+            known=to_jsonable_python(self.known),
+            gates=[dataclasses.asdict(gate) for gate in self.gates],
+            notes=self.notes,
+        )
+        return plan
+
+    def rollout_so_far(self) -> CanaryPlan | RolloutResult | None:
+        """What this run was killed in: the plan of a rollout that is open, the result of one that has decided.
+
+        None where none has begun, or where it was given back from outside: then the chain begins it again.
+        """
+        begun = self.record.last("rollout")
+        if begun is None:
+            return None
+        plan = CanaryPlan.recorded(begun["plan"])
+        files = records_in_use().of(plan)
+        if not files:
+            return None
+        told = None if files[-1].is_open else result_of(files[-1].record, [])
+        if told is not None and told.outcome not in DECIDED:
+            return None
+        self.known = dict(begun.get("known", {}))
+        self.gates = [GateResult(**gate) for gate in begun.get("gates", [])]
+        self.notes = list(begun.get("notes", []))
+        get_run_logger().info("the rollout of %s goes on", plan.candidate_deployment_id)
+        return told or plan
+
+    def rolled_out(self, rollout: RolloutResult) -> ReleaseResult:
+        """The canary has decided."""
+        if rollout.endpoint_id:
+            # A string of its own. Prefect notes whose result an input is, by the object; of a task whose input is a
+            # flow run's, its UI (3.8) can make nothing, and then lists no task run at all.
+            rollout.endpoint_id = rollout.endpoint_id.encode().decode()
+        return self._result(rollout)
+
+    def _result(self, rollout: RolloutResult) -> ReleaseResult:
+        gates = [dataclasses.asdict(gate) for gate in self.gates]
+        rollout.notes = [*self.notes, *rollout.notes]
+        return ReleaseResult(
+            **rollout.model_dump(), run_key=self.key, training_gates=gates, **self.known
+        )
+
+
+def begin(release: ReleaseParameters) -> ReleaseRun:
+    """Open the record of this run. Raises `BadInput` when a given `run_key` is used up, in use or unreadable."""
+    records = ReleaseRecords(PipelineSettings().records)
+    for one in records:
+        if one.damage:
+            get_run_logger().warning(one.damage)
+    try:
+        record = records.of(release.digest(), release.run_key)
+    except DamagedRecord as error:
+        raise BadInput(f"run_key: {error}") from None
+    if not record.hold():
+        raise BadInput("another run with these parameters is under way")
+    ended = record.last("ended")
+    if ended is not None and record.has_ended:
+        raise BadInput(f"run_key: that run has ended as {ended['outcome']}; choose another")
+    # Drawn once, so that a folder of records that was lost or is not shared never adopts another run's creates.
+    known = record.run_key if record.last("begun") else f"{record.path.stem}-{uuid4().hex[:8]}"
+    key = release.run_key or known
+    record.add(
+        "begun",
+        datetime.now(UTC),
+        run_key=key,
+        flow_run_id=str(flow_run.id),
+        root_flow_run_id=str(flow_run.root_flow_run_id),
+        service=service_name(),
+        endpoint_id=release.endpoint.id,
+        endpoint_name=release.endpoint.name,
+    )
+    return ReleaseRun(release, records, record, key)
+
+
+def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
+    """Take away what a release without success made, end the record, write the report."""
+    log = get_run_logger()
+    if result.outcome in UNSUCCESSFUL:
+        kept = discard_deployments(run.record)
+        result.notes += kept
+        candidate = result.candidate_deployment_id
+        result.candidate_deleted = candidate is not None and is_gone(candidate)
+    ended = {"outcome": result.outcome, "reason": result.reason}
+    run.record.add_if_possible("ended", datetime.now(UTC), **ended)
+    result.notes += run.record.unwritten
+    folder = PipelineSettings().reports.expanduser() / run.record.path.stem
+    try:
+        result.report = str(write_report(result, run.release, folder))
+    except Exception as error:  # the release has ended: no report may change how
+        log.exception("the report could not be written")
+        result.notes.append(f"the report could not be written ({type(error).__name__})")
+    log.info("%s; report: %s", result.told, result.report or "none")
+    return result
+
+
+def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
+    """What a stopped run had done, from the records alone; None when it had not begun."""
+    record = ReleaseRecords(PipelineSettings().records).latest(release.digest(), release.run_key)
+    if record is None:
+        return None
+    rollout = RolloutResult(outcome="aborted", reason="cancelled")
+    begun = record.last("rollout")
+    if begun is not None:
+        for file in records_in_use().of(CanaryPlan.recorded(begun["plan"])):
+            if not file.is_open:
+                rollout = result_of(file.record, [])
+    candidate = record.made("candidate")
+    return ReleaseResult(
+        **rollout.model_dump(),
+        run_key=record.run_key,
+        job_id=record.made("job"),
+        candidate_deployment_id=candidate,
+        candidate_deleted=candidate is not None and is_gone(candidate),
+    )
+
+
+def described(gate: GateResult) -> str:
+    """Value beside limit, and the gate's own note."""
+    numbers = f"{gate.value:.4g} against a limit of {gate.limit:.4g}" if _has_both(gate) else ""
+    return "; ".join(part for part in (numbers, gate.note) if part)
+
+
+def _has_both(gate: GateResult) -> bool:
+    return gate.value is not None and gate.limit is not None
+
+
+def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
+    text = json.dumps(
+        [
+            release.base_model,
+            list(content),
+            [one.model_dump(mode="json", exclude_defaults=True) for one in release.settings],
+            release.deployment.tags,
+        ],
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

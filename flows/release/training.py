@@ -1,0 +1,155 @@
+"""The fine-tuning of a release: create each job once, watch them, cancel one that diverges, judge what came out.
+
+Several sets of hyperparameters train side by side, as far as the service's queue lets them; the best by validation loss
+goes on. The limits and the judgement stand in `tuneship/gates/training_gates.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect import get_run_logger
+
+from flows.forms.release_form import ReleaseParameters
+from flows.release.champion import Champion, validation_content
+from flows.release.data import Prepared
+from flows.release.plots import limits_of
+from flows.release.result import Contender
+from flows.release.run import ReleaseRun, described
+from flows.release.training_page import TrainingPage
+from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
+from tuneship.contract.jobs import Job, JobMetrics, JobStatus
+from tuneship.gates.training_gates import (
+    DivergenceWatch,
+    FinishedJob,
+    TrainingVerdict,
+    judge_training,
+    lowest_loss,
+    watch_training,
+)
+
+# How long beyond its own limit a job may queue before the wait gives up.
+SLACK_SECONDS = 3600.0
+
+
+class EarlyStop:
+    """The live gates between two polls, for each job its own."""
+
+    def __init__(self, warmup_steps: Mapping[str, int]) -> None:
+        """Nothing has been seen."""
+        self._watches = {job_id: DivergenceWatch() for job_id in warmup_steps}
+        self._warmup_steps = warmup_steps
+
+    def __call__(self, job_id: str, metrics: JobMetrics) -> str | None:
+        """Why the job should be cancelled, if at all."""
+        told, warmup = metrics.model_dump(), self._warmup_steps[job_id]
+        self._watches[job_id], gate = watch_training(self._watches[job_id], told, warmup)
+        return f"{gate.name}: {gate.note}" if gate else None
+
+
+def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[Job, JobMetrics]:
+    """The job that goes on once all have ended, with its metrics."""
+    made = _create(release, data, run)
+    hours = release.compute_config.max_runtime_hours * len(
+        made
+    )  # they may have to queue for each other
+    patience = WaitPolicy(
+        3600.0 * hours + SLACK_SECONDS,
+        EarlyStop({job.id: _warmup(job) for job in made}),
+        TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
+    )
+    ids = [job.id for job in made]
+    ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)
+    measured = [get_job_metrics(job.id) for job in ended]
+    place = best_of(ended, measured)
+    told = _contenders(ended, measured, place) if len(ended) > 1 else []
+    job, metrics = ended[place], measured[place]
+    run.trained(job, told)
+    for one in ended:
+        if one.error is not None:
+            get_run_logger().error(
+                "job %s failed: %s: %s", one.id, one.error.reason, one.error.message
+            )
+    if told:
+        get_run_logger().info("of %d jobs %s goes on", len(told), job.id)
+    return job, metrics
+
+
+def _create(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> list[Job]:
+    """One job for each set, each made once in this run."""
+    made: list[str] = []
+    for settings in release.settings:
+        name = settings.model_dump_json(exclude_defaults=True)
+        job_id = run.job_on(data.content, name)
+        if job_id is None:
+            wanted = release.job(data.dataset_id, data.validation_dataset_id, settings)
+            job_id = create_job(wanted, run.key).id
+            run.remember("job", job_id, content=list(data.content), settings=name)
+        made.append(job_id)
+    return [get_job(job_id) for job_id in made]
+
+
+def _warmup(job: Job) -> int:
+    """As the service resolved it: a release may have asked for "auto"."""
+    steps = job.hyperparameters.get("warmup_steps", 0)
+    return steps if isinstance(steps, int) else 0
+
+
+def best_of(jobs: Sequence[Job], metrics: Sequence[JobMetrics]) -> int:
+    """The place of the completed job with the lowest validation loss; the first one where none completed."""
+    losses = {
+        place: lowest_loss(metrics[place].validation_loss)
+        for place, job in enumerate(jobs)
+        if job.status == JobStatus.COMPLETED
+    }
+    known = {place: loss for place, loss in losses.items() if loss is not None}
+    return min(known or losses or {0: None}, key=lambda place: known.get(place, math.inf))
+
+
+def _contenders(jobs: Sequence[Job], metrics: Sequence[JobMetrics], best: int) -> list[Contender]:
+    names = {name for job in jobs for name in job.hyperparameters}
+    differing = sorted(
+        name for name in names if len({str(job.hyperparameters.get(name)) for job in jobs}) > 1
+    )
+    return [
+        Contender(
+            job_id=job.id,
+            status=job.status,
+            model=job.fine_tuned_model,
+            validation_loss=lowest_loss(metrics[place].validation_loss),
+            hyperparameters={name: _plain(job.hyperparameters.get(name)) for name in differing},
+            is_best=place == best,
+        )
+        for place, job in enumerate(jobs)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) or value is None else str(value)
+
+
+def judge(
+    release: ReleaseParameters,
+    data: Prepared,
+    job: Job,
+    metrics: JobMetrics,
+    champion: Champion | None,
+) -> TrainingVerdict:
+    """Gates T0 to T9; one log line for each that does not simply pass."""
+    finished = FinishedJob(
+        status=job.status,
+        fine_tuned_model=job.fine_tuned_model,
+        base_model=job.base_model,
+        total_steps=job.total_steps,
+        validation_dataset_id=job.validation_dataset_id,
+        content_sha256=validation_content(job),
+        validation_examples=data.validation_examples,
+        duplicates=data.duplicates,
+    )
+    measured = champion.measured if champion else None
+    verdict = judge_training(finished, metrics.model_dump(), measured, release.training_gates)
+    for one in verdict.gates:
+        if one.state in ("reject", "hold", "warn"):
+            get_run_logger().warning("gate %s: %s, %s", one.name, one.state, described(one))
+    get_run_logger().info("training gates: %s", verdict.decision)
+    return verdict

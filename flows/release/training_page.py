@@ -1,0 +1,76 @@
+"""The jobs' losses while they train, on the run's page: a table and the curves, written again at each evaluation.
+
+Numbers only. Next: `flows/release/plots.py` draws, `tasks/jobs.py` polls.
+"""
+
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact
+
+from flows.release.plots import Limit, plot_losses
+from tuneship.contract.jobs import JobMetrics
+
+
+class TrainingPage:
+    """What is known of the jobs that train."""
+
+    def __init__(self, limits: Sequence[Limit]) -> None:
+        """Nothing has been seen. `limits` are drawn into each picture."""
+        self._limits = limits
+        self._known: dict[str, JobMetrics] = {}
+        self._evaluations: dict[str, int] = {}
+
+    def show(self, running: Mapping[str, JobMetrics]) -> None:
+        """Write the page when a model was measured again; never fails the training."""
+        seen = {job_id: _evaluations(metrics) for job_id, metrics in running.items()}
+        self._known |= running
+        if all(self._evaluations.get(job_id, 0) >= count for job_id, count in seen.items()):
+            return
+        self._evaluations |= seen
+        try:
+            create_markdown_artifact(self.page(), key="training", description="Losses so far")
+        except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the training matters more
+            get_run_logger().warning("the page was not written (%s)", type(error).__name__)
+
+    def page(self) -> str:
+        """The page as Markdown, its pictures inside."""
+        lines = [
+            "| job | step | epoch | training loss | validation loss | lowest |",
+            "|---|" + "---|" * 5,
+        ]
+        for job_id, metrics in self._known.items():
+            lines.append(f"| {job_id} | {' | '.join(_row(metrics))} |")
+        pictures = [
+            f"![Losses of {job_id}](data:image/png;base64,{self._picture(metrics)})"
+            for job_id, metrics in self._known.items()
+            if metrics.steps
+        ]
+        return "\n".join(lines) + "\n\n" + "\n\n".join(pictures) + "\n"
+
+    def _picture(self, metrics: JobMetrics) -> str:
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "loss.png"
+            plot_losses(metrics, self._limits, file)
+            return b64encode(file.read_bytes()).decode()
+
+
+def _evaluations(metrics: JobMetrics) -> int:
+    """How often the model was measured: a step without an evaluation repeats the last value, or has none."""
+    values = [one for one in metrics.validation_loss if one is not None]
+    return sum(one != before for one, before in zip(values, [None, *values], strict=False))
+
+
+def _row(metrics: JobMetrics) -> list[str]:
+    validation = [one for one in metrics.validation_loss if one is not None and math.isfinite(one)]
+    last = (metrics.steps, metrics.epochs, metrics.training_loss, validation)
+    newest = [_number(values[-1]) if values else "-" for values in last]
+    return [*newest, _number(min(validation)) if validation else "-"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

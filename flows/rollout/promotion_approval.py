@@ -1,0 +1,82 @@
+"""The person's part of a rollout: ask when all is proven, hear the answer between two looks, withdraw what is moot.
+
+The looks go on meanwhile, so that the lease is renewed and a regression beats any approval. Next:
+`flows/shared/approval.py` shows the form; `tuneship/gates/canary.py` says what an answer means.
+"""
+
+from datetime import UTC, datetime
+
+from flows.rollout.page import evidence_table
+from flows.rollout.record_file import RecordFile
+from flows.rollout.split import RolloutSplit, service_time
+from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, ask, withdraw
+from flows.shared.markdown import code
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
+
+
+def ask_for_approval(split: RolloutSplit) -> None:
+    """Show the form, and write down where its answer will be found."""
+    record, plan = split.file.record, split.plan
+    question = ApprovalQuestion(
+        title=f"promote-{plan.candidate_deployment_id}",
+        text=question_text(record, plan),
+        tag=_tag(split.file),
+        timeout_seconds=plan.approval_timeout_seconds,
+    )
+    try:
+        run_id, until = ask(question)
+    except SERVER_FAILURES as error:  # the next look asks again
+        split.log.warning("nobody could be asked (%s)", type(error).__name__)
+        return
+    split.file.append(ApprovalAsked(service_time(record), run_id, until))
+    split.log.warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+
+
+def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
+    """What a person reads above the form."""
+    candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
+    text = [
+        f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {_bake(plan)}",
+        evidence_table(record.looks[-1].gates) if record.looks else "",
+    ]
+    return "\n\n".join(text)
+
+
+def _bake(plan: CanaryPlan) -> str:
+    if plan.bake_weight is None:
+        return f"It then bakes at 100 % for {plan.bake_looks} looks."
+    return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
+
+
+def hear(split: RolloutSplit) -> None:
+    """Record the answer once it is there. An approval that could not be used in time is none."""
+    record = split.file.record
+    if record.phase is not Phase.WAIT:
+        return
+    asked, known = record.asked, record.answer
+    if (
+        asked is None or asked.until is None
+    ):  # the rollout was paused since, and a person resumed it
+        ask_for_approval(split)
+        return
+    now = datetime.now(UTC)
+    if known is not None:
+        if known.decision == "promote" and now >= asked.until:
+            split.file.append(ApprovalAnswered("timeout"))
+        return
+    answer = answer_to(asked.question, asked.until, now)
+    if answer is not None:
+        split.file.append(ApprovalAnswered(answer.decision, answer.approver, answer.comment))
+        split.log.info("the answer is: %s", answer.decision)
+
+
+def withdraw_question(file: RecordFile, why: str) -> None:
+    """The rollout has ended: a late answer must not be accepted."""
+    if file.record.begun.plan["approval"] == "required":
+        withdraw(_tag(file), f"the rollout has ended: {why}")
+
+
+def _tag(file: RecordFile) -> str:
+    return f"{file.path.parent.name}/{file.path.stem}"

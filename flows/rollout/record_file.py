@@ -1,0 +1,266 @@
+"""Rollout records on disk: one append-only JSON-lines file per rollout, every line synced before anything acts on it.
+
+`<records>/<service>/<rollout id>.jsonl`: a worker, the guard or the next run finds there what a killed run left. One
+live run per endpoint is kept by a file lock, which dies with its process. A record that cannot be read is set aside and
+refuses its own endpoint alone. A line's meaning: `tuneship/gates/record.py`.
+"""
+
+import hashlib
+import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from flows.shared.journal import FileLock, Journal, damage_of
+from tasks.api import (
+    DEFAULT_PORTS,
+    LOOPBACK,
+    is_address,
+    one_address,
+    service_address,
+    service_name,
+)
+from tuneship.gates.plan import CanaryPlan
+from tuneship.gates.record import (
+    Begun,
+    Ended,
+    Fact,
+    RolloutRecord,
+    SplitIntended,
+    from_lines,
+    readable_facts,
+    to_line,
+)
+from tuneship.settings import PipelineSettings
+
+# Outcomes that leave a record open: a pause, and a return that was not confirmed.
+NOT_THE_END = ("paused", "rollback_incomplete")
+
+
+class RecordFile:
+    """One rollout's record: what is in memory is on disk, unless `unwritten` says otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what there is; the folder is made with the first line. Raises OSError, and ValueError for damage."""
+        self._journal = Journal(path)
+        self.record: RolloutRecord = from_lines(line.decode() for line in self._journal.lines)
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept."""
+        return self._journal.path
+
+    def append(self, *facts: Fact) -> None:
+        """Add facts and return when the disk has them. Raises `NotWritten`."""
+        self._journal.append(*map(to_line, facts))
+        self.record = self.record.plus(*facts)
+
+    def append_if_possible(self, *facts: Fact) -> None:
+        """Add facts that are true whether the disk takes them or not, such as all that happens on the way back.
+
+        The next append tries them again.
+        """
+        self._journal.append_if_possible(*map(to_line, facts))
+        self.record = self.record.plus(*facts)
+
+    @property
+    def unwritten(self) -> list[str]:
+        """For the notes of a result: that the disk lacks what this process knows, and why; else nothing."""
+        said = self._journal.unwritten
+        return [said] if said else []
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody has ended it for good."""
+        ended = [fact for fact in self.record.facts if isinstance(fact, Ended)]
+        return not ended or ended[-1].outcome in NOT_THE_END
+
+    @property
+    def is_paused(self) -> bool:
+        """Frozen for a person."""
+        last = self.record.facts[-1] if self.record.facts else None
+        return isinstance(last, Ended) and last.outcome == "paused"
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Open, and the candidate may have traffic: a killed run may have intended what it never confirmed."""
+        return self.is_open and any(isinstance(fact, SplitIntended) for fact in self.record.facts)
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A record of which not every line can be read."""
+
+    path: Path
+    why: str
+    """For people: which lines, or what keeps it from being opened."""
+    begun: Begun | None
+    """Whose record it is, where that line can be read."""
+    is_over: bool
+    """Its last line can be read and says that it ended for good."""
+
+    def blocks(self, plan: CanaryPlan, endpoint_id: str | None = None) -> bool:
+        """Whether it may have moved traffic of the plan's endpoint (by name, or by its id where that is known)."""
+        if self.begun is None or self.is_over:
+            return False
+        if self.begun.endpoint_id in (plan.endpoint_id, endpoint_id):
+            return True
+        name = self.begun.plan.get("endpoint_name")
+        return name is not None and name == plan.endpoint_name
+
+
+class RecordFolder:
+    """The records of one service."""
+
+    def __init__(self, root: Path, service: str, address: str = "") -> None:
+        """Name the folder after the service (its address, or its data directory), readable for people.
+
+        Records were kept by the address as it was typed, so folders under other spellings of it are read as well.
+        `address`: of a service that is named after its data directory.
+        """
+        self._root = root.expanduser()
+        if is_address(service):
+            address = service = one_address(service)
+        self.path = self._root / _folder_name(service)
+        # Of a service with a data directory, whoever typed the address like this meant one that ran there before.
+        self._not_earlier = {self.path.name, _folder_name(address)}
+        self._spelling = _spellings(one_address(address))
+
+    def of(self, plan: CanaryPlan) -> list[RecordFile]:
+        """The records of this endpoint and pair that can be read, in the order in which they began."""
+        files = [file for path in self.paths() if isinstance(file := read_record(path), RecordFile)]
+        return [file for file in files if file.record.facts and _concerns(file.record, plan)]
+
+    def damaged(self) -> list[Damaged]:
+        """The records that `of` leaves out."""
+        return [file for path in self.paths() if isinstance(file := read_record(path), Damaged)]
+
+    def paths(self) -> list[Path]:
+        """The file of every rollout of this service, whatever its state. Raises OSError for an unreadable folder."""
+        found = [path for folder in self._folders() for path in _listed(folder)]
+        return sorted((path for path in found if path.suffix == ".jsonl"), key=lambda one: one.name)
+
+    def file(self, rollout_id: str) -> RecordFile:
+        """The record of that id as the disk has it now. Raises ValueError for a damaged one, and OSError."""
+        found = [path for path in self.paths() if path.stem == rollout_id]
+        return RecordFile(found[-1] if found else self.path / f"{rollout_id}.jsonl")
+
+    def new(self, plan: CanaryPlan) -> RecordFile:
+        """The next record of this endpoint and pair.
+
+        The rollout's id is the same until its first line is written, so that a create that is repeated after a crash
+        carries the same idempotency key.
+        """
+        number = len(self.of(plan)) + 1
+        endpoint = plan.endpoint_id or plan.endpoint_name
+        text = f"{endpoint}|{plan.baseline_deployment_id}|{plan.candidate_deployment_id}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        taken = {file.path.stem for file in self.damaged()}
+        while (name := f"rollout-{digest}-{number:04d}") in taken:
+            number += 1
+        return RecordFile(self.path / f"{name}.jsonl")
+
+    @contextmanager
+    def lock(self, plan: CanaryPlan) -> Generator[bool]:
+        """Hold the endpoint for this process; False where another live run on this host holds it.
+
+        One plan may call it by its id, another by its name, so both are held as far as the records know them.
+        """
+        names = [hashlib.sha256(one.encode()).hexdigest()[:16] for one in self._names_of(plan)]
+        files = [folder / f"{name}.lock" for folder in self._folders() for name in names]
+        locks = [FileLock(file) for file in files]
+        try:
+            yield all(lock.take() for lock in locks)
+        finally:
+            for lock in locks:
+                lock.release()
+
+    def _names_of(self, plan: CanaryPlan) -> list[str]:
+        """What the endpoint is called: in the plan, and in the newest record that says both; in an order for all."""
+        given = plan.endpoint_id or plan.endpoint_name
+        # `lstat`: a link that leads nowhere is a damaged record, and stops nobody.
+        for path in sorted(self.paths(), key=lambda one: one.lstat().st_mtime, reverse=True):
+            file = read_record(path)
+            if isinstance(file, Damaged) or not file.record.facts:
+                continue
+            begun = file.record.begun
+            names = {begun.endpoint_id, begun.endpoint_name or begun.plan.get("endpoint_name")}
+            if given in names and None not in names:
+                return sorted(str(name) for name in names)
+        return [str(given)]
+
+    def _folders(self) -> list[Path]:
+        """Those of earlier spellings first: their records are older."""
+        earlier = [
+            folder
+            for folder in _listed(self._root)
+            if folder.name not in self._not_earlier and self._spelling.fullmatch(folder.name)
+        ]
+        return [*sorted(earlier), self.path]
+
+
+def records_in_use() -> RecordFolder:
+    """The records of the service that this process works with."""
+    return RecordFolder(PipelineSettings().records, service_name(), service_address())
+
+
+def _folder_name(service: str) -> str:
+    address = re.sub(r"^https?://", "", service)
+    return re.sub(r"[^A-Za-z0-9.]+", "-", address).strip("-")
+
+
+def _spellings(address: str) -> re.Pattern[str]:
+    """The folder names of an address however it was typed: the names of loopback, `/v1`, the default port, case."""
+    parts = urlsplit(address)
+    host = parts.hostname
+    if host is None:
+        return re.compile(r"(?!)")  # matches nothing
+    hosts = [_folder_name(one) for one in (LOOPBACK if host in LOOPBACK else (host,))]
+    port = f"-{parts.port}" if parts.port else f"(-{DEFAULT_PORTS.get(parts.scheme, 80)})?"
+    path = re.escape(_folder_name(parts.path))
+    # `models-v1` may be another machine of the building; behind a port, a domain or a path, `-v1` is a version.
+    is_clear = bool(parts.port or parts.path or "." in host)
+    version = "(-v1)?" if is_clear else ""
+    named = "|".join(re.escape(one) for one in hosts)
+    return re.compile(rf"(?i:{named})\.?{port}{f'-{path}' if path else ''}{version}")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where there is none. Raises OSError for one that cannot be read."""
+    with suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []
+
+
+def read_record(path: Path) -> RecordFile | Damaged:
+    """The record in a file, or what is wrong with it."""
+    try:
+        file = RecordFile(path)
+        if not file.record.facts or CanaryPlan.recorded(file.record.begun.plan):
+            return file
+    except OSError as error:
+        return Damaged(path, f"the record {path} cannot be read ({error.strerror})", None, False)
+    except ValueError:  # a line, a character, the first fact or the plan in it
+        pass
+    facts, numbers = Journal(path).read(_fact)
+    begun = next((fact for fact in facts if isinstance(fact, Begun)), None)
+    last = facts[-1] if facts else None
+    is_over = isinstance(last, Ended) and last.outcome not in NOT_THE_END
+    return Damaged(path, damage_of(path, numbers or [1]), begun, is_over)
+
+
+def _fact(line: bytes) -> Fact | None:
+    with suppress(ValueError, RecursionError):
+        return next(iter(readable_facts([line.decode()])), None)
+    return None
+
+
+def _concerns(record: RolloutRecord, plan: CanaryPlan) -> bool:
+    begun = record.begun
+    pair = (plan.baseline_deployment_id, plan.candidate_deployment_id)
+    recorded = (begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"])
+    if plan.endpoint_id is not None:
+        return pair == recorded and begun.endpoint_id == plan.endpoint_id
+    return pair == recorded and begun.plan["endpoint_name"] == plan.endpoint_name

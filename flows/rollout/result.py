@@ -1,0 +1,193 @@
+"""How a rollout ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
+
+Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from flows.rollout.words import driven, forecast_in_words, gates_in_words, look_in_words
+from tuneship.gates.record import (
+    Begun,
+    Ended,
+    Gate,
+    Look,
+    RolloutRecord,
+    SplitConfirmed,
+    SplitIntended,
+    to_mapping,
+)
+
+WHY_OFF = {
+    "disabled": "the plan switches it off",
+    "not_available": "it counts answers, and neither the service nor a traffic driver of the plan tells of them",
+    "not_evaluated": "the plan gives it no limits",
+}
+Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "rollback_incomplete"]
+
+
+class Change(BaseModel):
+    """One confirmed split; `at` is the service's time, null where it told none."""
+
+    at: datetime | None
+    weights: dict[str, int]
+    why: str
+
+
+class RolloutResult(BaseModel):
+    """The result of `shift_traffic`."""
+
+    outcome: Outcome
+    reason: str
+    endpoint_id: str | None = None
+    history: list[Change] = Field(default_factory=list[Change])
+    gates: list[dict[str, str]] = Field(
+        default_factory=list[dict[str, str]],
+        description="Every gate as it was when the rollout began: name, state, and why one that is off is off.",
+    )
+    decisions: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]],
+        description="Every look: verdict, counts, shares and e-values of the active gates, each limit beside its"
+        " value. What has no value at a look is left out.",
+    )
+    forecast: dict[str, Any] | None = Field(
+        default=None,
+        description="What was expected before the first shift, in numbers and in sentences; null: no forecast.",
+    )
+    in_words: list[str] = Field(
+        default_factory=list[str],
+        description="What the gates saw when they last compared the two deployments.",
+    )
+    driver: dict[str, float] | None = Field(
+        default=None, description="Requests of the plan's own traffic, by what became of them."
+    )
+    approval: dict[str, str] | None = Field(
+        default=None, description="What a person decided: decision, approver, comment."
+    )
+    rollout_id: str | None = None
+    notes: list[str] = Field(
+        default_factory=list[str],
+        description="What a reader must know beside the outcome: gates that are off, a server without leases, ...",
+    )
+
+    @property
+    def told(self) -> str:
+        """Outcome and reason for people."""
+        return self.outcome + ("" if self.reason == "none" else f" ({self.reason})")
+
+
+class RollbackIncomplete(Exception):
+    """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""
+
+    def __init__(self, result: BaseModel, message: str) -> None:
+        """Carry the result; the record stays open."""
+        super().__init__(message)
+        self.result = result
+
+
+def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutResult:
+    """Refused before any traffic moved."""
+    return RolloutResult(
+        outcome="rejected", reason=reason, endpoint_id=endpoint_id, notes=[note] if note else []
+    )
+
+
+def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
+    """What a record that has ended says."""
+    ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
+    begun = record.begun
+    return RolloutResult.model_validate(
+        {
+            "outcome": ended.outcome,
+            "reason": ended.reason,
+            "endpoint_id": begun.endpoint_id,
+            "history": _history(record),
+            "gates": [_gate(gate) for gate in begun.gates],
+            "decisions": [_decision(look, begun.gates) for look in record.looks],
+            "forecast": _forecast(begun),
+            "in_words": _seen(record),
+            "driver": driven(record) or None,
+            "approval": _approval(record),
+            "rollout_id": begun.rollout_id,
+            "notes": [*_standing_notes(begun), *notes],
+        }
+    )
+
+
+def _forecast(begun: Begun) -> dict[str, Any] | None:
+    if begun.forecast is None or begun.today is None:
+        return None
+    numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
+    del numbers["sentence"]
+    return numbers | {"in_words": forecast_in_words(begun)}
+
+
+def _seen(record: RolloutRecord) -> list[str]:
+    compared = record.last_comparison
+    gates = gates_in_words(compared.gates) if compared else []
+    return [*gates, *look_in_words(record.looks[-1])] if record.looks else []
+
+
+def _approval(record: RolloutRecord) -> dict[str, str] | None:
+    answer = record.answer
+    if answer is None:
+        return None
+    return {
+        "decision": answer.decision,
+        "approver": answer.approver,
+        "comment": answer.comment,
+    }
+
+
+def _standing_notes(begun: Begun) -> list[str]:
+    notes = [*begun.warnings]
+    for state in ("disabled", "not_available", "not_evaluated"):
+        names = ", ".join(gate.name for gate in begun.gates if gate.state == state)
+        if names:
+            notes.append(f"gates that are {state}: {names}")
+    if begun.server:
+        lacking = ", ".join(begun.server)
+        notes.append(f"the server lacks {lacking}: nothing returns the traffic if this run dies")
+    return notes
+
+
+def _history(record: RolloutRecord) -> list[dict[str, Any]]:
+    plan = record.begun.plan
+    why, history = "", list[dict[str, Any]]()
+    for fact in record.facts:
+        if isinstance(fact, SplitIntended):
+            why = fact.why
+        elif isinstance(fact, SplitConfirmed):
+            weights = {
+                plan["baseline_deployment_id"]: 100 - fact.candidate_weight,
+                plan["candidate_deployment_id"]: fact.candidate_weight,
+            }
+            history.append({"at": fact.at, "weights": weights, "why": why})
+    return history
+
+
+def _gate(gate: Gate) -> dict[str, str]:
+    told = {"name": gate.name, "state": gate.state}
+    return told | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
+
+
+def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:
+    """A look without what never changes: a gate that is off is told of once, in `gates` of the result."""
+    told = dict(to_mapping(look))
+    off = {gate.name for gate in gates if gate.state != "active"}
+    readings = {one["name"]: one for one in told.pop("gates") if one["name"] not in off}
+    first = {"look": told.pop("number"), "step": told.pop("weight")}
+    return _without_nulls(first | told | {"gates": readings})
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        known = cast("dict[str, Any]", value).items()
+        return {name: _without_nulls(one) for name, one in known if one is not None}
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,199 @@
+"""The traffic driver: sends prompts to the endpoint at a steady rate and counts the answers per deployment.
+
+Each prompt is sent once, because an error must reach the gate; a 429 is no observation and slows the driver. Answers
+are streamed, so that the head says whose a request is before it ends. It keeps counts, never text. Knows no gate:
+`tuneship/gates/record.py` says what a `Probed` fact is.
+"""
+
+import asyncio
+import json
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any, Self, cast
+
+from flows.shared.errors import BadInput
+from tuneship.client import ApiError, AsyncClient, BadResponse, ServiceUnreachable
+from tuneship.contract.generation import Generate, Generation
+from tuneship.gates.kinds import BAD_ANSWERS
+from tuneship.gates.plan import DriverTraffic
+from tuneship.gates.record import Probed
+from tuneship.settings import ClientSettings
+
+GENERATE_TIMEOUT_S = 60.0
+LONGEST_SLOWDOWN_S = 10.0
+STOP_WITHIN_S = 1.0
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The `instruction` or `prompt` of each JSON line. Raises `BadInput` with the line's number, never its text."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: the prompts cannot be read ({type(error).__name__})") from None
+    prompts = {number: _prompt(line) for number, line in enumerate(lines, 1) if line.strip()}
+    bad = [
+        f"line {number}: no instruction and no prompt" for number, one in prompts.items() if not one
+    ]
+    if bad or not prompts:
+        raise BadInput(f"{file}: unusable as prompts", bad or ["no lines"])
+    return [prompt for prompt in prompts.values() if prompt]
+
+
+def _prompt(line: str) -> str | None:
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        return None
+    fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+    prompt = fields.get("instruction") or fields.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+class AnswerCounts:
+    """Answers per deployment since they were last taken. Written by the driver's thread, taken by the flow's."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self._lock = threading.Lock()
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def answered(self, answer: Generation) -> None:
+        """Count an answer and what is wrong with it."""
+        bad = [gate for gate, is_bad in BAD_ANSWERS.items() if is_bad(answer)]
+        with self._lock:
+            self._seen.update((answer.deployment_id, kind) for kind in ("requests", *bad))
+
+    def failed(self, deployment_id: str) -> None:
+        """Count a request that its deployment did not answer."""
+        with self._lock:
+            self._seen.update((deployment_id, kind) for kind in ("requests", "failed"))
+
+    def broke_off(self, deployment_id: str | None) -> None:
+        """Count a request that ended without the end of its answer; None: before anybody said whose it was."""
+        with self._lock:
+            self._seen[deployment_id or "", "abandoned"] += 1
+
+    def take(self, baseline: str, candidate: str) -> Probed:
+        """The counts since the last time, as a fact for the record."""
+        with self._lock:
+            seen, self._seen = self._seen, Counter()
+        return Probed(
+            candidate_requests=seen[candidate, "requests"],
+            baseline_requests=seen[baseline, "requests"],
+            candidate_failed=seen[candidate, "failed"],
+            baseline_failed=seen[baseline, "failed"],
+            candidate_bad={gate: seen[candidate, gate] for gate in BAD_ANSWERS},
+            baseline_bad={gate: seen[baseline, gate] for gate in BAD_ANSWERS},
+            candidate_abandoned=seen[candidate, "abandoned"],
+            baseline_abandoned=seen[baseline, "abandoned"],
+            unanswered=seen["", "abandoned"],
+        )
+
+
+class TrafficDriver:
+    """A thread that drives an endpoint while the `with` block runs; it stops within a second of its end."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        endpoint_id: str,
+        traffic: DriverTraffic,
+        prompts: Sequence[str],
+    ) -> None:
+        """Nothing is sent before the `with` block begins."""
+        self.counts = AnswerCounts()
+        self._settings = settings
+        self._endpoint_id = endpoint_id
+        self._traffic = traffic
+        self._prompts = cycle(prompts)
+        self._name, self._sent = secrets.token_hex(8), count()
+        self._loop = asyncio.new_event_loop()
+        self._driving: asyncio.Task[None] | None = None
+        self._slow_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="traffic-driver", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start sending."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop sending; answers that are still open are not waited for."""
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(STOP_WITHIN_S)
+
+    def _cancel(self) -> None:
+        if self._driving is not None:
+            self._driving.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._driving = self._loop.create_task(self._drive())
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._driving)
+        finally:
+            self._loop.close()
+
+    async def _drive(self) -> None:
+        client = AsyncClient(self._settings).with_options(tries=1, timeout_s=GENERATE_TIMEOUT_S)
+        room = asyncio.Semaphore(self._traffic.max_in_flight)
+        pause = 1.0 / self._traffic.requests_per_second
+        due = self._loop.time()
+        try:
+            async with asyncio.TaskGroup() as sending:
+                while True:
+                    await room.acquire()
+                    now = self._loop.time()
+                    # A rate that could not be kept is not made up for by a burst.
+                    due = max(due + pause, now, self._slow_until)
+                    await asyncio.sleep(due - now)
+                    sending.create_task(self._send(client, room))
+        finally:
+            await client.close()
+
+    async def _send(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
+        request = Generate(prompt=next(self._prompts))
+        if self._traffic.max_tokens is not None:
+            request = request.model_copy(update={"max_tokens": self._traffic.max_tokens})
+        served_by: list[str] = []
+
+        def heard(headers: Mapping[str, str]) -> None:
+            served_by.extend(one for one in (headers.get("x-deployment-id"),) if one)
+
+        # A key for each time that a prompt is sent: every request is drawn again, and is a caller of its own.
+        key = f"{self._name}-{next(self._sent)}"
+        asking = client.with_options(routing_key=key, heard=heard)
+        try:
+            async with asyncio.timeout(GENERATE_TIMEOUT_S):
+                self.counts.answered(await self._whole(asking, request))
+        except ApiError as error:
+            self._judge(error, served_by)
+        except (BadResponse, ServiceUnreachable, TimeoutError):
+            self.counts.broke_off(served_by[0] if served_by else None)
+            self._slow_until = self._loop.time() + 1.0
+        finally:
+            room.release()
+
+    async def _whole(self, client: AsyncClient, request: Generate) -> Generation:
+        """The reply at the end of the stream."""
+        async with aclosing(client.canary_endpoints.stream(self._endpoint_id, request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Generation):
+                    return piece
+        raise ServiceUnreachable("the stream ended without its reply")
+
+    def _judge(self, error: ApiError, heard: Sequence[str]) -> None:
+        """Count a server's failure where the answer says whose it was; the caller's own 4xx is no observation."""
+        served_by = error.headers.get("x-deployment-id") or next(iter(heard), None)
+        if error.status == 429:
+            wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)
+            self._slow_until = self._loop.time() + wait
+        elif error.status >= 500 and served_by is not None:
+            self.counts.failed(served_by)

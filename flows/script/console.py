@@ -1,0 +1,131 @@
+"""What a script shows while it runs: one line for each thing that happened, a live bar for what takes long.
+
+On a terminal the bar moves in place; in a pipe or a log file it becomes a line now and then. Goes to standard error, so
+that standard output holds the result alone.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import prefect
+from prefect.logging.handlers import PrefectConsoleHandler
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from tasks import progress
+
+LINE_EVERY_SECONDS = 10.0
+PREFECT_FOLDER = str(Path(prefect.__file__).parent)
+SHOWN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+
+
+class _Console(Console):
+    """Falls silent once nobody reads; rich would end the program, in the middle of a rollout."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich."""
+        self.fall_silent()
+
+    def fall_silent(self) -> None:
+        """Also for Python itself, whose last flush would fail and take the exit code's place."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
+class Screen:
+    """Lines and bars on standard error. What cannot be shown is lost: no run depends on who watches it."""
+
+    def __init__(self) -> None:
+        """Nothing is drawn before there is something to say."""
+        self.console = _Console(stderr=True, highlight=False, soft_wrap=True)
+        self._started = time.monotonic()
+        self._bars = Progress(
+            TextColumn("         {task.description}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}", style="dim"),
+            console=self.console,
+            transient=True,
+        )
+        self._works: dict[str, TaskID] = {}
+        self._last_line: dict[str, float] = {}
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line with the seconds since the start."""
+        elapsed = time.monotonic() - self._started
+        with self._or_silent():
+            self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
+
+    def show(self, now: progress.TaskProgress) -> None:
+        """Move the bar of this work; it disappears when the work is done."""
+        if not self.console.is_terminal:
+            self._show_as_line(now)
+            return
+        with self._or_silent():
+            self._show_as_bar(now)
+
+    def _show_as_bar(self, now: progress.TaskProgress) -> None:
+        if now.work not in self._works:
+            self._works[now.work] = self._bars.add_task(now.work, total=None, detail="")
+            self._bars.start()
+        bar = self._works[now.work]
+        self._bars.update(
+            bar, completed=int(now.done), total=int(now.total) or None, detail=now.detail
+        )
+        if now.total and now.done >= now.total:
+            self._bars.remove_task(self._works.pop(now.work))
+
+    def _show_as_line(self, now: progress.TaskProgress) -> None:
+        moment = time.monotonic()
+        last = self._last_line.setdefault(now.work, moment)
+        if moment - last >= LINE_EVERY_SECONDS:
+            self._last_line[now.work] = moment
+            self.say(f"{now.work}: {now.done:.0f}/{now.total:.0f}  {now.detail}")
+
+    @contextmanager
+    def _or_silent(self) -> Generator[None]:
+        try:
+            yield
+        except OSError:  # a full disk, a terminal that is gone
+            self.console.fall_silent()
+
+    def close(self) -> None:
+        """Take the bars away."""
+        with self._or_silent():
+            self._bars.stop()
+
+
+class _RunLogs(logging.Handler):
+    """Shows what flows and tasks log, and nothing that Prefect's engine logs about itself."""
+
+    def __init__(self, screen: Screen) -> None:
+        """Write to this screen."""
+        super().__init__(logging.INFO)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one line of a flow or task."""
+        if not record.pathname.startswith(PREFECT_FOLDER):
+            style = "yellow" if record.levelno >= logging.WARNING else ""
+            self._screen.say(record.getMessage(), style)
+
+
+def show_runs_on(screen: Screen) -> None:
+    """Let the flows' own log lines and progress appear on the screen, and silence Prefect's console output."""
+    names = [None, *(name for name in logging.root.manager.loggerDict if "prefect" in name)]
+    for logger in map(logging.getLogger, names):
+        for handler in list(logger.handlers):
+            if isinstance(handler, PrefectConsoleHandler):
+                logger.removeHandler(handler)
+    logging.root.addHandler(logging.NullHandler())
+    for name in SHOWN_LOGGERS:
+        logging.getLogger(name).addHandler(_RunLogs(screen))
+    progress.listen(screen.show)

@@ -1,0 +1,197 @@
+"""The processes that a plain script brings with it: a service of its own, and a Prefect server of its own.
+
+Both run in a session of their own, so that Ctrl-C in the terminal reaches the script alone, which needs them until its
+clean-up is done. Next: `flows/script/main.py`.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from flows.shared.signals import uninterrupted
+from tuneship.client import ApiError, Client, ServiceUnreachable
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+READY_WITHIN_S = 120.0
+STOP_WITHIN_S = 40.0
+# Exit code of `tuneship serve` when another one holds the data directory.
+ALREADY_RUNNING = 6
+
+
+# Of every Prefect server started here: no telemetry; the batch sizes spare SQLite, which would
+# else answer 503.
+PREFECT_SERVER = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+}
+
+
+class CompanionFailed(Exception):
+    """A process that the script needs did not become ready; the message says what it said."""
+
+
+@contextmanager
+def embedded_service(
+    settings: PipelineSettings, environment: Mapping[str, str] | None = None
+) -> Generator[ClientSettings]:
+    """`tuneship serve` on the pipeline's data directory, or the one that already runs there.
+
+    One that is about to end, such as that of a script that was killed, is waited for. Raises `CompanionFailed`.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    log = settings.log_file or settings.data_dir / "service.log"
+    end, reached = time.monotonic() + READY_WITHIN_S, None
+    with ExitStack() as started:
+        while reached is None:
+            service = started.enter_context(_service_process(settings, environment, log))
+            url = _ready_url(service, log)
+            reached = (
+                _settings_at(url, settings.data_dir) if url else _found(settings.data_dir, end)
+            )
+        yield reached
+
+
+@contextmanager
+def _service_process(
+    settings: PipelineSettings, environment: Mapping[str, str] | None, log: Path
+) -> Generator["subprocess.Popen[str]"]:
+    command = [
+        sys.executable,
+        "-m",
+        "tuneship.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--die-with-parent",
+    ]
+    with log.open("ab") as output:
+        service = subprocess.Popen(  # noqa: S603 - our own program
+            [*command, "--data-dir", str(settings.data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env=dict(environment or embedded_service_environment()),
+            start_new_session=True,
+            text=True,
+        )
+    with _stopped_at_the_end(service):
+        yield service
+
+
+def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
+    """The address from the line `ready <url>`; None when another service holds the directory."""
+    line = service.stdout.readline() if service.stdout else ""
+    if line.startswith("ready "):
+        return line.split()[1]
+    code = service.wait(READY_WITHIN_S)
+    if code == ALREADY_RUNNING:
+        return None
+    said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.is_file() else []
+    raise CompanionFailed(
+        f"the embedded service ended with code {code}: {' '.join(said) or 'no message'} (log: {log})"
+    )
+
+
+def _found(data_dir: Path, end: float) -> ClientSettings | None:
+    """The service that holds this directory; None, after a moment, where it does not answer and may be ending."""
+    url = _running_url(data_dir)
+    settings = _settings_at(url, data_dir)
+    if _stays(settings):
+        return settings
+    if time.monotonic() > end:
+        raise CompanionFailed(f"another service holds {data_dir}, and does not answer at {url}")
+    time.sleep(0.5)
+    return None
+
+
+def _settings_at(url: str, data_dir: Path) -> ClientSettings:
+    credentials = ClientSettings.from_credentials(data_dir / "credentials.json")
+    return credentials.model_copy(update={"url": url})
+
+
+def _stays(settings: ClientSettings) -> bool:
+    """A service that ends says 503 to everything, and then nothing."""
+    try:
+        with Client(settings) as client:
+            client.with_options(tries=1).models.list(limit=1)
+    except ServiceUnreachable as error:
+        return not error.retryable  # its certificate, say: the run's own first call tells that
+    except ApiError as error:
+        return error.status != httpx.codes.SERVICE_UNAVAILABLE.value
+    return True
+
+
+def _running_url(data_dir: Path) -> str:
+    """Where the service that holds this directory answers."""
+    try:
+        return str(json.loads((data_dir / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        raise CompanionFailed(
+            f"another service holds {data_dir}, and its service.json does not say where it answers"
+        ) from None
+
+
+@contextmanager
+def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
+    """A Prefect server on a free port of this machine; yields the URL of its API."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        url = f"http://127.0.0.1:{port}/api"
+        listener.set_inheritable(True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            server = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "flows.script.prefect_server", str(listener.fileno())],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.PIPE,  # its end tells the server that this script is gone
+                # The UI's pages ask the API at this address; its default is another port.
+                env={**environment, **PREFECT_SERVER, "PREFECT_SERVER_UI_API_URL": url},
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+    with _stopped_at_the_end(server):
+        _wait_for(url, server, log)
+        yield url
+
+
+def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
+                return
+        time.sleep(0.1)
+    raise CompanionFailed(f"the Prefect server did not start (log: {log})")
+
+
+@contextmanager
+def _stopped_at_the_end(process: "subprocess.Popen[Any]") -> Generator[None]:
+    """SIGTERM at the end, SIGKILL when that takes too long; a second Ctrl-C does not cut it short."""
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            process.terminate()
+            try:
+                process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()

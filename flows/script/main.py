@@ -1,0 +1,362 @@
+"""A flow as a plain script: `--params FILE [--result FILE]`, one clear message for every bad input, exit codes.
+
+Without `TUNESHIP_URL` the script brings its own service, without `PREFECT_API_URL` its own Prefect server, and takes
+both away at its end. The result file is written in every case. Knows no particular flow.
+"""
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+from prefect.events.worker import EventsWorker
+from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from pydantic import BaseModel, ValidationError
+
+from flows.forms.release_form import DIRECTORY
+from flows.rollout.result import RollbackIncomplete
+from flows.rollout.rollback import what_stopped
+from flows.script.console import Screen, show_runs_on
+from flows.script.local_processes import CompanionFailed, embedded_service, prefect_server
+from flows.shared.approval import nobody_answers_at
+from flows.shared.errors import BadInput
+from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
+from tasks.api import api, connect, disconnect
+from tasks.deployments import DeploymentNotRunning
+from tasks.jobs import JobOverdue
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+
+# By outcome; everything else is 1, and after a signal 128 + its number.
+EXIT_CODES = {
+    "promoted": 0,
+    "skipped": 0,
+    "nothing_to_do": 0,
+    "returned": 0,
+    "rejected": 3,
+    "rolled_back": 4,
+    "paused": 5,
+}
+STOPS = (Stopped, KeyboardInterrupt, TerminationSignal)
+EXPECTED = (
+    BadInput,
+    ApiError,
+    BadResponse,
+    ServiceUnreachable,
+    CompanionFailed,
+    JobOverdue,
+    DeploymentNotRunning,
+)
+# What pydantic says of a file's keys, in words for people who do not know it.
+PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
+REPEATED = "a key stands twice in one mapping"
+MERGE_KEY = "tag:yaml.org,2002:merge"
+FLUSH_SECONDS = 5.0
+# A Prefect server for one run needs no UI.
+PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
+
+
+class FlowOutcome(Protocol):
+    """What a flow returns."""
+
+    @property
+    def outcome(self) -> str:
+        """One of the outcomes that have an exit code."""
+        ...
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        ...
+
+
+Parameters = TypeVar("Parameters", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Script(Generic[Parameters]):
+    """What a script runs."""
+
+    run: Callable[[Parameters], FlowOutcome]
+    parameters: type[Parameters]
+    when_stopped: Callable[[Parameters], FlowOutcome | None] | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the script ended: the result for the file, a message for people, the exit code."""
+
+    result: dict[str, Any]
+    message: str
+    exit_code: int
+
+
+def run_script(
+    run: Callable[[Parameters], FlowOutcome],
+    parameters: type[Parameters],
+    description: str,
+    when_stopped: Callable[[Parameters], FlowOutcome | None] | None = None,
+) -> NoReturn:
+    """Read the parameters, run the flow on them and exit with its code.
+
+    `when_stopped` may say, after a signal and the clean-up, what the run had done; else the result says only that.
+    """
+    screen = Screen()
+    stop_once(screen.say)
+    params, result = _arguments(description, parameters)
+    try:
+        if result is not None:
+            _check_writable(result)
+        ending = _run(Script(run, parameters, when_stopped), params, screen)
+    except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
+        ending = _ending_after(error)
+    ignore_stops()
+    screen.close()
+    if ending.message:
+        screen.say(ending.message, "bold red")
+    if result is not None:
+        _write(ending.result, result, screen)
+    sys.exit(ending.exit_code)
+
+
+def _check_writable(result: Path) -> None:
+    """Before hours of work: raises `BadInput` where the result could not be written; what is there stays."""
+    try:
+        result.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not result.exists()
+        with result.open("a"):
+            pass
+        if is_new:  # a run that is killed has no result, not an empty one
+            result.unlink()
+    except OSError as error:
+        raise BadInput(f"{result}: the result cannot be written ({error.strerror})") from None
+
+
+def _write(told: dict[str, Any], result: Path, screen: Screen) -> None:
+    """The exit code says how the run ended, so a disk that is full by now does not change it."""
+    try:
+        result.write_text(json.dumps(told, indent=2) + "\n")
+    except OSError as error:
+        screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
+
+
+def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
+    """Parameters from a YAML or JSON file; paths in it are relative to it. Raises `BadInput`."""
+    try:
+        content: Any = yaml.load(file.read_text(), _UniqueKeys)  # noqa: S506 - a safe loader
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        is_repeated = getattr(error, "context", None) == REPEATED
+        wrong = REPEATED if is_repeated else "is not valid YAML or JSON"
+        raise BadInput(f"{file}: {wrong}{where}") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{file}: must hold a mapping of parameters")
+    try:
+        # By way of JSON, so that YAML's own types (dates, ...) do not leak into the parameters.
+        return parameters.model_validate_json(
+            json.dumps(content, default=str), context={DIRECTORY: file.resolve().parent}
+        )
+    except ValidationError as error:
+        problems = _problems(error, content)
+        raise BadInput(f"{file}: {len(problems)} problem(s)", problems) from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's last key of a name would win, without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != MERGE_KEY:
+                if name.value in seen:
+                    raise yaml.MarkedYAMLError(REPEATED, problem_mark=name.start_mark)
+                seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def _problems(error: ValidationError, content: Any) -> list[str]:
+    """A line for each place; a value of several kinds has been tried as each of them."""
+    told: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False):
+        place = ".".join(_place(problem["loc"], content, problem["type"])) or "parameters"
+        wrong = PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+        told.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
+    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in told.items()]
+
+
+def _place(location: tuple[str | int, ...], content: Any, kind: str) -> list[str]:
+    """Where it stands in the file: pydantic also names the kinds that it has tried, which are no keys of it."""
+    place: list[str] = []
+    for part in location:
+        try:
+            content = content[part]
+        except (TypeError, LookupError):
+            if kind != "missing" or part != location[-1]:
+                continue
+        place.append(str(part))
+    return place
+
+
+def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
+    """The files; parameters that all have defaults need none."""
+    needed = any(field.is_required() for field in parameters.model_fields.values())
+    parser = argparse.ArgumentParser(description=description, exit_on_error=False)
+    parser.add_argument(
+        "--params",
+        type=Path,
+        required=needed,
+        metavar="FILE",
+        help="YAML or JSON file of parameters",
+    )
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write the result here as JSON")
+    try:
+        chosen = parser.parse_args()
+    except argparse.ArgumentError as error:
+        sys.stderr.write(f"{parser.format_usage()}{error}\n")
+        sys.exit(1)
+    except (
+        SystemExit
+    ) as error:  # argparse exits with 2 where it does not raise; here a bad call is 1
+        sys.exit(1 if error.code else 0)
+    return chosen.params, chosen.result
+
+
+def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
+    chosen = load_parameters(params, script.parameters) if params else script.parameters()
+    with _service(screen):
+        api().models.list(
+            limit=1
+        )  # a wrong key or a dead service shows here, before anything is made
+        with _prefect(screen):
+            show_runs_on(screen)
+            try:
+                outcome = script.run(chosen)
+            except BaseException as error:
+                stop = what_stopped(error)
+                if not isinstance(stop, STOPS):
+                    raise
+                with uninterrupted():
+                    return _stopped(stop, _told_when_stopped(script, chosen, screen))
+    code = EXIT_CODES.get(outcome.outcome, 1)
+    return Ending(outcome.model_dump(mode="json"), "", code)
+
+
+def _told_when_stopped(
+    script: "Script[Parameters]", chosen: Parameters, screen: Screen
+) -> dict[str, Any] | None:
+    """What the run had done, where that can be known; the signal decides the exit code either way."""
+    if script.when_stopped is None:
+        return None
+    try:
+        told = script.when_stopped(chosen)
+    except Exception as error:  # noqa: BLE001 - records that cannot be read are no other ending
+        screen.say(f"what the run had done is not known ({type(error).__name__})", "bold red")
+        return None
+    return told.model_dump(mode="json") if told else None
+
+
+def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
+    code = stop.exit_code if isinstance(stop, Stopped) else 130
+    code = 143 if isinstance(stop, TerminationSignal) else code
+    return Ending(result or _aborted("cancelled", "stopped by a signal"), "stopped", code)
+
+
+@contextmanager
+def _service(screen: Screen) -> Generator[None]:
+    """The service of `TUNESHIP_URL`, or one of our own."""
+    if ClientSettings().url:
+        yield
+        return
+    screen.say("starting the embedded service")
+    with embedded_service(PipelineSettings()) as settings:
+        screen.say(f"service ready at {settings.url}")
+        connect(settings)
+        try:
+            yield
+        finally:
+            disconnect()
+
+
+@contextmanager
+def _prefect(screen: Screen) -> Generator[None]:
+    """The Prefect server of `PREFECT_API_URL` (or of the active profile), or one of our own."""
+    if get_current_settings().api.url:
+        yield
+        return
+    screen.say("starting a Prefect server for this run")
+    log = PipelineSettings().reports.expanduser() / "prefect.log"
+    environment = embedded_service_environment() | PREFECT_SERVER
+    with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
+        nobody_answers_at(url)
+        try:
+            yield
+        finally:
+            with uninterrupted():  # logs and events that are still queued need the server
+                APILogWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+                EventsWorker.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+
+
+def _ending_after(error: BaseException) -> Ending:
+    if isinstance(error, RollbackIncomplete):
+        return Ending(error.result.model_dump(mode="json"), str(error), 1)
+    if isinstance(error, STOPS):
+        return _stopped(error)
+    if isinstance(error, EXPECTED):
+        message = _told(error)
+        return Ending(_aborted(_reason(error), message), message, 1)
+    message = f"unexpected {type(error).__name__} (details: {_details(error)})"
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}"
+    return Ending(_aborted("internal_error", message), message, 1)
+
+
+def _details(error: BaseException) -> str:
+    """Where they are written; what keeps them from it may be the error itself, such as a full disk."""
+    log = PipelineSettings().reports.expanduser() / "error.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("".join(traceback.format_exception(error)))
+    except OSError as fault:
+        return f"not written, {log}: {fault.strerror}"
+    return str(log)
+
+
+def _aborted(reason: str, message: str) -> dict[str, Any]:
+    return {"outcome": "aborted", "reason": reason, "message": message}
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        return error.unknown_code or error.code
+    if isinstance(error, BadInput):
+        return "bad_input"
+    if isinstance(error, ServiceUnreachable | CompanionFailed):
+        return "service_unreachable"
+    return "bad_response" if isinstance(error, BadResponse) else "failed"
+
+
+def _told(error: BaseException) -> str:
+    """The message for people. Details name fields, lines and codes; the service never echoes what was sent."""
+    if isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
+    if not isinstance(error, ApiError):
+        return str(error)
+    lines = [f"the service refused ({error.status} {error.unknown_code or error.code}): {error}"]
+    for detail in error.details[:20]:
+        line = f"line {detail.line}, " if detail.line is not None else ""
+        lines.append(f"  {line}{detail.field or 'request'}: {detail.code}: {detail.message}")
+    if error.request_id:
+        lines.append(f"  request {error.request_id}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What releases and rollouts share: journal, approval, signals, errors."""

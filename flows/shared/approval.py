@@ -1,0 +1,175 @@
+"""A question to a person: a flow run in state Paused, which the Prefect UI shows with a form and a Resume button.
+
+No process waits in it. Who asked goes on with its own work, looks at the run now and then, and still finds the answer
+after a crash, because the run is the server's. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, cast
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect import Task, flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.input import RunInput
+from prefect.input.run_input import keyset_from_base_key
+from prefect.logging import get_logger
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Completed, Paused, Pending
+from prefect.utilities.asyncutils import run_coro_as_sync
+from pydantic import Field
+
+from tuneship.contract.common import ONE_LINE
+
+Decision = Literal["promote", "roll back", "timeout"]
+PAUSE_KEY = "approval"
+KEYS = keyset_from_base_key(f"paused-{PAUSE_KEY}")
+SERVER_FAILURES = (HTTPError, PrefectHTTPStatusError)
+_LOG = get_logger("tuneship.approval")
+_own_servers: list[str] = []
+
+
+class Approval(RunInput):
+    """The form."""
+
+    decision: Literal["promote", "roll back"] = Field(
+        default="roll back", description="promote: go on; roll back: keep what serves now."
+    )
+    approver: str = Field(
+        min_length=1,
+        max_length=200,
+        pattern=ONE_LINE,
+        description="Your name, kept in the audit trail.",
+    )
+    comment: str = Field(
+        default="", max_length=2000, description="Why; kept in the audit trail. No patient data."
+    )
+
+
+@dataclass(frozen=True)
+class ApprovalQuestion:
+    """What is asked. `tag` names it: while it is open, the same question is not asked twice."""
+
+    title: str
+    text: str
+    tag: str
+    timeout_seconds: int
+
+
+@dataclass(frozen=True)
+class ApprovalReply:
+    """What a person said, or that nobody did."""
+
+    decision: Decision
+    approver: str = ""
+    comment: str = ""
+
+
+@flow(name="approval")
+def approval(question: str) -> None:
+    """The run that a person resumes. Nothing runs in it."""
+
+
+def nobody_answers_at(server: str) -> None:
+    """A Prefect server that ends with this process shows its form to nobody."""
+    _own_servers.append(server)
+
+
+def can_be_answered() -> bool:
+    """Whether this run's Prefect server is one that people can open."""
+    url = PREFECT_API_URL.value()
+    return bool(url) and url not in _own_servers
+
+
+def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
+    """Show the form. Returns the run that holds the question, and until when it can be answered."""
+    state = Paused(timeout_seconds=question.timeout_seconds, pause_key=PAUSE_KEY)
+    state.state_details.run_input_keyset = {str(key): name for key, name in KEYS.items()}
+    until = datetime.now(UTC) + timedelta(seconds=question.timeout_seconds)
+    with get_client(sync_client=True) as client:
+        # Only an open one: an answer that was given to another run of the same name approves nothing here.
+        for run in _open(client, question.tag, StateType.PAUSED):
+            asked_until = run.state.state_details.pause_timeout if run.state else None
+            if asked_until is not None and asked_until > datetime.now(UTC):
+                return str(run.id), asked_until
+        run = client.create_flow_run(
+            approval,
+            name=question.title,
+            parameters={"question": question.title},
+            tags=[question.tag, PAUSE_KEY],
+            parent_task_run_id=_place_in_parent(),
+            state=Pending(),
+        )
+        # The form comes first: a paused run without one could be resumed by nobody.
+        Approval.with_initial_data(description=question.text).save(KEYS, flow_run_id=run.id)
+        client.set_flow_run_state(run.id, state, force=True)
+    return str(run.id), until
+
+
+def _place_in_parent() -> UUID | None:
+    """Shows the question on the page of the run that asks."""
+    parent = FlowRunContext.get()
+    if parent is None:
+        return None
+    place = Task(name=approval.name, fn=approval.fn)
+    return run_coro_as_sync(place.create_run(flow_run_context=parent, parameters={})).id
+
+
+def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
+    """The answer; None while there is none. An outage of the Prefect server is not one, the end of the time is."""
+    try:
+        with get_client(sync_client=True) as client:
+            run = client.read_flow_run(UUID(run_id))
+    except ObjectNotFound:
+        return ApprovalReply("roll back", comment="the question was deleted")
+    except SERVER_FAILURES as error:
+        _LOG.warning("the answer could not be looked up (%s)", type(error).__name__)
+        return ApprovalReply("timeout") if now >= until else None
+    state = run.state
+    if state is None or state.is_paused():
+        return ApprovalReply("timeout") if now >= until else None
+    if state.is_running() or state.is_completed():
+        return _given(run)
+    if state.is_failed():
+        return ApprovalReply("timeout")  # the server ends a pause by itself
+    return ApprovalReply("roll back", comment="the question was cancelled")
+
+
+def _given(run: FlowRun) -> ApprovalReply:
+    # Prefect's signature also covers its asynchronous form.
+    given = cast("Approval", Approval.load(KEYS, flow_run_id=run.id))
+    if run.state is not None and not run.state.is_final():
+        try:
+            with get_client(sync_client=True) as client:
+                said = Completed(message=f"{given.decision} by {given.approver}")
+                client.set_flow_run_state(run.id, said)
+        except SERVER_FAILURES as error:
+            _LOG.warning("the question's run was not ended (%s)", type(error).__name__)
+    return ApprovalReply(given.decision, given.approver, given.comment)
+
+
+def withdraw(tag: str, why: str) -> None:
+    """Take an open question away, so that no late answer is accepted. Never raises: what matters has happened."""
+    try:
+        with get_client(sync_client=True) as client:
+            for run in _open(client, tag, StateType.PAUSED, StateType.PENDING):
+                client.set_flow_run_state(run.id, Cancelled(message=why))
+    except Exception as error:  # noqa: BLE001 - whatever Prefect answers, the traffic has been returned
+        _LOG.warning("the question was not withdrawn (%s)", type(error).__name__)
+
+
+def _open(client: SyncPrefectClient, tag: str, *states: StateType) -> list[FlowRun]:
+    """Paused: it can be answered. Pending: whoever asked died before the form was there."""
+    among = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
+    tagged = FlowRunFilterTags(all_=[tag])
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=among))

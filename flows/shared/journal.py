@@ -1,0 +1,169 @@
+"""An append-only file of lines, and a lock that dies with its process: what every record of the pipeline is kept in.
+
+A line counts once its line break is on the disk. Half a line, left by a crash or a full disk, was never acted on and
+is cut off by the next append. What a line means is the matter of `flows/rollout/record_file.py` and
+`flows/release/record_file.py`.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+
+from tuneship.host.durable import flush, flush_open
+
+Fact = TypeVar("Fact")
+_LOST = "it has lost lines since it was read"
+
+
+class NotWritten(OSError):
+    """The disk did not take a line; `filename` and `strerror` say which file and why."""
+
+
+class Journal:
+    """One file. Its lines in memory are those that were on the disk when it was read."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; a file that does not exist has no lines. Raises OSError for one that cannot be read."""
+        self.path = path
+        content = b""
+        with suppress(FileNotFoundError):
+            content = path.read_bytes()
+        # A half line is cut off by the next append, not here: its writer may be another process, and alive.
+        self._length = content.rfind(b"\n") + 1
+        self.lines = content[: self._length].split(b"\n")[:-1]
+        self._waiting = b""
+        self._fault: NotWritten | None = None
+
+    def read(self, reader: Callable[[bytes], Fact | None]) -> tuple[list[Fact], list[int]]:
+        """What the reader makes of each line, and the numbers (from 1) of the lines of which it makes nothing."""
+        facts: list[Fact] = []
+        damaged: list[int] = []
+        for number, line in enumerate(self.lines, start=1):
+            fact = reader(line)
+            if fact is None:
+                damaged.append(number)
+            else:
+                facts.append(fact)
+        return facts, damaged
+
+    def append(self, *lines: str) -> None:
+        """Add lines, and return when the disk has them. Raises `NotWritten`; then the file is as it was before."""
+        text = self._waiting + "".join(f"{line}\n" for line in lines).encode()
+        try:
+            self._write(text)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise NotWritten(error.errno, why, str(self.path)) from error
+        self._waiting = b""
+        self._fault = None
+
+    def append_if_possible(self, *lines: str) -> None:
+        """Add lines where the disk takes them; otherwise the next append tries them again, before its own."""
+        try:
+            self.append(*lines)
+        except NotWritten as error:
+            self._waiting += "".join(f"{line}\n" for line in lines).encode()
+            self._fault = error
+
+    @property
+    def unwritten(self) -> str:
+        """That lines are missing on the disk, and why, for people; empty where none is."""
+        if self._fault is None:
+            return ""
+        return f"the record {self.path} could not be written ({self._fault.strerror})"
+
+    def _write(self, text: bytes) -> None:
+        is_new = not self.path.exists()
+        if is_new and self._length:
+            raise OSError(errno.ESTALE, _LOST)
+        _make_folder(self.path.parent)
+        with self.path.open("a+b", buffering=0) as file:
+            end = self._end_of_lines(file)
+            try:
+                file.truncate(end)
+                _write_through(file, text)
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
+        if is_new:
+            flush(self.path.parent)
+        self._length = end + len(text)
+
+    def _end_of_lines(self, file: FileIO) -> int:
+        """Where the next line begins: behind every whole line, even one that somebody else wrote in the meantime."""
+        file.seek(0, os.SEEK_END)
+        if file.tell() < self._length:
+            raise OSError(errno.ESTALE, _LOST)
+        file.seek(self._length)
+        return self._length + file.read().rfind(b"\n") + 1
+
+
+def _write_through(file: FileIO, text: bytes) -> None:
+    """In one write, so that no other process reads a part of it; a write that was cut short is a full disk."""
+    if file.write(text) != len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    flush_open(file)
+
+
+def damage_of(path: Path, numbers: Sequence[int]) -> str:
+    """Where a record cannot be read, for people; never what stands there."""
+    named = ", ".join(str(number) for number in numbers)
+    return f"the record {path} cannot be read in line {named}"
+
+
+class FileLock:
+    """Held by one process at a time; the end of that process releases it, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is held yet, and nothing is made."""
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Hold it; False where another process does. A lock that cannot even be made is held by nobody: True.
+
+        Raises OSError for a lock that exists and cannot be opened.
+        """
+        descriptor = self._open()
+        if descriptor is None:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let go."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int | None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            # A folder that takes no file any more: a lock from before is held through a descriptor for reading.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return None
+
+
+def _make_folder(folder: Path) -> None:
+    """With its parents, each of which is on the disk when this returns."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        flush(one.parent)

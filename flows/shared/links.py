@@ -1,0 +1,27 @@
+"""Links on the run page to what a release made: its jobs, deployments and endpoint, each as soon as it exists.
+
+They lead to the service's own address of the resource, which asks for a key; nothing else is told.
+"""
+
+from prefect import get_run_logger
+from prefect.artifacts import create_link_artifact
+
+from tasks.api import api
+from tuneship.client import base_url
+
+# By the artifact's key.
+PATHS = {
+    "job": "fine-tuning/jobs",
+    "baseline": "deployments",
+    "candidate": "deployments",
+    "endpoint": "canary-endpoints",
+}
+
+
+def show_link(kind: str, resource_id: str) -> None:
+    """Put it on the page of this run; a link that cannot be written never stops a release."""
+    url = f"{base_url(api().settings.url)}/v1/{PATHS[kind]}/{resource_id}"
+    try:
+        create_link_artifact(url, link_text=resource_id, key=kind, description=kind)
+    except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the release matters more
+        get_run_logger().warning("a link was not written (%s)", type(error).__name__)

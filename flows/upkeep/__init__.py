@@ -1,0 +1,1 @@
+"""What `flows/guard.py` is made of."""

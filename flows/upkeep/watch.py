@@ -1,0 +1,297 @@
+"""After the bake: weigh what serves each endpoint now against its own first day, and tell people what has become worse.
+
+An alarm is a line at WARNING, an event of the Prefect server and an artifact, once for each deployment and finding; it
+never moves traffic. What is remembered stands in `<records>/watch/`: when a deployment began, the metrics of its first
+day (the service forgets them after 90 days), and what was told. The numbers come from `tuneship/gates/watch.py`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.events import emit_event
+from pydantic import BaseModel, Field
+
+from flows.rollout.abandoned import GuardView
+from flows.rollout.split import FAILURES, Log, describe
+from flows.shared.journal import FileLock, Journal, damage_of
+from flows.shared.markdown import code
+from tasks.api import service_name
+from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
+from tasks.metrics import get_deployment_metrics
+from tuneship.client import ApiError
+from tuneship.contract.endpoints import CanaryEndpoint
+from tuneship.gates.series import Json, Unusable
+from tuneship.gates.watch import (
+    DAY,
+    INTERVAL,
+    QUARTER,
+    WatchReading,
+    asked_from,
+    first_traffic,
+    rounded_up,
+    weigh,
+)
+
+EVENT = "tuneship.watch.alarm"
+
+
+class Alarm(BaseModel):
+    """What serves an endpoint is worse than it was on its own first day."""
+
+    endpoint_id: str
+    deployment_id: str
+    finding: str = Field(description="The gate: error, slow, very_slow, empty, abandoned, refused.")
+    since: datetime = Field(description="The stretch of time that was weighed begins here.")
+    requests: int
+    bad: int
+    first_requests: int = Field(description="At the same hours of the first day, or before.")
+    first_bad: int
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.deployment_id} on {self.endpoint_id} is worse than on its first day ({self.finding}): "
+            f"{self.bad} of {self.requests} since {self.since:%Y-%m-%d %H:%M} UTC, "
+            f"{self.first_bad} of {self.first_requests} then"
+        )
+
+
+@dataclass(frozen=True)
+class ServingDeployment:
+    """The one deployment that has all traffic of an endpoint."""
+
+    endpoint_id: str
+    deployment_id: str
+    since: datetime
+    """The endpoint's last change."""
+
+    @property
+    def key(self) -> str:
+        """Names it among the records."""
+        text = f"{service_name()}|{self.endpoint_id}|{self.deployment_id}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Memory:
+    """What is known of one deployment: a few lines that only grow."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it. Raises OSError."""
+        self._journal = Journal(path)
+        self.facts, damaged = self._journal.read(_fact)
+        self._damage = [damage_of(path, damaged)] if damaged else []
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The newest fact of this kind."""
+        return next((one for one in reversed(self.facts) if one["kind"] == kind), None)
+
+    def has_told(self, finding: str) -> bool:
+        """Whether an alarm for this was given."""
+        return any(one["kind"] == "alarm" and one["finding"] == finding for one in self.facts)
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Remember it; where the disk takes no line, an alarm comes again at the next run rather than never."""
+        fact = {"kind": kind, **fields}
+        self._journal.append_if_possible(json.dumps(fact, separators=(",", ":")))
+        self.facts.append(fact)
+
+    @property
+    def notes(self) -> list[str]:
+        """What cannot be read or written of it, for people."""
+        unwritten = self._journal.unwritten
+        return self._damage + ([unwritten] if unwritten else [])
+
+
+def _fact(line: bytes) -> dict[str, Any] | None:
+    needed = {"began": "at", "first_day": "answer", "alarm": "finding"}
+    with suppress(ValueError, KeyError, TypeError):
+        fact = json.loads(line)
+        if needed[fact["kind"]] in fact:
+            return fact
+    return None
+
+
+def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[str]]:
+    """Weigh every endpoint that one deployment serves. Returns the new alarms and what could not be weighed.
+
+    Never raises: the guard has more important work. A server that lists no endpoints is not watched.
+    """
+    alarms: list[Alarm] = []
+    notes: list[str] = []
+    try:
+        endpoints = every_canary_endpoint()
+    except FAILURES as error:
+        is_bare = isinstance(error, ApiError) and error.status in NO_SUCH_ROUTE
+        return [], [] if is_bare else [f"no endpoint was watched ({describe(error)})"]
+    for served in filter(None, map(_served, endpoints)):
+        try:
+            more, noted = _watch(served, watch, records / "watch" / f"{served.key}.jsonl")
+            alarms += more
+            notes += noted
+        except Unusable as error:
+            notes.append(f"{served.deployment_id} was not watched: {error}")
+        except FAILURES as error:
+            notes.append(f"{served.deployment_id} was not watched ({describe(error)})")
+        except Exception as error:  # one deployment, whatever is wrong, must not stop the others
+            watch.log.exception("%s was not watched", served.deployment_id)
+            notes.append(f"{served.deployment_id} was not watched ({type(error).__name__})")
+    return alarms, notes
+
+
+def _served(endpoint: CanaryEndpoint) -> ServingDeployment | None:
+    """None while a rollout has the endpoint, its bake included, or where several deployments share the traffic."""
+    whole = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
+    if endpoint.lease is not None or not whole:
+        return None
+    return ServingDeployment(endpoint.id, whole[0], endpoint.updated_at)
+
+
+def _watch(
+    served: ServingDeployment, watch: GuardView, path: Path
+) -> tuple[list[Alarm], list[str]]:
+    lock = FileLock(path.with_suffix(".lock"))
+    if not lock.take():  # another guard is at it
+        return [], []
+    try:
+        memory = Memory(path)
+        seen = _look(served, memory, watch.now)
+        if seen is None:
+            return [], memory.notes
+        readings, notes = seen
+        alarms = [_alarm(served, one) for one in readings if not memory.has_told(one.gate)]
+        _tell(alarms, readings, memory, watch)
+        return alarms, notes + memory.notes
+    finally:
+        lock.release()
+
+
+def _look(
+    served: ServingDeployment, memory: Memory, now: datetime
+) -> tuple[list[WatchReading], list[str]] | None:
+    """What is worse, each gate once, and what could not be weighed; None while there is nothing to compare with."""
+    began = _began(served, memory, now)
+    if began is None or began + QUARTER > now:
+        return None
+    kept = memory.last("first_day")
+    first = kept["answer"] if kept else _ask(served, began, min(now, began + DAY))
+    begins = asked_from(began, now)
+    recent = first if began + DAY > now else _ask(served, begins, now)
+    if kept is None and now > began + DAY + QUARTER:
+        memory.add("first_day", answer=first)
+    weighed = weigh(first, recent, began, now)
+    worse = {one.gate: one for one in weighed.readings if one.is_worse}
+    notes = [
+        f"{served.deployment_id} was not watched for {gate}: {why}"
+        for gate, why in weighed.unusable.items()
+    ]
+    return list(worse.values()), notes
+
+
+def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime | None:
+    """Where its first day begins: with its first traffic since it serves alone; else in the last 24 hours."""
+    known = memory.last("began")
+    if known is not None:
+        return datetime.fromisoformat(known["at"])
+    for start in (rounded_up(served.since), rounded_up(now - DAY)):
+        until = min(now, start + DAY)
+        if start < until and (at := first_traffic(_ask(served, start, until))) is not None:
+            names = {"endpoint_id": served.endpoint_id, "deployment_id": served.deployment_id}
+            memory.add("began", at=at.isoformat(), service=service_name(), **names)
+            return at
+    return None
+
+
+def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Json:
+    return get_deployment_metrics.fn(
+        served.deployment_id,
+        interval=INTERVAL,
+        start_time=start,
+        end_time=until,
+        endpoint_id=served.endpoint_id,
+    )
+
+
+def _alarm(served: ServingDeployment, reading: WatchReading) -> Alarm:
+    return Alarm(
+        endpoint_id=served.endpoint_id,
+        deployment_id=served.deployment_id,
+        finding=reading.gate,
+        since=reading.begins,
+        requests=reading.requests,
+        bad=reading.bad,
+        first_requests=reading.first_requests,
+        first_bad=reading.first_bad,
+    )
+
+
+def _tell(
+    alarms: Sequence[Alarm], readings: Sequence[WatchReading], memory: Memory, watch: GuardView
+) -> None:
+    """Told first and remembered then: a process that dies between the two tells twice rather than never."""
+    for alarm in alarms:
+        watch.log.warning(alarm.text)
+        _try(lambda alarm=alarm: _emit(alarm), watch.log)
+    if alarms:
+        _try(lambda: _show(alarms[0], readings), watch.log)
+    for alarm in alarms:
+        memory.add("alarm", at=watch.now.isoformat(), **alarm.model_dump(mode="json"))
+
+
+def _try(tell: Callable[[], object], log: Log) -> None:
+    try:
+        tell()
+    except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the line in the log is there
+        log.warning("an alarm was not shown (%s)", type(error).__name__)
+
+
+def _emit(alarm: Alarm) -> None:
+    """One id for one finding, so that the server keeps it once however often it is sent."""
+    name = f"{service_name()}|{alarm.endpoint_id}|{alarm.deployment_id}|{alarm.finding}"
+    emit_event(
+        EVENT,
+        resource={"prefect.resource.id": f"tuneship.deployment.{alarm.deployment_id}"},
+        related=[
+            {
+                "prefect.resource.id": f"tuneship.canary-endpoint.{alarm.endpoint_id}",
+                "prefect.resource.role": "endpoint",
+            }
+        ],
+        payload={**alarm.model_dump(mode="json"), "text": alarm.text},
+        id=uuid5(NAMESPACE_URL, name),
+    )
+
+
+def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
+    """A page on the run and among the artifacts, a new version with each new finding."""
+    lines = [
+        f"# {code(alarm.deployment_id)} is worse than on its first day",
+        f"It serves all traffic of {code(alarm.endpoint_id)}. Nothing was moved: see to it, or roll back by a release.",
+        "",
+        "| finding | since (UTC) | now | first day | evidence | limit |",
+        "|---|---|---|---|---|---|",
+        *map(_row, readings),
+        "",
+        'Evidence and limits are natural logarithms: `docs/gates.md`, "After the bake".',
+    ]
+    key = re.sub(r"[^a-z0-9]+", "-", f"watch-{alarm.deployment_id}".lower())
+    create_markdown_artifact("\n".join(lines), key=key, description=alarm.text)
+
+
+def _row(one: WatchReading) -> str:
+    log_e, limit = one.log_e, one.log_e_limit
+    if log_e < limit:
+        log_e, limit = one.log_u, one.log_u_limit
+    return (
+        f"| {one.gate} | {one.begins.astimezone(UTC):%Y-%m-%d %H:%M} | {one.bad} of {one.requests} "
+        f"| {one.first_bad} of {one.first_requests} | {log_e:.1f} | {limit:.1f} |"
+    )

@@ -1,0 +1,105 @@
+"""What a release without success takes away, and what it must never touch."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Crashed
+
+from flows.release.clean_up import clean_up, discard_deployments
+from flows.release.record_file import ReleaseRecord, ReleaseRecords
+from flows.tune_and_deploy import tune_and_deploy
+from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+
+pytestmark = pytest.mark.prefect
+NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
+
+
+def begun(records: Path, flow_run_id: UUID | None = None, **made: str) -> ReleaseRecord:
+    record = ReleaseRecords(records).of("d" * 64, None)
+    where = {"endpoint_id": None, "endpoint_name": "shop"}
+    record.add("begun", NOW, run_key="k", flow_run_id=str(flow_run_id), **where)
+    for kind, resource_id in made.items():
+        record.add(kind, NOW, id=resource_id)
+    return record
+
+
+def test_a_candidate_without_traffic_goes_and_its_baseline_stays(
+    fake: FakeService, records: Path
+) -> None:
+    fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+    assert discard_deployments(begun(records, candidate=CANDIDATE, baseline=BASELINE)) == []
+    assert fake.deleted == [CANDIDATE]
+
+
+def test_a_candidate_with_traffic_is_kept_and_told(fake: FakeService, records: Path) -> None:
+    fake.make_endpoint({BASELINE: 75, CANDIDATE: 25})
+    kept = discard_deployments(begun(records, candidate=CANDIDATE))
+    assert kept == [f"deployment {CANDIDATE} is kept: it has traffic"]
+    assert fake.deleted == []
+
+
+def test_the_only_healthy_copy_is_never_deleted(fake: FakeService, records: Path) -> None:
+    fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+    fake.arms[BASELINE].status = "failed"
+    kept = discard_deployments(begun(records, candidate=CANDIDATE))
+    assert kept == [f"deployment {CANDIDATE} is kept: the baseline is failed"]
+
+
+def test_without_an_endpoint_both_deployments_of_the_run_go(
+    fake: FakeService, records: Path
+) -> None:
+    assert discard_deployments(begun(records, candidate=CANDIDATE, baseline=BASELINE)) == []
+    assert fake.deleted == [CANDIDATE, BASELINE]
+
+
+def test_a_service_that_does_not_answer_leaves_everything(fake: FakeService, records: Path) -> None:
+    record = begun(records, candidate=CANDIDATE)
+    fake.__exit__()
+    kept = discard_deployments(record)
+    assert kept == ["deployments of this run are kept: ServiceUnreachable"]
+
+
+def test_the_hook_works_by_keyword_from_the_record_alone_and_twice(
+    fake: FakeService, records: Path
+) -> None:
+    fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+    flow_run = FlowRun(flow_id=uuid4(), parameters={})
+    record = begun(records, flow_run.id, candidate=CANDIDATE)
+    for _ in range(2):
+        clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
+    assert fake.deleted == [CANDIDATE]
+    ended = [fact for fact in ReleaseRecord(record.path).facts if fact["kind"] == "ended"]
+    assert [fact["outcome"] for fact in ended] == ["aborted"]
+
+
+def test_the_hook_leaves_the_record_open_where_the_service_does_not_answer(
+    fake: FakeService, records: Path
+) -> None:
+    flow_run = FlowRun(flow_id=uuid4(), parameters={})
+    record = begun(records, flow_run.id, candidate=CANDIDATE)
+    fake.__exit__()
+    clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
+    assert not ReleaseRecord(record.path).has_ended, (
+        "the next run, or the guard, finds the candidate"
+    )
+
+
+def test_the_hook_leaves_a_run_that_has_ended_alone(fake: FakeService, records: Path) -> None:
+    fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
+    flow_run = FlowRun(flow_id=uuid4(), parameters={})
+    record = begun(records, flow_run.id, candidate=CANDIDATE)
+    record.add("ended", NOW, outcome="promoted", reason="none")
+    clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
+    assert fake.deleted == []
+
+
+def test_every_hook_of_the_chain_is_the_clean_up() -> None:
+    hooks = (
+        tune_and_deploy.on_failure_hooks,
+        tune_and_deploy.on_crashed_hooks,
+        tune_and_deploy.on_cancellation_hooks,
+    )
+    assert all(chosen == [clean_up] for chosen in hooks)

@@ -1,0 +1,195 @@
+"""The driver: prompts in, counts out, no text kept, and it stops when it is told to."""
+
+import json
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from flows.rollout.traffic_driver import TrafficDriver, read_prompts
+from flows.shared.errors import BadInput
+from tests.flows.conftest import wait_for
+from tests.support.fakes.canary_service import (
+    BASELINE,
+    CANDIDATE,
+    ENDPOINT,
+    Arm,
+    FakeService,
+    Refusal,
+)
+from tests.support.waiting import until
+from tuneship.gates.plan import DriverTraffic
+from tuneship.settings import ClientSettings
+
+pytestmark = pytest.mark.slow
+IN_FLIGHT = 16
+SLOWED_S = 1.0
+"""By a refusal that does not say for how long."""
+
+
+def driver(service: FakeService, **changes: object) -> TrafficDriver:
+    usual = {"prompts": "unused", "requests_per_second": 200.0, "max_in_flight": IN_FLIGHT}
+    fields = usual | changes
+    settings = ClientSettings(url=service.url, api_key="key", client_id="tests")
+    return TrafficDriver(settings, ENDPOINT, DriverTraffic.model_validate(fields), ["one", "two"])
+
+
+def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:
+    candidate = Arm(error_share=lambda *_: 0.0, empty_share=0.5)
+    with FakeService(candidate, Arm(error_share=lambda *_: 0.25)) as fake:
+        fake.make_endpoint({BASELINE: 60, CANDIDATE: 40})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 40)
+            let_all_be_counted(fake)
+            seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    asked = fake.generations.count(CANDIDATE), fake.generations.count(BASELINE)
+    assert (seen.candidate_requests, seen.baseline_requests) == asked
+    assert seen.candidate_failed == 0
+    assert abs(seen.baseline_failed - seen.baseline_requests / 4) <= 1
+    assert abs(seen.candidate_bad["empty"] - seen.candidate_requests / 2) <= 1
+    assert seen.baseline_bad["empty"] == 0
+
+
+def test_taken_counts_start_again_at_nothing() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 5)
+            let_all_be_counted(fake)
+            first = sending.counts.take(BASELINE, CANDIDATE)
+            second = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert first.baseline_requests == len(fake.generations)
+    assert second.baseline_requests == 0
+
+
+def let_all_be_counted(fake: FakeService) -> None:
+    """No more answers: where every place of the driver holds a request that waits, all others have been counted."""
+    fake.generation_gate = threading.Event()
+    wait_for(lambda: fake.waiting == IN_FLIGHT)
+
+
+def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.refuse_generation = Refusal(429, "rate_limit_exceeded")
+        sending = driver(fake, max_in_flight=1)
+        with sending:
+            wait_for(lambda: len(fake.refused_at) >= 3)
+        seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    pauses = [later - earlier for earlier, later in pairwise(fake.refused_at)]
+    assert min(pauses) >= SLOWED_S, "it waits before the next one"
+    assert seen.baseline_requests == 0
+
+
+def test_it_stops_though_answers_are_open() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        with driver(fake):
+            wait_for(lambda: fake.waiting >= 4)
+        until(lambda: not is_driving(), 30)  # the answers stay open for longer
+        fake.generation_gate.set()
+
+
+def is_driving() -> bool:
+    return any(thread.name == "traffic-driver" for thread in threading.enumerate())
+
+
+def test_no_more_requests_are_open_than_allowed() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        fake.generation_gate = threading.Event()
+        with driver(fake, max_in_flight=3):
+            wait_for(lambda: fake.waiting >= 3)
+            time.sleep(0.2)
+            open_requests = fake.waiting
+        fake.generation_gate.set()
+
+    assert open_requests == 3
+
+
+def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"instruction": "a", "response": "x"}, {"prompt": "b"}]
+    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+
+    assert read_prompts(file) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"prompt": "secret"}\n{"other": "secret"}\n', "line 2"),
+        ("not json: secret\n", "line 1"),
+        ('{"prompt": 5}\n', "line 1"),
+        ("\n", "no lines"),
+    ],
+)
+def test_bad_prompts_are_named_by_line_and_never_shown(
+    tmp_path: Path, content: str, told: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+
+    with pytest.raises(BadInput, match=told) as refused:
+        read_prompts(file)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_missing_prompts_file_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+
+
+def keys_of(fake: FakeService) -> list[str]:
+    return [key for key in fake.routing_keys if key]
+
+
+def test_every_request_has_a_routing_key_of_its_own() -> None:
+    with FakeService() as fake:
+        fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+        with driver(fake):
+            wait_for(lambda: len(fake.generations) >= 6)
+
+    assert len(set(keys_of(fake))) == len(keys_of(fake)) >= 6
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_answers_are_counted_whether_the_server_streams_or_not(streams: bool) -> None:
+    with FakeService(Arm(empty_share=1.0)) as fake:
+        fake.streams = streams
+        fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
+        sending = driver(fake)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 5)
+            let_all_be_counted(fake)
+            seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert seen.candidate_requests == seen.candidate_bad["empty"] == len(fake.generations)
+    assert (seen.unanswered, seen.candidate_abandoned) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"), [("after the head", (False, True)), ("before it", (True, False))]
+)
+def test_what_breaks_off_is_counted_for_its_deployment_or_for_nobody(
+    where: str, told: tuple[bool, bool]
+) -> None:
+    with FakeService() as fake:
+        fake.streams, fake.breaks_off = True, where
+        fake.make_endpoint({BASELINE: 0, CANDIDATE: 100})
+        sending = driver(fake, max_in_flight=1)
+        with sending:
+            wait_for(lambda: len(fake.generations) >= 2)  # the first one has been counted by then
+            seen = sending.counts.take(BASELINE, CANDIDATE)
+
+    assert (seen.unanswered > 0, seen.candidate_abandoned > 0) == told
+    assert (seen.candidate_requests, seen.baseline_abandoned) == (0, 0)

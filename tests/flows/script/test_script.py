@@ -1,0 +1,159 @@
+"""A flow as a script: whatever goes wrong on this machine is one line that names the place, and the exit code holds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.forms.release_form import ReleaseParameters
+from flows.script.console import Screen
+from flows.script.main import _ending_after, _write, load_parameters
+from flows.shared.errors import BadInput
+from tests.flows.conftest import SCRIPT
+from tuneship.client import ServiceUnreachable
+
+
+def test_a_result_that_could_not_be_written_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = tmp_path / "file" / "result.json"
+    done = subprocess.run(
+        [sys.executable, SCRIPT.with_name("guard.py"), "--result", result],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(SCRIPT.parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"{result}: the result cannot be written" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / ".tuneship").exists(), "a service was started"
+
+
+STOPPED_AT_ITS_VERY_END = """
+import os, signal
+from pydantic import BaseModel
+from flows.script.main import run_script
+
+class Late:
+    def __del__(self, kill=os.kill, itself=os.getpid(), number=signal.SIGINT):
+        kill(itself, number)
+
+late = Late()  # goes when Python takes its modules away
+run_script(print, BaseModel, "does nothing")
+"""
+
+
+def test_a_signal_after_the_last_word_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_ITS_VERY_END, "--result", tmp_path / "file" / "x.json"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, "it could not write its result"
+    assert "the result cannot be written" in done.stdout + done.stderr
+
+
+def test_a_result_that_cannot_be_written_at_the_end_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write({"outcome": "promoted"}, tmp_path, Screen())  # a folder
+    assert "the result cannot be written" in "".join(capsys.readouterr())
+    _write({"outcome": "promoted"}, tmp_path / "result.json", Screen())
+    assert json.loads((tmp_path / "result.json").read_text()) == {"outcome": "promoted"}
+
+
+def test_a_fault_of_the_machine_names_its_place() -> None:
+    ending = _ending_after(FileNotFoundError(2, "No such file or directory", "/data"))
+    assert (ending.message, ending.exit_code) == ("/data: No such file or directory", 1)
+
+
+def test_what_nobody_has_thought_of_is_told_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))
+    told = _ending_after(ZeroDivisionError("a prompt")).message
+    assert told == f"unexpected ZeroDivisionError (details: {tmp_path}/reports/error.log)"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "file"))
+    told = _ending_after(ZeroDivisionError("a prompt")).message
+    assert told.startswith("unexpected ZeroDivisionError (details: not written, ")
+    assert "a prompt" not in told
+
+
+def test_a_service_that_does_not_answer_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUNESHIP_URL", "http://me:secret@models.example:8700")
+    told = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
+    assert "models.example:8700 (TUNESHIP_URL)" in told
+    assert "secret" not in told
+
+
+SAYS_AND_SHOWS = """
+import sys
+from flows.forms.release_form import ReleaseParameters
+from flows.shared.errors import BadInput
+from flows.script.console import Screen
+from tasks.progress import Progress
+
+screen = Screen()
+screen.say("words")
+screen.show(Progress("training", 1, 2))
+screen.close()
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> None:
+    """As in `... 2>&1 | tee log`, where Ctrl-C ends `tee` too, while the traffic must still be returned."""
+    if is_disk_full:
+        writes = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reads, writes = os.pipe()
+        os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_AND_SHOWS],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
+        stderr=writes,
+        check=False,
+    )
+    os.close(writes)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("{hyperparameters: {epochs: two}}", "hyperparameters.epochs: should be a valid integer, "),
+        ("{hyperparameters: {epoch: 2}}", "hyperparameters.epoch: is not a known key"),
+        (
+            "{data: {format: instruction}}",
+            "data: one of files, dataset_ids and dataset_tags is needed",
+        ),
+        ("{}", "model_name: is needed"),
+        ("{canary: {steps: [50, 10, 100]}}", "canary: steps must rise strictly"),
+        ("a: {b: 1,\n    b: 2}", "a key stands twice in one mapping (line 2, column 5)"),
+    ],
+)
+def test_a_params_file_is_refused_with_the_place_as_it_stands_in_the_file(
+    change: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "release.yaml"
+    file.write_text(change)
+    with pytest.raises(BadInput) as refusal:
+        load_parameters(file, ReleaseParameters)
+    assert said in str(refusal.value)
+    assert "literal" not in str(refusal.value)
+    assert "constrained" not in str(refusal.value)

@@ -1,0 +1,243 @@
+"""Keys are recognised, end when they should, and open exactly what their scopes name."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.in_process import Clock, Service
+from tests.support.whole_api import BODIES, OPERATIONS, Own, missing_ids, options_of, path_of
+from tests.support.world import World
+from tuneship.contract.operation import DECLARED
+from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+from tuneship.service.access.api_keys import (
+    KeyEnded,
+    Keys,
+    MasterKeyDamaged,
+    NoSuchKey,
+    read_credentials,
+    read_or_make_secret,
+    write_credentials,
+)
+from tuneship.service.access.key_usage import KeyKeeper
+from tuneship.store.audit import Chain
+from tuneship.store.database import Database
+
+both_databases = pytest.mark.both_databases
+MINUTE = timedelta(seconds=60)
+
+
+def status_with(service: Service, key: str, client: str = "alice") -> int:
+    headers = {"Authorization": f"Bearer {key}", "X-Client-ID": client}
+    return service.call("GET", "/v1/datasets", None, headers=headers).status_code
+
+
+@pytest.mark.parametrize("text", ["", "\n", "abc\n", "x" * 64, "00" * 31, "é" * 64])
+def test_a_master_key_that_was_cut_opens_nothing(tmp_path: Path, text: str) -> None:
+    """As a disk that was full or a power loss may leave it: secrets of an empty key are everybody's."""
+    file = tmp_path / "master.key"
+    file.write_text(text)
+    with pytest.raises(MasterKeyDamaged, match=r"master\.key"):
+        read_or_make_secret(file)
+    assert file.read_text() == text
+
+
+# Scopes
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
+def test_an_operation_is_opened_by_its_scope_and_by_no_other(world: World, operation: Any) -> None:
+    """Ids that name nothing: a scope that lets the request through gets as far as a 404 at most."""
+    service, ids = world.service, missing_ids()
+    options = options_of(operation, Own(ids["ds"], ids["ds"], ids["dep"], ids["model"]))
+
+    def ask(scopes: frozenset[str]) -> httpx.Response:
+        path, headers = path_of(operation, ids), service.key_headers("alice", scopes)
+        return service.call(operation.method, path, None, **options, headers=headers)
+
+    before = world.state()
+    refused = ask(SCOPES - {operation.scope})
+    assert refused.status_code == 403, refused.text
+    assert refused.json()["error"]["code"] == "permission_denied"
+    assert operation.scope in refused.json()["error"]["message"]
+    assert world.state() == before
+    assert ask(frozenset({operation.scope})).status_code not in (401, 403)
+
+
+def test_every_operation_with_a_body_has_a_valid_one_in_the_table() -> None:
+    assert {one.name for one in OPERATIONS if one.body_parameter} == set(BODIES)
+
+
+def test_every_operation_asks_for_a_scope_that_can_be_given() -> None:
+    assert {one.scope for one in DECLARED} <= SCOPES
+
+
+def test_presets_hold_what_their_role_needs() -> None:
+    looking = {
+        "datasets",
+        "jobs",
+        "models",
+        "deployments",
+        "endpoints",
+        "webhooks",
+        "metrics",
+        "logs",
+    }
+    assert PRESETS["viewer"] == {f"{one}:read" for one in looking}
+    assert PRESETS["trainer"] - PRESETS["viewer"] == {"datasets:write", "jobs:write"}
+    shipped = {f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks")}
+    assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
+    assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
+    assert PRESETS["admin"] == SCOPES
+    assert scopes_of("inference, jobs:read") == {"generate", "jobs:read"}
+    with pytest.raises(UnknownScope, match="jobs:raed"):
+        scopes_of("jobs:raed")
+
+
+# Keys
+
+
+def test_why_a_key_is_refused_is_not_told(world: World) -> None:
+    reasons = ("unknown", "wrong_secret", "crossed", "expired", "revoked")
+    answers = [
+        world.service.call("GET", "/v1/datasets", None, headers=world.keys[reason])
+        for reason in reasons
+    ]
+    bodies = {
+        answer.text.replace(answer.headers["x-request-id"], "").encode() for answer in answers
+    }
+    assert ([one.status_code for one in answers], len(bodies)) == ([401] * len(reasons), 1)
+
+
+@both_databases
+def test_a_revoked_key_ends_within_a_second(service: Service) -> None:
+    key = service.keys.issue("alice", SCOPES, None)
+    assert status_with(service, key) == 200
+    other = Keys(
+        service.database, b"pepper", service.clock, service.parts.audit
+    )  # as another process would
+    other.revoke(key[4:12])
+    service.clock.ahead = timedelta(seconds=1)
+    assert status_with(service, key) == 401
+
+
+@both_databases
+def test_a_rotated_key_is_followed_by_one_of_the_same_rights(service: Service) -> None:
+    old = service.keys.issue("alice", PRESETS["viewer"], None, "laptop")
+    new = service.keys.rotate(old[4:12], None, timedelta(0))
+    service.clock.ahead = timedelta(seconds=1)
+    assert (status_with(service, old), status_with(service, new)) == (401, 200)
+    records = {row["id"]: row for row in service.keys.listed()}
+    assert records[new[4:12]]["scopes"] == sorted(PRESETS["viewer"])
+    assert records[new[4:12]]["label"] == "laptop"
+    with pytest.raises(KeyEnded):
+        service.keys.rotate(old[4:12], None, timedelta(0))
+    with pytest.raises(NoSuchKey):
+        service.keys.rotate("00000000", None, timedelta(0))
+
+
+@both_databases
+def test_a_key_that_is_rotated_gently_lives_on_for_a_while_but_never_longer(
+    service: Service,
+) -> None:
+    hour, now = timedelta(hours=1), service.clock()
+    lasting = service.keys.issue("alice", SCOPES, None)
+    ending = service.keys.issue("alice", SCOPES, now + hour)
+    for key in (lasting, ending):
+        service.keys.rotate(key[4:12], None, 2 * hour)
+    service.clock.ahead = timedelta(minutes=59)
+    assert [status_with(service, key) for key in (lasting, ending)] == [200, 200]
+    service.clock.ahead = timedelta(minutes=61)
+    assert [status_with(service, key) for key in (lasting, ending)] == [200, 401]
+    service.clock.ahead = timedelta(minutes=121)
+    assert [status_with(service, key) for key in (lasting, ending)] == [401, 401]
+
+
+@both_databases
+def test_the_use_of_a_key_is_written_down_to_the_minute(service: Service) -> None:
+    key = service.keys.issue("alice", SCOPES, None)
+
+    def last_used() -> datetime | None:
+        service.keys.store_uses()
+        return next(row for row in service.keys.listed() if row["id"] == key[4:12])["last_used_at"]
+
+    assert last_used() is None
+    begun = service.clock()
+    status_with(service, key)
+    first = last_used()
+    assert first is not None
+    assert begun <= first <= service.clock()
+    service.clock.ahead = timedelta(seconds=30)
+    status_with(service, key)
+    assert last_used() == first
+    service.clock.ahead = timedelta(seconds=70)
+    status_with(service, key)
+    assert last_used() > first + MINUTE
+
+
+def test_a_secret_is_not_in_the_database(service: Service) -> None:
+    key = service.keys.issue("alice", SCOPES, None)
+    assert key[13:56] not in repr(service.keys.listed())
+    other = Keys(service.database, b"another pepper", service.clock, service.parts.audit)
+    assert not other.is_good_for(key, SCOPES, service.clock())
+
+
+class FirstKey:
+    """What is in `credentials.json` as time goes by."""
+
+    def __init__(self, folder: Path, database: Database) -> None:
+        self.clock = Clock()
+        self.file = folder / "credentials.json"
+        self.keys = Keys(database, b"pepper", self.clock, Chain(b"a" * 32))
+        self.keeper = KeyKeeper(self.keys, self.file, "http://here", self.clock)
+
+    def now(self) -> str:
+        self.keeper.tend()
+        return read_credentials(self.file)["api_key"]
+
+    def after(self, **time: float) -> str:
+        self.clock.ahead = timedelta(**time)
+        return self.now()
+
+
+@pytest.fixture
+def first_key(tmp_path: Path, service: Service) -> FirstKey:
+    return FirstKey(tmp_path, service.database)
+
+
+def test_the_first_key_is_private_and_is_renewed_in_its_last_thirty_days(
+    first_key: FirstKey,
+) -> None:
+    key = first_key.now()
+    assert first_key.file.stat().st_mode & 0o777 == 0o600
+    assert first_key.after(days=59) == key
+    renewed = first_key.after(days=61)
+    assert renewed != key
+    ends = {row["id"]: row["expires_at"] for row in first_key.keys.listed()}
+    assert ends[key[4:12]] > first_key.clock()  # the one before lives to its end
+    assert ends[renewed[4:12]] - ends[key[4:12]] > timedelta(days=60)
+
+
+@pytest.mark.parametrize(
+    "ending", ["revoked", "unreadable", "short of a scope", "of another database"]
+)
+def test_a_first_key_that_opens_nothing_is_replaced(first_key: FirstKey, ending: str) -> None:
+    key = first_key.now()
+    if ending == "revoked":
+        first_key.keys.revoke(key[4:12])
+        first_key.after(hours=2)
+    elif ending == "unreadable":
+        first_key.file.write_text("{")
+        first_key.after(hours=2)
+    elif ending == "short of a scope":
+        older = first_key.keys.issue("local", SCOPES - {"webhooks:read"}, None)
+        first_key.file.write_text(first_key.file.read_text().replace(key, older))
+        first_key.after(hours=2)
+    else:
+        first_key.keys._pepper = b"another"
+        write_credentials(first_key.keys, first_key.file, "http://here", first_key.clock())
+    made = read_credentials(first_key.file)["api_key"]
+    assert made != key
+    assert first_key.keys.is_good_for(made, SCOPES, datetime.now(UTC) + timedelta(days=80))

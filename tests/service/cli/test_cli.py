@@ -1,0 +1,436 @@
+"""`tuneship keys` on the data of a service, whether it runs or not; complaints are one line that helps."""
+
+import csv
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner, Result
+
+from tests.support.processes import Serve
+from tuneship.cli.main import app
+from tuneship.contract.errors import AuthenticationError
+from tuneship.contract.scopes import PRESETS, SCOPES
+from tuneship.service.access.api_keys import (
+    Keys,
+    derived_secret,
+    key_id,
+    read_credentials,
+    read_or_make_secret,
+    write_credentials,
+)
+from tuneship.service.events.audit import sign_head
+from tuneship.store import audit
+from tuneship.store.audit import Chain
+from tuneship.store.audit_heads import HEADS_FILE, Heads, HeadsDamaged
+from tuneship.store.database import Database, sqlite_url
+
+pytestmark = pytest.mark.both_databases
+
+LISTED = {
+    "key_id", "client_id", "scopes", "label", "state", "created_at", "expires_at", "revoked_at",
+    "last_used_at",
+}  # fmt: skip
+
+
+class Installation:
+    """A data directory as a service leaves it, and the command line on it."""
+
+    def __init__(self, data_dir: Path, url: str) -> None:
+        self.data_dir = data_dir
+        secret = read_or_make_secret(data_dir / "master.key")
+        self.database = Database(url)
+        pepper = derived_secret(secret, "keys")
+        self.chain = Chain(derived_secret(secret, "audit"))
+        self.keys = Keys(self.database, pepper, lambda: datetime.now(UTC), self.chain)
+
+    def run(self, *arguments: str) -> Result:
+        place = () if "--data-dir" in arguments else ("--data-dir", str(self.data_dir))
+        return CliRunner().invoke(app, ["keys", *arguments, *place])
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        done = self.run(*arguments, "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def recognises(self, key: str, client: str) -> bool:
+        keys = Keys(
+            self.database, self.keys._pepper, lambda: datetime.now(UTC), self.chain
+        )  # no cache
+        try:
+            keys.recognise([f"Bearer {key}"], [client])
+        except AuthenticationError:
+            return False
+        return True
+
+
+@pytest.fixture
+def installed(
+    tmp_path: Path,
+    database_settings: Callable[[], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Installation]:
+    chosen = database_settings()
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"TUNESHIP_{name.upper()}", value)
+    url = chosen.get("database_url", sqlite_url(tmp_path / "tuneship.sqlite"))
+    made = Installation(tmp_path, url)
+    yield made
+    made.database.close()
+
+
+def test_a_key_is_made_and_works(installed: Installation) -> None:
+    made = installed.json(
+        "create", "--client-id", "acme", "--scopes", "inference,jobs:read", "--expires", "90d"
+    )
+    assert set(made) == {"key_id", "api_key", "client_id", "scopes", "expires_at"}
+    assert key_id(made["api_key"]) == made["key_id"]
+    assert (made["client_id"], made["scopes"]) == ("acme", ["generate", "jobs:read"])
+    lives = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=89, hours=23) < lives <= timedelta(days=90)
+    assert installed.recognises(made["api_key"], "acme")
+    assert not installed.recognises(made["api_key"], "other")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_can_be_given(installed: Installation, preset: str) -> None:
+    made = installed.json("create", "--client-id", "acme", "--scopes", preset)
+    assert (made["scopes"], made["expires_at"]) == (sorted(PRESETS[preset]), None)
+
+
+def test_a_key_is_shown_once_and_alone_on_standard_output(installed: Installation) -> None:
+    made = installed.run("create", "--client-id", "acme", "--scopes", "viewer", "--label", "ci")
+    key = made.stdout.strip()
+    assert installed.recognises(key, "acme")
+    assert "not shown again" in made.stderr
+    for shown in (installed.run("list").output, installed.run("list", "--json").output):
+        assert key[4:12] in shown
+        assert key[13:56] not in shown
+
+
+def test_keys_are_listed_for_programs_and_for_people(installed: Installation) -> None:
+    for client, scopes in (("acme", "viewer,generate"), ("beta", "admin")):
+        installed.run("create", "--client-id", client, "--scopes", scopes, "--label", "for x")
+    found = installed.json("list")["keys"]
+    assert [set(one) for one in found] == [LISTED] * 2
+    assert [(one["client_id"], one["state"]) for one in found] == [
+        ("acme", "in force"),
+        ("beta", "in force"),
+    ]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found[0]["created_at"])
+    text = installed.run("list").stdout
+    for word in ("acme", "beta", "viewer", "generate", "admin", "for x", "never"):
+        assert word in text
+
+
+def test_a_narrow_list_shows_keys_and_dates_whole(
+    installed: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = installed.json(
+        *("create", "--client-id", "radiology-department", "--scopes", "viewer,generate"),
+        *("--expires", "90d", "--label", "what the night's release uses"),
+    )
+    told = installed.run("list").stdout
+    assert made["key_id"] in told
+    assert made["expires_at"][:10] in told
+    assert "…" not in told
+
+
+def test_a_revoked_key_is_refused_and_stays_listed(installed: Installation) -> None:
+    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    ended = installed.json("revoke", made["key_id"])
+    assert not installed.recognises(made["api_key"], "acme")
+    assert installed.json("revoke", made["key_id"]) == ended  # a second time changes nothing
+    assert installed.json("list")["keys"][0]["state"] == "revoked"
+
+
+def test_a_rotated_key_hands_on_its_rights_and_its_lifetime(installed: Installation) -> None:
+    old = installed.json("create", "--client-id", "acme", "--scopes", "operator", "--expires", "2w")
+    new = installed.json("rotate", old["key_id"])
+    assert new["replaces"] == old["key_id"]
+    assert (new["client_id"], new["scopes"]) == ("acme", old["scopes"])
+    lives = datetime.fromisoformat(new["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=13, hours=23) < lives <= timedelta(days=14)
+    assert installed.recognises(new["api_key"], "acme")
+    assert not installed.recognises(old["api_key"], "acme")
+
+
+def test_a_key_can_be_rotated_while_its_callers_change_over(installed: Installation) -> None:
+    old = installed.json("create", "--client-id", "acme", "--scopes", "operator")
+    new = installed.json("rotate", old["key_id"], "--overlap", "24h", "--expires", "30m")
+    assert all(installed.recognises(one["api_key"], "acme") for one in (old, new))
+    ends = {one["key_id"]: one["expires_at"] for one in installed.json("list")["keys"]}
+    left = datetime.fromisoformat(ends[old["key_id"]]) - datetime.now(UTC)
+    assert timedelta(hours=23) < left <= timedelta(hours=24)
+    assert installed.run("rotate", new["key_id"], "--expires", "never").exit_code == 0
+    again = installed.json("list")["keys"][-1]["key_id"]
+    never = installed.run("rotate", again, "--overlap", "never")  # which must not mean: at once
+    assert (never.exit_code, "no duration" in never.output) == (2, True)
+    assert installed.json("list")["keys"][-1]["state"] == "in force"
+
+
+def test_the_key_of_the_credentials_file_is_replaced_there_too(installed: Installation) -> None:
+    file = installed.data_dir / "credentials.json"
+    write_credentials(installed.keys, file, "http://here", datetime.now(UTC))
+    old = read_credentials(file)
+    new = installed.json("rotate", old["api_key"][4:12])
+    kept = read_credentials(file)
+    assert kept["api_key"] == new["api_key"] != old["api_key"]
+    assert kept["base_url"] == "http://here"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("create", "--client-id", "a", "--scopes", "jobs:raed"), 2, "'jobs:raed' is neither"),
+        (("create", "--client-id", "a", "--scopes", ""), 2, "neither a scope nor a preset"),
+        (("create", "--client-id", "a b", "--scopes", "admin"), 2, "--client-id takes"),
+        (("create", "--client-id", "a", "--scopes", "admin", "--label", "a\nb"), 2, "--label"),
+        (("create", "--client-id", "a", "--scopes", "admin", "--expires", "90"), 2, "no duration"),
+        (("create", "--client-id", "a", "--scopes", "admin", "--expires", "0d"), 2, "no duration"),
+        (("create", "--client-id", "a", "--scopes", "admin", "--expires", "-1d"), 2, "no duration"),
+        (("rotate", "00000000"), 1, "there is no key 00000000"),
+        (("revoke", "00000000"), 1, "there is no key 00000000"),
+        (("list", "--data-dir", "/no/such/place"), 1, "no service has run on /no/such/place"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    installed: Installation, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    done = installed.run(*arguments)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert installed.keys.listed() == []
+
+
+def test_an_ended_key_is_not_rotated(installed: Installation) -> None:
+    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    installed.run("revoke", made["key_id"])
+    done = installed.run("rotate", made["key_id"])
+    assert (done.exit_code, "not in force" in done.stderr) == (1, True)
+    assert len(installed.keys.listed()) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql+psycopg://someone:secret@127.0.0.1:1/nothing", "cannot be opened"),
+        ("mysql://someone:secret@127.0.0.1:1/nothing", "must begin with sqlite or postgresql"),
+        ("secret", "cannot be opened: ArgumentError"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_a_complaint_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, says: str
+) -> None:
+    read_or_make_secret(tmp_path / "master.key")
+    monkeypatch.setenv("TUNESHIP_DATABASE_URL", url)
+    done = CliRunner().invoke(app, ["keys", "list", "--data-dir", str(tmp_path)])
+    assert (done.exit_code, says in done.stderr) == (1, True), done.stderr
+    assert "secret" not in done.output
+
+
+def test_keys_are_not_made_in_a_database_that_the_service_does_not_use(
+    installed: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed.data_dir / "database").write_text("sqlite in this directory\n")
+    url = "postgresql+psycopg://someone:secret@127.0.0.1:1/nothing"
+    monkeypatch.setenv("TUNESHIP_DATABASE_URL", url)
+    done = installed.run("create", "--client-id", "acme", "--scopes", "viewer")
+    assert (done.exit_code, "belong to the database" in done.stderr) == (1, True)
+    assert "secret" not in done.output
+
+
+def test_a_setting_of_the_environment_that_cannot_be_read_is_named(
+    installed: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNESHIP_PORT", "many")
+    done = installed.run("list")
+    assert (done.exit_code, done.stderr) == (1, "tuneship: a setting is not valid: port\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [("127.0.0.1", "in use"), ("no-such.invalid", "known|resol")]
+)
+def test_a_service_that_cannot_listen_says_where(tmp_path: Path, host: str, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", *place])
+    assert done.exit_code == 1
+    assert re.search(rf"cannot start: .*{host} port {port}: .*({why}).*--port", done.stderr)
+
+
+def test_a_database_file_that_cannot_be_opened_is_told_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "tuneship.sqlite").mkdir()
+    done = CliRunner().invoke(app, ["serve", "--port", "0", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"cannot open its database: {tmp_path}: unable to open database file" in done.stderr
+
+
+def test_the_light_install_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "master.key").write_text("00" * 32)
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "from tuneship.cli.main import app\n"
+        f"app(['keys', 'list', '--data-dir', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'tuneship[service]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
+    serve = Serve(tmp_path / "data")
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "X-Client-ID": "acme"}
+        return httpx.get(f"{serve.url}/v1/datasets", headers=headers, timeout=300).status_code
+
+    def run(*arguments: str) -> dict[str, Any]:
+        place = ["--data-dir", str(serve.data_dir), "--json"]
+        done = CliRunner().invoke(app, ["keys", *arguments, *place])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    try:
+        made = run("create", "--client-id", "acme", "--scopes", "viewer")
+        assert status(made["api_key"]) == 200
+        new = run("rotate", made["key_id"])
+        time.sleep(1)
+        assert (status(made["api_key"]), status(new["api_key"])) == (401, 200)
+        run("revoke", new["key_id"])
+        time.sleep(1)
+        assert status(new["api_key"]) == 401
+        listed = run("list")["keys"]
+        assert {one["client_id"] for one in listed} == {"acme", "local"}
+        assert read_credentials(serve.data_dir / "credentials.json")["client_id"] == "local"
+    finally:
+        serve.stop()
+    listed = run("list")["keys"]  # stopped: the uses were stored
+    assert all(one["last_used_at"] for one in listed if one["client_id"] == "acme")
+    assert frozenset(listed[0]["scopes"]) == SCOPES
+
+
+def test_every_key_that_is_made_replaced_or_ended_is_in_the_audit_chain(
+    installed: Installation,
+) -> None:
+    first = installed.json("create", "--client-id", "acme", "--scopes", "viewer")["key_id"]
+    second = installed.json("rotate", first)["key_id"]
+    installed.json("revoke", second)
+    installed.json("revoke", second)
+    with installed.database.read() as connection:
+        rows = list(audit.rows_of(connection, client_id="acme"))
+        assert installed.chain.fault(audit.rows_of(connection)) is None
+    assert [(row["action"], row["resource_id"]) for row in rows] == [
+        ("create_key", first),
+        ("create_key", second),
+        ("rotate_key", first),
+        ("revoke_key", second),
+    ]
+
+
+def audit_command(installed: Installation, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["audit", *arguments, "--data-dir", str(installed.data_dir)])
+
+
+def test_the_audit_chain_is_verified_with_the_heads_that_were_signed(
+    installed: Installation,
+) -> None:
+    for _ in range(3):
+        installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    secret = read_or_make_secret(installed.data_dir / "master.key")
+    heads = Heads(installed.data_dir / HEADS_FILE, derived_secret(secret, "audit heads"))
+    sign_head(installed.database, heads, datetime.now(UTC))
+    good = audit_command(installed, "verify")
+    assert (good.exit_code, good.stdout) == (
+        0,
+        "3 rows follow from each other; 1 signed heads are in the chain\n",
+    )
+    table = audit.audit
+    with installed.database.write() as connection:
+        connection.execute(sa.delete(table).where(table.c.seq == 3))
+    short = audit_command(installed, "verify")
+    assert (short.exit_code, short.stderr) == (
+        4,
+        "tuneship: rows 3 to 3 were removed from the end\n",
+    )
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    again = audit_command(installed, "verify")
+    assert again.exit_code == 4
+    assert "row 3 is not the one that was signed" in again.stderr
+    with installed.database.write() as connection:
+        connection.execute(sa.update(table).where(table.c.seq == 2).values(action="x"))
+    broken = audit_command(installed, "verify")
+    assert broken.exit_code == 4
+    assert "broken at row 2" in broken.stderr
+    (installed.data_dir / HEADS_FILE).write_text("{}\n")
+    forged = audit_command(installed, "verify")
+    assert (forged.exit_code, forged.stderr) == (
+        4,
+        "tuneship: signed heads: line 1 was not signed by this service\n",
+    )
+
+
+@pytest.mark.parametrize("content", [None, "", '{"seq": 1, "mac'])
+def test_a_chain_without_signed_heads_is_not_called_whole(
+    installed: Installation, content: str | None
+) -> None:
+    empty = audit_command(installed, "verify")
+    assert empty.exit_code == 0  # there is nothing that could have been removed
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    file = installed.data_dir / HEADS_FILE
+    if content is not None:
+        file.write_text(content)
+    alone = audit_command(installed, "verify")
+    assert (alone.exit_code, alone.stdout) == (5, "")
+    assert f"but {file} is missing or holds no signed head" in alone.stderr
+    table = audit.audit
+    with installed.database.write() as connection:
+        connection.execute(sa.update(table).values(action="x"))
+    assert audit_command(installed, "verify").exit_code == 4
+
+
+def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> None:
+    """As a setting that names the wrong file would have it."""
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    file = installed.data_dir / "letter.txt"
+    file.write_text("Dear Ann,\nsee you on Monday")
+    secret = read_or_make_secret(installed.data_dir / "master.key")
+    heads = Heads(file, derived_secret(secret, "audit heads"))
+    with pytest.raises(
+        HeadsDamaged, match=r"letter\.txt ends with something that is no signed head"
+    ):
+        sign_head(installed.database, heads, datetime.now(UTC))
+    assert file.read_text() == "Dear Ann,\nsee you on Monday"
+
+
+def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Installation) -> None:
+    installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    installed.json("create", "--client-id", "other", "--scopes", "viewer")
+    entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "=1+1", None, 200, "::1", "req")
+    with installed.database.write() as connection:
+        installed.chain.add(connection, entry)
+    lines = audit_command(installed, "export", "--client-id", "acme").stdout.splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 3]
+    rest = audit_command(installed, "export", "--after", "1").stdout.splitlines()
+    assert [json.loads(line)["client_id"] for line in rest] == ["other", "acme"]
+    table = list(
+        csv.DictReader(audit_command(installed, "export", "--format", "csv").stdout.splitlines())
+    )
+    assert [row["action"] for row in table] == ["create_key", "create_key", "'=1+1"]

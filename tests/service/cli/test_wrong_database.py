@@ -1,0 +1,390 @@
+"""A start whose database, key or clock does not belong to the files is refused in one line, and every file stays."""
+
+import re
+import secrets
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from tests.support.in_process import Service
+from tests.support.installations import Installed, Postgres, Sqlite
+from tests.support.processes import Serve
+from tuneship.service.serve import _recover
+from tuneship.startup import StartupError
+from tuneship.store import database as database_module
+from tuneship.store import tables
+from tuneship.store.ownership import read_record
+from tuneship.store.quarantine import SET_ASIDE
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
+    """With two datasets and a model, and stopped."""
+    made = Installed(tmp_path / "data", database_url=database.url)
+    fill(made)
+    return made
+
+
+def fill(made: Installed) -> None:
+    with made.started() as opened:
+        made.add_model(opened)
+        made.add_dataset(opened)
+        made.add_dataset(opened)
+        made.sign_head(opened)
+
+
+def test_a_database_that_is_empty_beside_files_is_refused_and_everything_is_there_once_it_is_back(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    database.keep()
+    database.lose()
+    for _ in range(2):  # the first refusal has made nothing that would let the second one in
+        assert "is missing or empty" in installed.refused()
+    database.put_back()
+    with installed.started() as opened, opened.database.read() as connection:
+        assert len(connection.execute(sa.select(tables.datasets)).all()) == 2
+    assert installed.run("check").exit_code == 0
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_an_embedded_database_that_is_gone_or_cut_to_nothing_is_refused(
+    tmp_path: Path, size: int | None
+) -> None:
+    installed = Installed(tmp_path)
+    fill(installed)
+    file = tmp_path / "tuneship.sqlite"
+    shutil.copy(file, tmp_path / "kept")
+    file.unlink()
+    if size is not None:
+        file.touch()
+    assert "is missing or empty" in installed.refused()
+    assert file.exists() == (size is not None)  # a restore does not meet a new database
+    (tmp_path / "database").unlink()  # as in a data directory of an early version
+    assert "holds the files of 3 datasets" in installed.refused()
+    shutil.copy(tmp_path / "kept", file)
+    with installed.started():
+        pass
+
+
+def test_a_lost_database_is_refused_also_where_there_are_no_files_yet(tmp_path: Path) -> None:
+    installed = Installed(tmp_path)
+    with installed.started():
+        pass
+    (tmp_path / "tuneship.sqlite").unlink()
+    assert f"remove {tmp_path / 'database'} to begin again" in installed.refused()
+    (tmp_path / "database").unlink()
+    with installed.started():
+        pass
+
+
+def test_a_database_from_before_the_last_starts_is_refused(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    database.keep()
+    for _ in range(2):
+        with installed.started() as opened:
+            installed.add_dataset(opened)
+    database.put_back()
+    assert "is older than the files" in installed.refused()
+
+
+def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_can_go_on(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    """Nothing was started between: only the audit chain knows."""
+    with installed.started() as opened:
+        opened.database.close()
+        database.keep()
+        newer = installed.add_dataset(opened)
+        installed.keys(opened)
+        installed.sign_head(opened)
+    database.put_back()
+    message = installed.refused()
+    assert "older than the files: its audit chain ends with row" in message
+    line = re.search(r"only the line '(id \S+)' into (\S+)", message)
+    assert line is not None
+    Path(line[2]).write_text(line[1])
+    with installed.started() as opened:
+        recover(installed, opened)
+    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert [one.name for one in (place / "datasets").iterdir()] == [newer]
+    with installed.started():  # from now on the two belong together again
+        pass
+    record = read_record(installed.data_dir)
+    assert record is not None
+    assert record.starts is not None
+
+
+def recover(installed: Installed, opened: Any) -> None:
+    """The step of a start that once deleted files."""
+    service = Service(installed.data_dir, **installed.options)
+    _recover(service.parts)
+    service.database.close()
+
+
+def test_files_from_before_the_last_starts_of_the_database_are_refused(
+    installed: Installed, tmp_path: Path
+) -> None:
+    shutil.copytree(installed.data_dir, tmp_path / "kept")
+    for _ in range(2):
+        with installed.started() as opened:
+            installed.add_dataset(opened)
+    shutil.rmtree(installed.data_dir)
+    (tmp_path / "kept").rename(installed.data_dir)
+    assert "are older than the database" in installed.refused()
+
+
+def test_files_of_one_installation_are_refused_with_the_database_of_another(
+    installed: Installed, tmp_path: Path, database: Sqlite | Postgres
+) -> None:
+    other = Installed(tmp_path / "other", database_url=f"sqlite:///{tmp_path / 'other.sqlite'}")
+    fill(other)
+    mixed = Installed(other.data_dir, database_url=database.url)
+    assert re.search(r"belong to the database with the id \S+, and .* another one", mixed.refused())
+    mixed = Installed(installed.data_dir, database_url=other.options["database_url"])
+    assert "belong to the database with the id" in mixed.refused()
+    for one in (installed, other):
+        with one.started():
+            pass
+
+
+def test_a_database_file_of_another_installation_in_the_data_directory_is_refused(
+    tmp_path: Path,
+) -> None:
+    one, other = Installed(tmp_path / "one"), Installed(tmp_path / "other")
+    fill(one)
+    fill(other)
+    shutil.copy(other.data_dir / "tuneship.sqlite", one.data_dir / "tuneship.sqlite")
+    assert "belong to the database with the id" in one.refused()
+
+
+def test_a_second_data_directory_on_a_database_is_refused(
+    installed: Installed, tmp_path: Path
+) -> None:
+    second = Installed(tmp_path / "second", **installed.options)
+    assert "is used with another data directory" in second.refused()
+    copied = Installed(tmp_path / "copied", **installed.options)
+    shutil.rmtree(copied.data_dir)
+    shutil.copytree(installed.data_dir, copied.data_dir)
+    for _ in range(2):
+        with copied.started():
+            pass
+    assert "was used with another data directory" in installed.refused()
+
+
+def test_a_database_that_has_moved_is_known_by_its_id(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    moved = Installed(installed.data_dir, database_url=database.move())
+    with moved.started():
+        pass
+    record = read_record(installed.data_dir)
+    assert record is not None
+    assert "moved" in (record.name or "")
+
+
+def test_a_start_that_was_killed_between_file_and_row_is_followed_by_another(
+    installed: Installed,
+) -> None:
+    file = installed.data_dir / "database"
+    starts = int(file.read_text().split()[-1])
+    for _ in range(2):
+        file.write_text(file.read_text().replace(f"starts {starts}", f"starts {starts + 1}"))
+        with installed.started():
+            pass
+        starts += 1
+
+
+def test_files_that_are_not_mounted_are_missed_before_anything_fails_for_want_of_them(
+    installed: Installed,
+) -> None:
+    blobs = installed.data_dir / "blobs"
+    blobs.rename(installed.data_dir / "kept")
+    blobs.mkdir(mode=0o700)
+    assert "none of the 3 datasets and models that the database names is in" in installed.refused()
+    blobs.rmdir()
+    (installed.data_dir / "kept").rename(blobs)
+    with installed.started():
+        pass
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_an_installation_of_an_earlier_version_starts_without_a_hand(
+    tmp_path: Path, has_record: bool
+) -> None:
+    installed = Installed(tmp_path)
+    engine = sa.create_engine(Sqlite(tmp_path / "tuneship.sqlite").url)
+    config = Config()
+    scripts = Path(database_module.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(scripts))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")
+        now = datetime.now(UTC)
+        key = {"id": "k", "client_id": "c", "secret_hash": b"", "scopes": [], "label": ""}
+        connection.execute(sa.insert(tables.api_keys).values(**key, created_at=now))
+    engine.dispose()
+    (tmp_path / "master.key").write_text("0a" * 32)
+    (tmp_path / "blobs" / "datasets" / "ds_left_by_a_crash").mkdir(parents=True)
+    if has_record:
+        (tmp_path / "database").write_text("sqlite in this directory\n")
+    assert "start the service of this version once" in installed.run("keys", "list").stderr
+    for _ in range(2):
+        with installed.started():
+            pass
+    record = read_record(tmp_path)
+    assert record is not None
+    assert (record.id is not None, record.starts) == (True, 2)
+
+
+# The master key
+
+
+def test_a_lost_master_key_is_not_replaced_also_when_nothing_is_sealed_yet(
+    tmp_path: Path, database: Sqlite | Postgres
+) -> None:
+    installed = Installed(
+        tmp_path / "data", database_url=database.url, master_key_file=tmp_path / "mounted" / "key"
+    )
+    (tmp_path / "mounted").mkdir()
+    with installed.started():
+        pass
+    (tmp_path / "mounted").rename(tmp_path / "unmounted")
+    (tmp_path / "mounted").mkdir()
+    message = installed.refused()
+    assert "mounted/key is missing" in message
+    assert "TUNESHIP_MASTER_KEY_FILE" in message
+    assert not list((tmp_path / "mounted").iterdir())
+    for arguments in (["keys", "list"], ["audit", "verify"], ["check"]):
+        assert "mounted/key is missing" in installed.run(*arguments).stderr
+    (tmp_path / "mounted").rmdir()
+    (tmp_path / "unmounted").rename(tmp_path / "mounted")
+    with installed.started():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (secrets.token_hex(32), "is not the one that this database was made with"),
+        ("", "does not hold 32 bytes"),
+        ("00" * 31, "does not hold 32 bytes"),
+    ],
+)
+def test_another_master_key_is_refused_also_when_nothing_is_sealed_yet(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    installed = Installed(tmp_path)
+    with installed.started():
+        pass
+    (tmp_path / "master.key").write_text(content)
+    assert says in installed.refused()
+    assert says in installed.run("keys", "create", "--client-id", "a", "--scopes", "viewer").stderr
+
+
+# The clock
+
+
+def test_a_clock_a_day_behind_is_refused_until_an_operator_says_that_it_is_right(
+    installed: Installed,
+) -> None:
+    with installed.started(later=timedelta(hours=23)):
+        pass
+    assert "set the clock, or" in installed.refused()
+    with pytest.raises(StartupError), installed.started():
+        pass
+    with installed.started(accept_clock=True):
+        pass
+    with installed.started():
+        pass
+
+
+def test_one_start_on_a_clock_days_ahead_does_not_make_the_right_clock_look_behind(
+    installed: Installed,
+) -> None:
+    for later in (2 * DAY, 400 * DAY, timedelta()):
+        with installed.started(later=later):
+            pass
+
+
+def test_a_clock_that_ntp_has_set_back_by_minutes_is_taken(installed: Installed) -> None:
+    with installed.started(later=timedelta(minutes=4)):
+        pass
+    with installed.started():
+        pass
+
+
+# The rest of a start
+
+
+def test_a_newer_schema_is_refused_in_one_line(
+    installed: Installed, database: Sqlite | Postgres
+) -> None:
+    engine = sa.create_engine(database.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update alembic_version set version_num = '0999'")
+    engine.dispose()
+    message = installed.refused()
+    assert "the database has schema 0999" in message
+    assert "install the version" in message
+    assert installed.run("keys", "list").stderr == f"tuneship: {message}\n"
+
+
+def test_files_without_a_row_are_set_aside_and_said_and_rows_without_a_file_are_said(
+    installed: Installed, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs = installed.data_dir / "blobs"
+    kept = installed.files()
+    for name in ("datasets/ds_lost", "models/ft_lost"):
+        (blobs / name).mkdir()
+        (blobs / name / "file").write_bytes(b"of somebody")
+    checkpoint = installed.data_dir / "work" / "ft_unknown" / "checkpoints"
+    checkpoint.mkdir(parents=True)
+    (installed.data_dir / "scratch" / ".staged-x").write_bytes(b"half an upload")
+    (model,) = [one for one in (blobs / "models").iterdir() if one.name != "ft_lost"]
+    shutil.rmtree(model)
+    with installed.started() as opened:
+        recover(installed, opened)
+    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", place.name)
+    aside = {str(one.relative_to(place)) for one in place.glob("*/*")}
+    assert aside == {"datasets/ds_lost", "models/ft_lost", "work/ft_unknown"}
+    assert (place / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
+    assert not list((installed.data_dir / "scratch").iterdir())
+    assert "3 folders of files without a row were moved to" in caplog.text
+    assert "the files of 1 datasets or models are missing: `tuneship check` names" in caplog.text
+    assert {path: kept[path] for path in installed.files()} == installed.files()
+
+
+def test_a_data_directory_that_was_open_to_others_is_closed_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed = Installed(tmp_path / "data")
+    fill(installed)
+    (installed.data_dir / "blobs").chmod(0o755)
+    installed.data_dir.chmod(0o755)
+    (installed.data_dir / "tuneship.sqlite").unlink()  # so that it ends at once
+    assert installed.serve().exit_code == 1
+    for folder in (installed.data_dir, installed.data_dir / "blobs"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert f"{folder} was open to other users" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_log_of_a_start_is_one_line_of_the_service(tmp_path: Path) -> None:
+    serve = Serve(tmp_path / "data")
+    serve.stop()
+    assert len(serve.log.read_text().splitlines()) == 1
+    for part in ("tuneship.service.serve", serve.url, str(serve.data_dir), "sqlite"):
+        assert part in serve.log.read_text()
+    serve.start()
+    serve.stop()
+    assert len(serve.log.read_text().splitlines()) == 2

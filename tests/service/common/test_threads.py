@@ -1,0 +1,163 @@
+"""Threads go by turns between tenants, and no tenant has all of them."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+
+import httpx
+import pytest
+
+from tests.support.in_process import Service
+from tests.support.waiting import PATIENCE_S, until_async
+from tuneship.contract.errors import InternalError, RateLimitExceeded
+from tuneship.service.common.fair_threads import FairThreads
+from tuneship.service.http.boundary import InFlightLimits
+
+
+class Held:
+    """Work that lasts until it is let go, and who began when."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.begun: list[str] = []
+
+    def work(self, name: str) -> str:
+        self.begun.append(name)
+        assert self.may_end.wait(PATIENCE_S)
+        return name
+
+
+def played(test: Callable[[Held], Awaitable[None]]) -> None:
+    async def run() -> None:
+        held = Held()
+        try:
+            await test(held)
+        finally:
+            held.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_one_tenant_never_has_all_threads_and_those_who_wait_take_turns() -> None:
+    async def run(held: Held) -> None:
+        turns = FairThreads("test", threads=3, each=2)
+        names = [*(f"a{number}" for number in range(6)), "b0", "b1", "c0"]
+        tasks = [asyncio.create_task(turns.run(name[0], held.work, name)) for name in names]
+        await until_async(lambda: len(held.begun) == 3)
+        assert set(held.begun) == {"a0", "a1", "b0"}
+        held.may_end.set()
+        assert await asyncio.gather(*tasks) == names
+        # Whose turn it is when a thread becomes free: never one tenant's again and again.
+        assert set(held.begun[:6]) >= {"a0", "a1", "b0", "c0", "b1"}
+        await until_async(lambda: turns.is_idle)
+
+    played(run)
+
+
+def test_who_gives_up_waiting_takes_no_turn() -> None:
+    async def run(held: Held) -> None:
+        turns = FairThreads("test", threads=1, each=1)
+        first = asyncio.create_task(turns.run("a", held.work, "first"))
+        await until_async(lambda: held.begun)
+        waiting = [asyncio.create_task(turns.run("b", held.work, "gone")) for _ in range(3)]
+        last = asyncio.create_task(turns.run("b", held.work, "last"))
+        await asyncio.sleep(0)
+        for one in waiting:
+            one.cancel()
+        held.may_end.set()
+        assert await asyncio.gather(first, last) == ["first", "last"]
+        assert held.begun == ["first", "last"]
+
+    played(run)
+
+
+def test_work_whose_request_was_cancelled_keeps_its_thread_until_it_ends() -> None:
+    async def run(held: Held) -> None:
+        turns = FairThreads("test", threads=1, each=1)
+        cancelled = asyncio.create_task(turns.run("a", held.work, "cancelled"))
+        await until_async(lambda: held.begun)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        following = asyncio.create_task(turns.run("b", held.work, "following"))
+        await asyncio.sleep(0.05)
+        assert held.begun == ["cancelled"]
+        assert not turns.is_idle
+        held.may_end.set()
+        assert await following == "following"
+
+    played(run)
+
+
+def test_what_the_work_raises_is_raised_and_the_thread_is_free_again() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def run(_held: Held) -> None:
+        turns = FairThreads("test", threads=1, each=1)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no"):
+                await turns.run("a", fail)
+
+    played(run)
+
+
+def test_places_are_shared_and_whoever_has_none_is_let_in() -> None:
+    """Four clients that take all they can get leave places for a fifth, and for any other."""
+    places = InFlightLimits(each=4, together=16)
+    taken = dict.fromkeys("abcd", 0)
+    with ExitStack() as held:
+        for client in "abcd" * 5:
+            with suppress(InternalError, RateLimitExceeded):
+                held.enter_context(places.slot(client))
+                taken[client] += 1
+        assert min(taken.values()) >= 3
+        assert sum(taken.values()) < 16
+        for client in "efghijklmn":
+            held.enter_context(places.slot(client))
+        with pytest.raises(InternalError) as refused, places.slot("n"):
+            pass
+        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+
+
+MERGES = 40
+
+
+def test_forty_merges_take_no_thread_of_others(service: Service) -> None:
+    """The writer's lock is held, so none of them ends: with the threads of all requests taken, nobody was answered."""
+    sources = [service.dataset(), service.dataset()]
+    service.dataset("bob")
+    body = {"dataset_ids": sources, "name": "m"}
+
+    async def merge() -> list[httpx.Response]:
+        asks = [service.ask("POST", "/v1/datasets/merge", json=body) for _ in range(MERGES)]
+        return await asyncio.gather(*asks)
+
+    with service.database.write():
+        merging = asyncio.run_coroutine_threadsafe(merge(), service.loop)
+        assert service.call("GET", "/healthz", None).status_code == 200
+        assert service.call("GET", "/v1/datasets", "bob").status_code == 200
+        assert not merging.done()
+    answers = merging.result(PATIENCE_S)
+    assert [one.status_code for one in answers if one.status_code != 429] == [201] * 4
+    for one in answers:
+        if one.status_code == 429:
+            assert (one.headers["retry-after"], one.headers["x-should-retry"]) == ("1", "true")
+
+
+def test_a_hundred_waiting_requests_of_a_tenant_take_no_thread_of_others(service: Service) -> None:
+    body = {"model_name": "tuneship-tiny"}
+
+    async def create() -> list[httpx.Response]:
+        asks = [
+            service.ask("POST", "/v1/deployments", json=body | {"deployment_name": f"d{number}"})
+            for number in range(100)
+        ]
+        return await asyncio.gather(*asks)
+
+    with service.database.write():
+        creating = asyncio.run_coroutine_threadsafe(create(), service.loop)
+        assert service.call("GET", "/healthz", None).status_code == 200
+        assert service.call("GET", "/v1/datasets", "bob").status_code == 200
+        assert not creating.done()
+    assert {one.status_code for one in creating.result(PATIENCE_S)} == {201, 429}  # the quota

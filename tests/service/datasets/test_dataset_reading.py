@@ -1,0 +1,94 @@
+"""The reader against a plain oracle: the same verdict on every line, whatever the file looks like."""
+
+import io
+import json
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tuneship.contract.dataset_lines import ExampleProblem, Message, parse_line
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.datasets.reading import (
+    BYTE_ORDER_MARK,
+    COMPRESSED,
+    DatasetReading,
+    Plan,
+    read_dataset,
+)
+
+BASE = Catalogue().default
+TEXT = st.text(max_size=12)
+GOOD = st.fixed_dictionaries({"instruction": TEXT, "response": TEXT}, optional={"input": TEXT})
+LINES = st.one_of(
+    GOOD.map(lambda line: json.dumps(line).encode()),
+    GOOD.map(lambda line: json.dumps(line, ensure_ascii=False).encode()),
+    st.sampled_from(
+        [
+            b"",
+            b" ",
+            b"{}",
+            b"[]",
+            b"\xff",
+            b'{"messages":[]}',
+            b'{"instruction":"a","instruction":"b","response":"c"}',
+            b'{"instruction":"a","response":NaN}',
+            b'{"prompt":"a","completion":"b"}',
+        ]
+    ),
+    st.binary(max_size=8).map(lambda data: data.replace(b"\n", b"")),
+)
+ENDS = st.sampled_from([b"\n", b"\r\n"])
+
+
+def read(data: bytes, base: Any = None) -> DatasetReading:
+    return read_dataset(io.BytesIO(data), len(data), Plan("instruction", base, lambda: False))
+
+
+def oracle(data: bytes) -> tuple[list[list[Message]], list[tuple[int, str]]]:
+    """Examples, and the errors by line."""
+    examples: list[list[Message]] = []
+    errors: list[tuple[int, str]] = []
+    for number, line in enumerate(data.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=1):
+        if line.strip():
+            try:
+                examples.append(parse_line(line, "instruction"))
+            except ExampleProblem as problem:
+                errors.append((number, problem.code))
+    return examples, errors
+
+
+@settings(max_examples=300)
+@given(
+    lines=st.lists(st.tuples(LINES, ENDS), max_size=12),
+    start=st.sampled_from([b"", BYTE_ORDER_MARK]),
+    has_last_end=st.booleans(),
+)
+def test_every_line_has_the_verdict_of_the_oracle(
+    lines: list[tuple[bytes, bytes]], start: bytes, *, has_last_end: bool
+) -> None:
+    data = start + b"".join(line + end for line, end in lines)
+    data = data if has_last_end else data.rstrip(b"\r\n")
+    assume(not data.startswith(COMPRESSED))
+    examples, errors = oracle(data)
+    reading = read(data)
+    if examples or errors:
+        assert [(one.line, one.code) for one in reading.errors] == errors
+    else:
+        assert [(one.line, one.code) for one in reading.errors] == [(None, "no_examples")]
+    assert reading.num_examples == len(examples)
+    different = {tuple((turn["role"], turn["content"]) for turn in one) for one in examples}
+    assert reading.codes["duplicate_example"] == len(examples) - len(different)
+
+
+@settings(max_examples=40)
+@given(lines=st.lists(GOOD, max_size=300))
+def test_tokens_are_summed_by_role_whatever_repeats(lines: list[dict[str, str]]) -> None:
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    examples, _ = oracle(data)
+    tokenizer: Any = BASE.tokenizer
+    counts = {"user": 0, "assistant": 0}
+    for turn in (turn for one in examples for turn in one):
+        counts[turn["role"]] += len(tokenizer.encode(turn["content"], add_special_tokens=False).ids)
+    reading = read(data, BASE)
+    assert (reading.prompt_tokens, reading.response_tokens) == tuple(counts.values())

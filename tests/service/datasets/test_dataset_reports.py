@@ -1,0 +1,168 @@
+"""What validate and upload say of a file: errors, warnings and suggestions, counts; never its text."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.in_process import LINES, Service, jsonl
+from tuneship.service.datasets.hints import SeenExamples
+from tuneship.service.datasets.token_counting import SLICE, TokenCounter
+
+pytestmark = pytest.mark.both_databases
+TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
+SECRET = "the patient's own words"
+
+
+def test_a_good_file_has_nothing_to_suggest(shared: Service) -> None:
+    report = shared.validate(jsonl(*LINES))
+    assert (report["is_valid"], report["suggestions"], report["warnings"]) == (True, [], [])
+    assert report["tokenizer"] == "tuneship-tiny"
+    assert report["format_details"] == {
+        "format": "instruction",
+        "has_instructions": True,
+        "has_responses": True,
+    }
+
+
+def test_line_ends_marks_and_blank_lines_are_no_errors(shared: Service) -> None:
+    content = b"\xef\xbb\xbf" + jsonl(*LINES).replace(b"\n", b"\r\n\r\n  \n")[:-6]
+    report = shared.validate(content)
+    assert (report["is_valid"], report["num_examples"]) == (True, len(LINES))
+    assert report["suggestions"] == [
+        "A byte order mark at the start was removed.",
+        f"Blank lines were skipped: {2 * len(LINES) - 2}.",
+    ]
+    assert report["total_tokens"] == shared.validate(jsonl(*LINES))["total_tokens"]
+
+
+def test_other_names_are_told(shared: Service) -> None:
+    lines = [{"prompt": f"a{number}", "output": "b"} for number in range(2)]
+    assert shared.validate(jsonl(*lines))["suggestions"] == [
+        "The field output is read as response.",
+        "The field prompt is read as instruction.",
+    ]
+    talk = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    report = shared.validate(jsonl(talk, TALK), format="conversation")
+    assert report["suggestions"] == [
+        "The field conversations (with from and value) is read as messages (with role and content)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (json.dumps(LINES, indent=1).encode(), "JSON array"),
+        (json.dumps(LINES[0], indent=1).encode(), "JSON document"),
+        (b"instruction,response\na,b\n", "not JSON Lines"),
+        (jsonl(*LINES).decode().encode("utf-16"), "UTF-16"),
+        (b"\x1f\x8b\x08", "unpack"),
+        (jsonl(TALK, TALK), "format=conversation"),
+        (jsonl(LINES[0]), "at least 2 examples"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_what_to_do(
+    shared: Service, content: bytes, hint: str
+) -> None:
+    suggestions = shared.validate(content)["suggestions"]
+    assert any(hint in one for one in suggestions), suggestions
+
+
+def test_warnings_name_line_field_and_code_but_never_the_text(shared: Service) -> None:
+    lines = [
+        {"instruction": "call 555-123-4567", "response": "b"},
+        {"instruction": "a", "response": "his number is 078-05-1120"},
+        {"instruction": "write to jane.doe@example.org", "response": "MRN: 4711000"},
+        {"instruction": "a <|end|> in between", "response": "b"},
+        {"response": "b", "instruction": "call 555-123-4567", "metadata": {"other": 1}},
+        {"instruction": "word " * 600, "response": "b"},
+        {"instruction": "E11.65, 2024-01-02, 1,234,567.89, 10.1000/x", "response": "1-800"},
+    ]
+    report = shared.validate(jsonl(*lines))
+    assert report["is_valid"]
+    assert [(one["line"], one["field"], one["code"]) for one in report["warnings"]] == [
+        (1, "instruction", "suspected_phi"),
+        (2, "response", "suspected_phi"),
+        (3, "instruction", "suspected_phi"),
+        (3, "response", "suspected_phi"),
+        (4, "instruction", "special_token"),
+        (5, "instruction", "suspected_phi"),
+        (5, None, "duplicate_example"),
+        (6, None, "too_long"),
+    ]
+    assert report["warning_count"] == 8
+    assert len(report["suggestions"]) == 4
+    text = json.dumps(report)
+    assert not any(word in text for word in ("555", "078-05", "jane", "4711", "<|end|>"))
+
+
+def test_every_error_is_counted_and_the_first_thousand_are_named(shared: Service) -> None:
+    report = shared.validate(jsonl(*LINES) + b"[]\n" * 1200 + jsonl({"instruction": SECRET}))
+    assert (report["error_count"], report["errors_truncated"]) == (1201, True)
+    assert len(report["errors"]) == 1000
+    assert report["errors"][0] == {
+        "line": len(LINES) + 1,
+        "field": None,
+        "code": "not_object",
+        "message": "must be a JSON object",
+    }
+    assert report["num_examples"] == len(LINES)
+
+
+def test_a_line_that_is_too_long_is_skipped_and_the_rest_is_read(shared: Service) -> None:
+    content = jsonl(*LINES) + b'{"instruction":"' + b"a" * (8 << 20) + b'"}\n' + b"[]\n"
+    report = shared.validate(content)
+    found = [(one["line"], one["code"]) for one in report["errors"]]
+    assert found == [(len(LINES) + 1, "line_too_long"), (len(LINES) + 2, "not_object")]
+
+
+def test_the_lines_beyond_the_most_are_not_read(
+    shared: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuneship.service.datasets.reading.LINES_LIMIT", len(LINES) - 1)
+    report = shared.validate(jsonl(*LINES, [SECRET]))
+    assert [(one["line"], one["code"]) for one in report["errors"]] == [(None, "too_many_lines")]
+    assert (report["is_valid"], report["num_examples"]) == (False, len(LINES) - 1)
+
+
+def test_the_turns_of_a_bad_conversation_are_seen(shared: Service) -> None:
+    line = {"messages": [{"role": "user", "content": "a"}]}
+    details = shared.validate(jsonl(line), format="conversation")["format_details"]
+    assert (details["has_instructions"], details["has_responses"]) == (True, False)
+
+
+def test_tokens_are_those_of_the_tokenizer_by_role(shared: Service) -> None:
+    tokenizer: Any = shared.parts.catalogue.default.tokenizer
+
+    def count(*texts: str) -> int:
+        return sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+
+    lines = [
+        {"system": "be kind", "instruction": f"what is {n}?", "input": "x" * n, "response": "is it"}
+        for n in range(1, 30)
+    ]
+    found = shared.validate(jsonl(*lines))["token_distribution"]
+    prompts = [f"what is {n}?\n\n{'x' * n}" for n in range(1, 30)]
+    assert found == {
+        "prompt_tokens": count(*prompts) + 29 * count("be kind"),
+        "response_tokens": 29 * count("is it"),
+    }
+
+
+# Counting and repetitions, on their own.
+
+
+def test_long_texts_are_counted_in_slices(shared: Service) -> None:
+    tokenizer: Any = shared.parts.catalogue.default.tokenizer
+    words = "Fracture of rib and " * (SLICE // 4)
+    whole = len(tokenizer.encode(words, add_special_tokens=False).ids)
+    assert TokenCounter(tokenizer).count(["a", words, "a"])[1] == whole
+    assert TokenCounter(tokenizer).count(["x" * (3 * SLICE + 1)])[0] > 3
+
+
+def test_repetitions_are_found_while_the_memory_grows() -> None:
+    seen = SeenExamples(expected=0)
+    turns: list[list[Any]] = [[{"role": "user", "content": str(number)}] for number in range(9000)]
+    assert [seen.add(one) for one in turns] == [False] * 9000
+    assert all(seen.add(one) for one in turns)
+    seen.close()

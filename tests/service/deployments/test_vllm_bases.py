@@ -1,0 +1,63 @@
+"""A base model that the catalogue gives to vLLM: deployed, asked, and gone with the service."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.processes import ROOT, Serve, running_deployment
+from tests.support.waiting import is_alive, until
+from tuneship.contract.generation import Generate
+from tuneship.service.catalogues.base_models import SHIPPED
+
+pytestmark = pytest.mark.slow
+SERVER = ROOT / "tests" / "runtime" / "fake_openai_server.py"
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Path:
+    return tmp_path / "seen.jsonl"
+
+
+@pytest.fixture
+def serve(tmp_path: Path, seen: Path) -> Iterator[Serve]:
+    # A path of its own: replicas are kept by it.
+    (tmp_path / "base").symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
+    entry = {
+        "id": "big",
+        "path": "base",
+        "runtime": "vllm",
+        "runtime_options": ["--seen", str(seen)],
+    }
+    file = tmp_path / "models.yaml"
+    file.write_text(yaml.safe_dump({"models": [entry]}))
+    made = Serve(
+        tmp_path / "data",
+        model_catalogue=str(file),
+        vllm_command=shlex.join([sys.executable, str(SERVER)]),
+    )
+    yield made
+    made.stop()
+
+
+def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
+    serve: Serve, seen: Path
+) -> None:
+    client = serve.client()
+    deployment = running_deployment(client, "one", "big")
+    answer = client.deployments.generate(
+        deployment, Generate(prompt="Say something.", max_tokens=4, seed=5)
+    )
+    assert answer.usage.completion_tokens == 4
+    assert answer.finish_reason == "length"
+    notes = [json.loads(line) for line in seen.read_text().splitlines()]
+    asked = [one["asked"] for one in notes if "asked" in one][-1]
+    assert len(asked["prompt"]) == answer.usage.prompt_tokens
+    assert asked["seed"] == 5
+    (pids,) = [(one["pid"], one["child"]) for one in notes if "pid" in one]
+    serve.kill()
+    until(lambda: not any(map(is_alive, pids)))

@@ -1,0 +1,314 @@
+"""Generation at its edges: conversations, callers who go, queues that are full, deadlines, and who is to blame."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from tests.support.in_process import ANSWER, Service
+from tuneship.service.http.boundary import InFlightLimits
+
+Start = Callable[..., Service]
+RESPONSE = {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
+
+
+def path_of(deployment_id: str) -> str:
+    return f"/v1/deployments/{deployment_id}/generate"
+
+
+def counts(service: Service, deployment_id: str) -> tuple[int, int]:
+    """Requests and errors as the metrics count them."""
+    answer = service.call("GET", f"/v1/deployments/{deployment_id}/metrics").json()
+    summary = answer["summary"]["error_rate"]
+    return summary["request_count"], summary["error_count"]
+
+
+def lines(service: Service, deployment_id: str) -> list[tuple[str, str]]:
+    query = {"filter": "component=generate", "order": "asc"}
+    found = service.call("GET", f"/v1/deployments/{deployment_id}/logs", params=query).json()
+    return [(one["level"], one["message"]) for one in found["logs"]]
+
+
+def rendered(service: Service, number: int) -> str:
+    tokenizer: Any = service.parts.catalogue.default.tokenizer
+    return tokenizer.decode(list(service.engines.prompts[number]), skip_special_tokens=False)
+
+
+def test_messages_are_rendered_like_the_prompt_they_say_the_same_as(service: Service) -> None:
+    made = service.deployment("one")
+    spoken = service.call("POST", path_of(made), json={"prompt": "a case"})
+    turns = [{"role": "user", "content": "a case"}]
+    answer = service.call("POST", path_of(made), json={"messages": turns})
+    assert set(spoken.json()) == RESPONSE
+    assert set(answer.json()) == RESPONSE - {"prompt"}
+    assert answer.json()["completion"] == ANSWER
+    assert service.engines.prompts[0] == service.engines.prompts[1]
+    whole = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "second"},
+    ]
+    assert service.call("POST", path_of(made), json={"messages": whole}).status_code == 200
+    text = rendered(service, 2)
+    assert [text.find(one) for one in ("be brief", "first", "yes", "second")] == sorted(
+        text.find(one) for one in ("be brief", "first", "yes", "second")
+    )
+    assert -1 not in [text.find(one) for one in ("be brief", "first", "yes", "second")]
+
+
+def test_null_and_false_ask_for_nothing(service: Service) -> None:
+    made = service.deployment("one")
+    body = {"prompt": "a", "messages": None, "stream": False, "stop": None, "max_tokens": None}
+    assert service.call("POST", path_of(made), json=body).status_code == 200
+
+
+def test_a_caller_who_hangs_up_ends_the_run_and_counts_for_nobody(service: Service) -> None:
+    made = service.deployment("one")
+    service.engines.may_answer.clear()
+
+    async def leave() -> None:
+        asking = asyncio.create_task(_asgi(service, path_of(made)))
+        async with asyncio.timeout(120):
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+                await asyncio.sleep(0.01)
+            await asking
+
+    service.run(leave())
+    service.until(lambda: not service.engines.replicas[0].running)
+    service.engines.may_answer.set()
+    assert counts(service, made) == (0, 0)
+    assert lines(service, made) == [("info", "the caller hung up")]
+    assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 200
+    assert counts(service, made) == (1, 0)
+
+
+async def _asgi(service: Service, path: str) -> None:
+    """One request whose caller goes as soon as the model works on it."""
+    body = b'{"prompt":"a"}'
+    headers = {**service.headers["alice"], "content-type": "application/json"}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "client": ("10.9.9.9", 1), "server": ("service.test", 80),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        + [(b"content-length", str(len(body)).encode())],
+    }  # fmt: skip
+    came = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(came, None)
+        while message is None and not service.engines.replicas[0].running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return message or {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message["type"].startswith("http.response")
+
+    await service.app(scope, receive, send)  # type: ignore[arg-type]
+
+
+def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Service) -> None:
+    made = service.deployment("one")
+    service.listen()
+    service.engines.may_answer.clear()
+
+    async def impatient() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            asking = asyncio.create_task(
+                http.post(
+                    service.url + path_of(made),
+                    json={"prompt": "a"},
+                    headers=service.headers["alice"],
+                )
+            )
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+                await asyncio.sleep(0.01)
+            asking.cancel()
+
+    asyncio.run(impatient())
+    service.until(lambda: not service.engines.replicas[0].running)
+    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    assert counts(service, made) == (0, 0)
+
+
+def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
+    """At once: those who hold the places wait for this test, so a refusal that waited would never come."""
+    made = service.deployment("one")
+    service.limit(generations=InFlightLimits(each=2, together=3))
+    theirs = service.deployment("theirs", "bob")
+    service.engines.may_answer.clear()
+    places = [("alice", made)] * 2 + [("bob", theirs)]
+
+    async def fill() -> list[httpx.Response]:
+        return await asyncio.gather(
+            *(
+                service.ask("POST", path_of(target), client, json={"prompt": "a"})
+                for client, target in places
+            )
+        )
+
+    filling = asyncio.run_coroutine_threadsafe(fill(), service.loop)
+    service.until(lambda: len(service.engines.prompts) == 3)
+    full = service.call("POST", path_of(theirs), "bob", json={"prompt": "a"})
+    assert (full.status_code, full.json()["error"]["code"]) == (503, "internal_error")
+    assert full.headers["x-should-retry"] == "true"
+    assert 1 <= int(full.headers["retry-after"]) <= 120
+    service.engines.may_answer.set()
+    assert [one.status_code for one in filling.result(120)] == [200] * 3
+    service.engines.may_answer.clear()
+    places[:] = [("alice", made)] * 2
+    filling = asyncio.run_coroutine_threadsafe(fill(), service.loop)
+    service.until(lambda: len(service.engines.prompts) == 5)
+    mine = service.call("POST", path_of(made), json={"prompt": "a"})
+    assert (mine.status_code, mine.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    service.engines.may_answer.set()
+    filling.result(120)
+
+
+def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) -> None:
+    service = start(generate_timeout_s=0.2)
+    made = service.deployment("one")
+    service.engines.may_answer.clear()
+    answer = service.call("POST", path_of(made), json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert answer.headers["x-deployment-id"] == made
+    assert counts(service, made) == (1, 1)
+    (line,) = lines(service, made)
+    assert line == ("error", "500 internal_error: the generation took too long")
+    service.until(lambda: not service.engines.replicas[0].running)
+    service.engines.may_answer.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_delete_tells_its_running_generations_that_it_was_one(
+    service: Service, stream: bool
+) -> None:
+    made = service.deployment("one")
+    service.engines.may_answer.clear()
+    body = {"prompt": "a", "stream": stream}
+    running = asyncio.run_coroutine_threadsafe(
+        service.ask("POST", path_of(made), json=body), service.loop
+    )
+    service.until(lambda: len(service.engines.prompts) == 1)
+    place = f"/v1/deployments/{made}"
+    assert service.call("DELETE", f"{place}?force=true").status_code == 200
+    error = running.result(120).json()["error"]
+    assert (running.result().status_code, error["code"]) == (409, "deployment_error")
+    assert error["message"] == "the deployment is being deleted"
+    told = [line for line in lines(service, made) if "deleted" in line[1]]
+    assert told == [("warning", "409 deployment_error: the deployment is being deleted")]
+    service.engines.may_answer.set()
+
+
+def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -> None:
+    made = service.deployment("one")
+    service.call("POST", path_of(made), json={"prompt": "word " * 5000})
+    service.call("POST", path_of(made), json={"prompt": "a", "max_tokens": 10_000})
+    assert counts(service, made) == (0, 0)
+    service.rest()
+    service.call("DELETE", f"/v1/deployments/{made}")
+    refused = service.call("POST", path_of(made), json={"prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "deployment_error")
+    assert counts(service, made) == (1, 1)
+    assert Counter(level for level, _ in lines(service, made)) == {"info": 2, "warning": 1}
+
+
+def test_one_that_is_still_being_created_says_when_to_come_back(service: Service) -> None:
+    service.rest()
+    body = {"model_name": "tuneship-tiny", "deployment_name": "one"}
+    made = service.call("POST", "/v1/deployments", json=body).json()["id"]
+    answer = service.call("POST", path_of(made), json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deployment_error")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_never_fits_into_memory_is_refused_with_the_two_counts(
+    service: Service, stream: bool
+) -> None:
+    made = service.deployment("one")
+    counted = "900 tokens of prompt and answer, the memory for them holds 800"
+    service.engines.error = {"error": counted, "too_large": True}
+    answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (422, "validation_error")
+    assert (error["param"], counted in error["message"]) == ("max_tokens", True)
+    assert counts(service, made) == (0, 0)
+    service.engines.error = {"error": "the model's output is not finite"}
+    answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert counts(service, made) == (1, 1)
+
+
+def test_each_deployment_has_a_queue_of_its_own(service: Service) -> None:
+    made = [service.deployment("one"), service.deployment("two")]
+    for one in made:
+        assert service.call("POST", path_of(one), json={"prompt": "a"}).status_code == 200
+    assert [frame["queue"] for frame in service.engines.asked] == made
+
+
+SETTINGS = {"max_tokens": 9, "temperature": 0.25, "top_p": 0.5, "seed": 11}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_settings_of_a_request_reach_the_model(service: Service, stream: bool) -> None:
+    defaults = {"default_temperature": 0.5, "default_top_p": 0.75, "max_output_tokens": 99}
+    made = service.deployment("one", model_config=defaults)
+    for body in (SETTINGS, {}):
+        answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream, **body})
+        assert answer.status_code == 200
+    asked = [{name: frame[name] for name in SETTINGS} for frame in service.engines.asked]
+    own = {"max_tokens": 99, "temperature": 0.5, "top_p": 0.75, "seed": None}
+    assert asked == [SETTINGS, own]
+
+
+def test_generations_read_the_database_anew_only_after_a_write(service: Service) -> None:
+    made = service.deployment("one")
+    endpoint = service.canary("shop", {made: 100})
+    service.rest()  # the supervisor writes when it likes
+    paths = (path_of(made), f"/v1/endpoints/{endpoint}/generate")
+    begun: list[object] = []
+
+    def read_by_a_round() -> int:
+        before = len(begun)
+        for path in paths:
+            assert service.call("POST", path, json={"prompt": "a"}).status_code == 200
+        return len(begun) - before
+
+    note = begun.append
+    sa.event.listen(service.database.engine, "begin", note)
+    try:
+        assert read_by_a_round() > 0
+        assert read_by_a_round() == 0
+        changed = service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {"a": "b"}})
+        assert changed.status_code == 200
+        assert read_by_a_round() > 0
+        gone = service.call("DELETE", f"/v1/canary-endpoints/{endpoint}")
+        assert gone.status_code == 200
+        assert service.call("POST", paths[1], json={"prompt": "a"}).status_code == 404
+    finally:
+        sa.event.remove(service.database.engine, "begin", note)
+
+
+@pytest.mark.parametrize("size", [3_000, 9_000, 900_000])
+def test_a_prompt_that_the_context_does_not_hold_is_refused_however_long_it_is(
+    service: Service, size: int
+) -> None:
+    """The longest ones without counting their tokens, which would take a second."""
+    made = service.deployment("one")
+    for field, value in (
+        ("prompt", "rib 1 " * (size // 6)),
+        ("messages", [{"role": "user", "content": "rib 1 " * (size // 6)}]),
+    ):
+        refused = service.call("POST", path_of(made), json={field: value})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (422, field)
+        assert error["details"][0]["code"] == "out_of_range"
+        assert "512" in error["message"]
+    assert service.call("POST", path_of(made), json={"prompt": "rib " * 30}).status_code == 200

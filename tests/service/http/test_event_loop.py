@@ -1,0 +1,189 @@
+"""Nothing that runs on the event loop takes long: all requests wait while it does.
+
+Measured in processor time, over every operation and over the largest and oddest that a caller may send.
+"""
+
+import asyncio
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.in_process import ANSWER, Service, jsonl
+from tests.support.whole_api import OPERATIONS, Own, missing_ids, options_of, path_of
+
+LIMIT_S = 0.02
+MEBIBYTE = 1 << 20
+
+
+class Slow:
+    """What took longer than the limit, and how long the longest took."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.found: list[str] = []
+
+    def add(self, seconds: float, what: str) -> None:
+        self.longest = max(self.longest, seconds)
+        if seconds > LIMIT_S:
+            self.found.append(f"{seconds * 1000:.0f} ms: {what}")
+
+
+@contextmanager
+def watched(service: Service) -> Iterator[Slow]:
+    """The processor time of every callback and every step of a task on the service's loop."""
+    slow, own = Slow(), service.loop
+    run: Callable[[Any], None] = asyncio.Handle._run
+
+    def timed(handle: Any) -> None:
+        if handle._loop is not own:
+            run(handle)
+            return
+        what = repr(handle)[:300] if own.get_debug() else ""
+        started = time.thread_time()
+        run(handle)
+        seconds = time.thread_time() - started
+        if seconds > LIMIT_S:
+            what = what or repr(handle)[:600]
+        slow.add(seconds, what)
+
+    gc.freeze()  # what the tests before this one left is not the service's
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield slow
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+        gc.unfreeze()
+
+
+def calls(service: Service, *asked: tuple[str, str, dict[str, Any]]) -> list[int]:
+    """Eight at once, through sockets and from other threads: a client's own work is not counted."""
+
+    def call(one: tuple[str, str, dict[str, Any]]) -> int:
+        method, path, options = one
+        headers = service.headers["alice"] | options.pop("headers", {})
+        answer = httpx.request(
+            method, service.url + path, headers=headers, timeout=120, trust_env=False, **options
+        )
+        return answer.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(call, asked))
+
+
+def posted(path: str, body: bytes) -> tuple[str, str, dict[str, Any]]:
+    return "POST", path, {"content": body, "headers": {"Content-Type": "application/json"}}
+
+
+def prompts(**fields: Any) -> bytes:
+    return json.dumps({"max_tokens": 1} | fields).encode()
+
+
+@pytest.fixture
+def listening(service: Service) -> Service:
+    service.listen()
+    return service
+
+
+def test_no_operation_holds_the_loop(listening: Service) -> None:
+    service = listening
+    own = Own(service.dataset(), service.dataset(), service.deployment("walk"), "tuneship-tiny")
+    ids = missing_ids() | {"dep": own.deployment, "ds": own.dataset, "model": "tuneship-tiny"}
+    found: dict[str, list[str]] = {}
+    for operation in OPERATIONS:
+        if operation.name == "delete_deployment":
+            continue
+        for _attempt in range(2):  # once more where a neighbour of the test's made it long
+            asked = (operation.method, path_of(operation, ids), options_of(operation, own))
+            with watched(service) as slow:
+                calls(service, asked)
+            found[operation.name] = slow.found
+            if not slow.found:
+                break
+    slowest = {name: one for name, one in found.items() if one}
+    assert not slowest, slowest
+
+
+def _large_requests(service: Service) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
+    generate = f"/v1/deployments/{service.deployment('large')}/generate"
+    jobs = "/v1/fine-tuning/jobs"
+    word, sign = "fracture of the left rib ", "\u0939\u4e09\U0001f600 "
+    turns = [{"role": ("user", "assistant")[n % 2], "content": "a"} for n in range(999)]
+    bombs = [b"[" * MEBIBYTE, b'{"a":[' + b"[]," * 349_000 + b"[]]}", b"[" + b"1," * 500_000]
+    unknown = {f"field_{number}": 1 for number in range(4000)}
+    return {
+        "JSON bombs": [posted(path, bomb) for path in (generate, jobs) for bomb in bombs],
+        "thousands of unknown fields": [posted(generate, prompts(**unknown))] * 4,
+        "thousands of wrong tags": [
+            posted(jobs, json.dumps({"tags": {str(n): n for n in range(4000)}}).encode())
+        ] * 4,
+        "escapes": [posted(generate, b'{"prompt":"' + b"\\u00e9" * 170_000 + b'"}')] * 4,
+        "long prompts": [
+            posted(generate, prompts(prompt=text * (size // len(text))))
+            for text in (word, sign, "a", "\n")
+            for size in (1_000, 10_000, 240_000)
+        ],
+        "a thousand turns": [posted(generate, prompts(messages=turns))] * 4,
+        "long stop texts": [posted(generate, prompts(prompt="a", stop=["Disease" * 34_000] * 4))],
+        "a long answer of an error": [
+            ("POST", "/v1/datasets", _form(jsonl(*[{"x": 1}] * 5_000), "instruction"))
+        ] * 2,
+        "an upload": [("POST", "/v1/datasets", _form(_rows(20_000), "instruction"))] * 2,
+        "a report": [
+            ("POST", "/v1/datasets/validate", _form(jsonl(*[{"x": 1}] * 5_000), "instruction"))
+        ] * 2,
+        "lists": [("GET", f"/v1/datasets?limit=100&tags[{'k' * 99}]=v", {})] * 8,
+        "streams": [posted(generate, prompts(prompt=word, max_tokens=99, stream=True))] * 8,
+    }  # fmt: skip
+
+
+def _form(content: bytes, kind: str) -> dict[str, Any]:
+    return {"data": {"format": kind, "name": "d"}, "files": {"file": ("x.jsonl", content)}}
+
+
+def _rows(count: int) -> bytes:
+    return jsonl(*({"instruction": f"case {n}", "response": ANSWER} for n in range(count)))
+
+
+def test_nothing_that_a_caller_may_send_holds_the_loop(listening: Service) -> None:
+    service = listening
+    for _ in range(100):
+        service.dataset()
+    requests = _large_requests(service)
+    longest: dict[str, float] = {}
+    found: dict[str, list[str]] = {}
+    for name, asked in requests.items():
+        for _attempt in range(2):  # once more where a neighbour of the test's made it long
+            with watched(service) as slow:
+                statuses = calls(service, *[(one, path, dict(more)) for one, path, more in asked])
+            assert max(statuses) < 500, name
+            longest[name], found[name] = slow.longest, slow.found
+            if not slow.found:
+                break
+    print(  # noqa: T201 - the figures of the run
+        "\n".join(f"{name:32} {seconds * 1000:6.1f} ms" for name, seconds in longest.items())
+    )
+    slowest = {name: one for name, one in found.items() if one}
+    assert not slowest, slowest
+
+
+def test_the_watch_sees_what_holds_the_loop(listening: Service) -> None:
+    def compute() -> None:
+        end = time.thread_time() + 2 * LIMIT_S
+        while time.thread_time() < end:
+            pass
+
+    done = threading.Event()
+    with watched(listening) as slow:
+        listening.loop.call_soon_threadsafe(compute)
+        listening.loop.call_soon_threadsafe(done.set)
+        assert done.wait(60)
+    assert slow.longest >= 2 * LIMIT_S
+    assert len(slow.found) == 1

@@ -1,0 +1,144 @@
+"""Instance types and regions: the embedded ones, an operator's file, and what is refused because it is not here."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.in_process import Service
+from tuneship.host import machine
+from tuneship.service.catalogues.base_models import CatalogueFault
+from tuneship.service.catalogues.instance_types import InstanceCatalogue
+
+Start = Callable[..., Service]
+GPU: dict[str, Any] = {"name": "two-gpus", "compute_type": "gpu", "gpus": 2}
+CPU: dict[str, Any] = {"name": "small", "compute_type": "cpu"}
+OFFERED: dict[str, Any] = {
+    "regions": ["eu-1", "eu-2"],
+    "instance_types": [
+        {**CPU, "cpus": 1, "memory_gb": 0.001, "regions": ["eu-1"]},
+        {"name": "huge", "compute_type": "cpu", "cpus": 4096},
+        {"name": "vast", "compute_type": "cpu", "memory_gb": 1000000},
+        GPU,
+    ],
+}
+
+
+def written(folder: Path, content: object) -> Path:
+    file = folder / "instances.yaml"
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return file
+
+
+@pytest.fixture
+def service(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setattr(machine, "GPU_FOLDER", tmp_path / "gpus")
+    return start(instance_catalogue=written(tmp_path, OFFERED))
+
+
+def create(service: Service, **fields: str) -> tuple[int, str | None, str | None]:
+    """Status, code and field of what creating a deployment there answers."""
+    body = {"model_name": "tuneship-tiny", "deployment_name": f"d{os.urandom(4).hex()}", **fields}
+    answer = service.call("POST", "/v1/deployments", json=body)
+    error: dict[str, Any] = answer.json().get("error", {})
+    return answer.status_code, error.get("code"), error.get("param")
+
+
+def test_an_operators_types_are_listed_behind_the_embedded_ones(service: Service) -> None:
+    types = service.call("GET", "/v1/instance-types").json()["instance_types"]
+    available = {one["name"]: one["available"] for one in types}
+    assert available == {
+        "local": True,
+        "local-gpu": False,
+        "small": True,
+        "huge": False,
+        "vast": False,
+        "two-gpus": False,
+    }
+    assert (types[3]["cpus"], types[5]["gpus"], types[5]["compute_type"]) == (4096, 2, "gpu")
+
+
+def test_what_is_not_here_is_unavailable_whether_it_is_known_or_not(
+    service: Service,
+) -> None:
+    unavailable = (409, "instance_type_unavailable", "instance_type")
+    assert create(service, instance_type="small", region="eu-1") == (201, None, None)
+    assert create(service, region="eu-2") == (201, None, None)
+    for name in ("huge", "vast", "two-gpus", "local-gpu"):
+        assert create(service, instance_type=name, region="eu-1") == unavailable
+    assert create(service, instance_type="small", region="eu-2") == unavailable
+    assert create(service, instance_type="other") == unavailable
+    assert create(service, region="eu-3") == (*unavailable[:2], "region")
+    found = service.call("GET", "/v1/deployments?region=eu-1").json()["deployments"]
+    assert [one["instance_type"] for one in found] == ["small"]
+
+
+def test_a_gpu_makes_its_types_available_and_trains_but_our_engine_serves_on_cores(
+    service: Service, tmp_path: Path
+) -> None:
+    for number in range(2):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    types = service.call("GET", "/v1/instance-types").json()["instance_types"]
+    assert {one["name"] for one in types if one["available"]} >= {"local-gpu", "two-gpus"}
+    assert service.job(compute_config={"instance_type": "two-gpus"})
+    for field, value in (("instance_type", "two-gpus"), ("compute_type", "gpu")):
+        assert create(service, **{field: value}) == (409, "instance_type_unavailable", field)
+
+
+def test_without_a_file_there_is_this_machine() -> None:
+    embedded = InstanceCatalogue()
+    assert [one.name for one in embedded] == ["local", "local-gpu"]
+    assert embedded.regions == ("local",)
+
+
+def test_a_file_may_say_what_local_means(tmp_path: Path) -> None:
+    own = {"name": "local", "compute_type": "cpu", "cpus": 2}
+    catalogue = InstanceCatalogue(written(tmp_path, {"instance_types": [own]}))
+    found = catalogue.get("local")
+    assert found is not None
+    assert (found.compute_type, found.cpus) == ("cpu", 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("[", "it cannot be read"),
+        ("", "the file: "),
+        ("- a", "the file: "),
+        ({"instance_type": []}, "instance_type: Extra"),
+        ({"instance_types": [{"name": "a"}]}, "instance_types[0].compute_type: Field required"),
+        ({"instance_types": [CPU, {**CPU, "name": "a b"}]}, "instance_types[1].name: "),
+        ({"instance_types": [{**CPU, "cpu": 2}]}, "instance_types[0].cpu: Extra"),
+        ({"instance_types": [{**CPU, "cpus": "2"}]}, "instance_types[0].cpus: "),
+        ({"instance_types": [{**CPU, "cpus": 0}]}, "instance_types[0].cpus: "),
+        ({"instance_types": [{**CPU, "memory_gb": -1.0}]}, "instance_types[0].memory_gb: "),
+        ({"instance_types": [{**CPU, "compute_type": "tpu"}]}, "instance_types[0].compute_type: "),
+        ({"instance_types": [CPU, CPU]}, "instance_types[1] (small): the name is taken"),
+        ({"instance_types": [{**CPU, "gpus": 1}]}, "instance_types[0] (small).gpus: must be 0"),
+        (
+            {"instance_types": [{**GPU, "gpus": 0}]},
+            "instance_types[0] (two-gpus).gpus: must be at least 1",
+        ),
+        (
+            {"instance_types": [{**CPU, "regions": ["x"]}]},
+            "instance_types[0] (small).regions: not listed above: x",
+        ),
+        ({"regions": ["a", "a"]}, "regions: a name stands there twice"),
+        ({"regions": [1]}, "regions[0]: "),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_the_place(
+    tmp_path: Path, content: object, place: str
+) -> None:
+    file = written(tmp_path, content)
+    with pytest.raises(CatalogueFault) as fault:
+        InstanceCatalogue(file)
+    assert str(fault.value).startswith(f"the instance catalogue {file}: {place}")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CatalogueFault, match=r"nowhere\.yaml: it cannot be read: FileNotFound"):
+        InstanceCatalogue(tmp_path / "nowhere.yaml")

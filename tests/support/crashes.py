@@ -1,0 +1,335 @@
+"""The places at which a service may die, and a program that plays services which die there by SIGKILL.
+
+Every place is armed from outside by exchanging a function of the product for one that kills; the n-th pass is deadly.
+The services are children of one process, so that Python and its modules are loaded once. An order is a line of JSON
+on standard input (the fields of `Order`), the answer is `killed`; `system/test_crash_points.py` starts it and looks
+at what is left.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import alembic.op
+import httpx
+import sqlalchemy as sa
+import torch
+
+from tests.support.engines import PlayedEngines, PlayedTrainer
+from tests.support.in_process import LINES, Service, jsonl, split
+from tuneship.events.attempt import Sender
+from tuneship.service.all_handlers import SERVED
+from tuneship.service.context.context import Context
+from tuneship.service.datasets import merging as dataset_merging
+from tuneship.service.deployments.reconciler import DeploymentKeeper
+from tuneship.service.jobs import attempts as training_runs
+from tuneship.service.jobs.runner import TrainingKeeper
+from tuneship.store import endpoint_records, idempotency, tables, webhook_records
+from tuneship.store import job_leases as leases
+from tuneship.store import queries as rows
+from tuneship.store.audit import Chain
+from tuneship.store.blobs import Blobs, StagedFile
+from tuneship.training import checkpoints
+
+HISTORY = "history.jsonl"
+"""In the data folder: every change that was asked for, and behind it the answer."""
+Changed = Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who dies where; `url` of the database, "" for SQLite in the folder; `receiver` of webhooks."""
+
+    point: str
+    number: int
+    folder: str
+    url: str
+    receiver: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the service that dies and of the one that goes on."""
+        local = {"webhook_allow_cidrs": ["127.0.0.0/8"], "webhook_allow_http_hosts": ["127.0.0.1"]}
+        return local | ({"database_url": self.url} if self.url else {})
+
+
+class Tenant:
+    """Alice, who writes down what she asks and what she is answered."""
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self.service = service
+        self._file = folder / HISTORY
+
+    def ask(self, method: str, path: str, key: str, **options: Any) -> dict[str, Any]:
+        """A change under an `Idempotency-Key`."""
+        self._write({"kind": "asked", "request": [method, path, key], "body": options.get("json")})
+        answer = send(self.service, method, path, key, **options)
+        assert answer.status_code < 300, answer.text
+        self._write({"kind": "answered", "key": key, "status": answer.status_code} | answer.json())
+        return answer.json()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def upload(self, key: str) -> str:
+        return self.ask("POST", "/v1/datasets", key)["id"]
+
+    def job(self, key: str, dataset: str) -> str:
+        body = {"base_model": "tuneship-tiny", "dataset_id": dataset, "model_name": key}
+        return self.ask("POST", "/v1/fine-tuning/jobs", key, json=body)["id"]
+
+    def deploy(self, key: str) -> str:
+        body = {"model_name": "tuneship-tiny", "deployment_name": key}
+        return self.ask("POST", "/v1/deployments", key, json=body)["id"]
+
+    def runs(self, deployment: str) -> str:
+        self.service.until(lambda: self.service.deployment_status(deployment) == "running")
+        return deployment
+
+
+def send(service: Service, method: str, path: str, key: str, **options: Any) -> httpx.Response:
+    """The request that a death may interrupt, and its repetition."""
+    if path == "/v1/datasets":
+        options = {"data": {"name": "d", "format": "instruction"}}
+        options["files"] = {"file": ("x", jsonl(*LINES))}
+    return service.call(method, path, headers={"Idempotency-Key": key}, **options)
+
+
+class Death:
+    """Comes at the n-th pass of the place that is armed."""
+
+    def __init__(self, number: int, place: str) -> None:
+        self._left = number
+        self._place = place
+
+    def arm(self) -> None:
+        """From now on passes are counted."""
+        POINTS[self._place].arm(self)
+
+    def passed(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def at(self, place: str) -> None:
+        """A place within what is played."""
+        if place == self._place:
+            self.passed()
+
+    def before(self, owner: Any, name: str, when: Changed = lambda *_, **__: True) -> None:
+        """Before the work of `owner.name`, when its arguments are such."""
+        work = getattr(owner, name)
+
+        def deadly(*given: Any, **named: Any) -> Any:
+            if when(*given, **named):
+                self.passed()
+            return work(*given, **named)
+
+        _exchange(owner, name, deadly)
+
+    def after(self, owner: Any, name: str, when: Changed = lambda *_, **__: True) -> None:
+        """After the work, when its result and its arguments are such."""
+        work = getattr(owner, name)
+
+        def deadly(*given: Any, **named: Any) -> Any:
+            result = work(*given, **named)
+            if when(result, *given, **named):
+                self.passed()
+            return result
+
+        _exchange(owner, name, deadly)
+
+
+def _exchange(owner: Any, name: str, value: Any) -> None:
+    """Also in an operation's frozen record."""
+    change = object.__setattr__ if owner in SERVED.values() else setattr
+    change(owner, name, value)
+
+
+# What the services do
+
+
+def accepts(tenant: Tenant, death: Death) -> None:
+    dataset = tenant.service.dataset()
+    death.arm()
+    tenant.job("one", dataset)
+    tenant.job("two", dataset)
+
+
+def uploads(tenant: Tenant, death: Death) -> None:
+    death.arm()
+    tenant.upload("one")
+    tenant.upload("two")
+
+
+def merges(tenant: Tenant, death: Death) -> None:
+    body = {"dataset_ids": [tenant.upload("one"), tenant.upload("two")], "name": "m"}
+    death.arm()
+    tenant.ask("POST", "/v1/datasets/merge", "merged", json=body)
+
+
+def trains(tenant: Tenant, death: Death) -> None:
+    """Two jobs, one after the other, each with two real checkpoints."""
+    service, dataset = tenant.service, tenant.upload("data")
+    death.arm()
+    for number, key in enumerate(("one", "two")):
+        job = tenant.job(key, dataset)
+        trainer: PlayedTrainer = service.trainer(number)
+        trainer.start_of(4)
+        kept = checkpoints.Checkpoints(trainer.folder.parent / "checkpoints", job)
+        for step in (1, 2):
+            trainer.step(step)
+            service.until(lambda job=job, step=step: _step_of(service, job) == step)
+            death.at("train: mid-epoch")
+            kept.save(step, {"step": step}, {"weights": torch.full((4,), float(step))})
+        trainer.complete(end=number == 0)  # the model counts also before its process has left
+        service.until(lambda job=job: service.job_status(job) == "completed")
+
+
+def _step_of(service: Service, job: str) -> int:
+    return service.call("GET", f"/v1/fine-tuning/jobs/{job}").json()["current_step"]
+
+
+def deploys(tenant: Tenant, death: Death) -> None:
+    """Two deployments; their replica is lost and comes again; both are deleted."""
+    service = tenant.service
+    death.arm()
+    made = [tenant.deploy("one"), tenant.deploy("two")]
+    for one in made:
+        tenant.runs(one)
+    service.engines.replicas[0].kill()
+    service.until(lambda: len(service.engines.replicas) == 2)
+    for one in made:
+        tenant.ask("DELETE", f"/v1/deployments/{one}", f"delete {one}")
+        service.until(lambda one=one: service.deployment_status(one) == "deleted")
+
+
+def shifts(tenant: Tenant, death: Death) -> None:
+    one, two = (tenant.runs(tenant.deploy(name)) for name in ("one", "two"))
+    death.arm()
+    body = split({one: 100, two: 0}, name="c")
+    made = tenant.ask("POST", "/v1/canary-endpoints", "canary", json=body)["id"]
+    for share in (50, 5):
+        body = split({one: share, two: 100 - share})
+        tenant.ask("PATCH", f"/v1/canary-endpoints/{made}", f"shift {share}", json=body)
+
+
+def tells(tenant: Tenant, death: Death) -> None:
+    death.arm()
+    tenant.service.start_deliveries()
+    tenant.upload("one")
+    tenant.service.until(lambda: False)  # the delivery is what it dies of
+
+
+def opens(tenant: Tenant, death: Death) -> None:
+    """Nothing: it dies when it opens its database."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """`life` passes the place at least twice, once `arm` has made it deadly."""
+
+    life: Callable[[Tenant, Death], None]
+    arm: Callable[[Death], None]
+
+
+def _handler(death: Death, operation: str, side: str) -> None:
+    getattr(death, side)(SERVED[operation], "handler")
+
+
+def _is_model(_result: object, _connection: object, table: sa.Table, *_: object) -> bool:
+    return table is tables.models
+
+
+def _becomes(status: str) -> Changed:
+    return lambda *_, **changes: changes.get("status") == status
+
+
+def _written_in_half(death: Death) -> None:
+    """The first half of a block reaches the file, the rest does not."""
+    write = StagedFile.write
+
+    def half(file: StagedFile, block: Any) -> None:
+        write(file, block[: len(block) // 2])
+        death.passed()
+        write(file, block[len(block) // 2 :])
+
+    _exchange(StagedFile, "write", half)
+
+
+POINTS = {
+    "accept: before the key": Point(accepts, lambda one: one.before(idempotency, "begin")),
+    "accept: while the key is taken": Point(accepts, lambda one: one.after(idempotency, "begin")),
+    "accept: before tx": Point(accepts, lambda one: _handler(one, "create_job", "before")),
+    "accept: inside tx": Point(accepts, lambda one: _handler(one, "create_job", "after")),
+    "accept: before the commit": Point(accepts, lambda one: one.before(Context, "commit")),
+    "accept: after commit, before the answer": Point(
+        accepts, lambda one: one.after(Context, "commit")
+    ),
+    "upload: mid-file": Point(uploads, _written_in_half),
+    "upload: after rename, before the row": Point(uploads, lambda one: one.after(Blobs, "keep")),
+    "upload: after the row": Point(uploads, lambda one: _handler(one, "upload_dataset", "after")),
+    "upload: after commit, before the answer": Point(
+        uploads, lambda one: one.after(Context, "commit")
+    ),
+    "merge: mid-write": Point(merges, lambda one: one.after(dataset_merging, "_append")),
+    "claim: after commit": Point(
+        trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
+    ),
+    "train: after spawn": Point(trains, lambda one: one.after(TrainingKeeper, "_worker")),
+    "train: mid-epoch": Point(trains, lambda _: None),
+    "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "write_sealed")),
+    "train: after checkpoint rename": Point(
+        trains, lambda one: one.after(checkpoints, "make_directory")
+    ),
+    "train: before finish CAS": Point(trains, lambda one: one.before(leases, "end")),
+    "train: after finish CAS": Point(trains, lambda one: one.before(training_runs, "clear")),
+    "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
+    "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
+    "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),
+    "deployment: before ready CAS": Point(
+        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("running"))
+    ),
+    "deployment: deleting, after stop, before the row": Point(
+        deploys, lambda one: one.before(DeploymentKeeper, "_change", _becomes("deleted"))
+    ),
+    "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
+    "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
+    "outbox: after send, before mark": Point(
+        tells, lambda one: one.before(webhook_records, "delivered")
+    ),
+    "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
+    "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),
+}
+
+
+def play(order: Order) -> None:
+    """In a child: a service that lives until it passes its point for the n-th time."""
+    point, death = POINTS[order.point], Death(order.number, order.point)
+    if point.life is opens:
+        death.arm()
+    with Service(Path(order.folder), **order.settings) as service:
+        hook = {"url": order.receiver, "events": ["*"]}
+        assert service.call("POST", "/v1/webhooks", json=hook).status_code == 201
+        point.life(Tenant(service, Path(order.folder)), death)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            play(Order(**json.loads(line)))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        print("killed" if is_killed else f"lived: {status}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""A place for workers that starts no process: replicas that answer over their socket, trainers that the test plays.
+
+Both obey the same protocols as the real ones (`tuneship/runtime/worker_protocol.py`, the line protocol of
+`tuneship/serving/replica_client.py`, the progress lines of `tuneship/training/`).
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tuneship.runtime.replica_handle import CHECK_TOKENS
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
+from tuneship.security.sealed_files import write_sealed
+from tuneship.training.spec import Order
+
+
+class PlayedWorker:
+    """A worker whose end the test decides."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.pid = os.getpid()
+        self.code: int | None = None
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def stop(self) -> None:
+        self.code = self.code if self.code is not None else -signal.SIGTERM
+
+    def kill(self) -> None:
+        self.code = self.code if self.code is not None else -signal.SIGKILL
+
+
+class PlayedTrainer(PlayedWorker):
+    """Writes the progress lines that the test tells it to."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        self._line = os.dup(spec.inherited[0])
+        if "--wait" not in spec.arguments:
+            _ = self.order  # its line is there already, and whoever is killed can still be asked
+
+    def kill(self) -> None:
+        super().kill()
+        line, self._line = self._line, -1
+        if line >= 0:
+            os.close(line)
+
+    @cached_property
+    def order(self) -> Order:
+        """Its job, for which one that was started to wait waits."""
+        line, self._line = (
+            self._line,
+            -1,
+        )  # of one that nobody asks, the end leaves it to the process
+        with os.fdopen(line) as opened:
+            order = Order.from_line(opened.readline())
+        assert order is not None
+        return order
+
+    @property
+    def folder(self) -> Path:
+        return self.order.folder
+
+    def say(self, *lines: dict[str, Any]) -> None:
+        with (self.folder / "progress.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def start_of(self, steps: int, resumed_from: int = 0) -> None:
+        self.say(
+            {
+                "kind": "started",
+                "total_steps": steps,
+                "total_epochs": 1,
+                "training_examples": 4,
+                "validation_examples": 1,
+                "trainable_parameters": 10,
+                "resumed_from_step": resumed_from,
+            }
+        )
+
+    def step(self, number: int, loss: float = 1.0, evaluated: bool = False) -> None:
+        self.say(
+            {
+                "kind": "step",
+                "step": number,
+                "epoch": number / 10,
+                "current_epoch": 1,
+                "training_loss": loss,
+                "learning_rate": 1e-4,
+                "validation_loss": loss,
+                "accuracy": 0.5,
+                "perplexity": 2.0,
+                "evaluated": evaluated,
+            }
+        )
+
+    def end_early(self, step: int, best_step: int, patience: int) -> None:
+        self.say(
+            {"kind": "ended_early", "step": step, "best_step": best_step, "patience": patience}
+        )
+
+    def epoch(self, number: int, loss: float = 1.0) -> None:
+        losses = {"training_loss": loss, "validation_loss": loss}
+        self.say({"kind": "epoch", "epoch": number, **losses})
+
+    def complete(self, end: bool = True) -> None:
+        adapter = self.folder / "output" / "adapter"
+        adapter.mkdir(parents=True)
+        files = {
+            "adapter_config.json": b"{}",
+            "adapter_model.safetensors": b"weights",
+            "chat_template.jinja": b"{{ messages[0].content }}",
+        }
+        for name, content in files.items():
+            write_sealed(adapter / name, self.order.keys.adapter, content)
+        self.say(
+            {
+                "kind": "completed",
+                "adapter_dir": str(adapter),
+                "best_step": 2,
+                "validation_loss": 0.5,
+            }
+        )
+        if end:
+            self.code = 0
+
+
+class PlayedReplica(PlayedWorker):
+    """Answers every generation with the same tokens, when the test lets it."""
+
+    def __init__(self, spec: WorkerSpec, engines: "PlayedEngines") -> None:
+        super().__init__(spec)
+        self.engines = engines
+        self.adapters: set[str] = set()
+        self.running: dict[str, str | None] = {}
+        self.hangs = False
+        self._lock = threading.Lock()
+        self._socket = socket.socket(fileno=os.dup(spec.inherited[0]))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def kill(self) -> None:
+        super().kill()
+        with suppress(OSError):  # it may have hung up by itself
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        with self._lock:
+            self._socket.sendall(json.dumps(frame).encode() + b"\n")
+
+    def _serve(self) -> None:
+        facts = {"pid": 1, "parameters": 1, "context_length": 512, "vocabulary": 9, "dtype": "f"}
+        with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):  # hung up
+            self.engines.may_start.wait(120)
+            if self.engines.refusal:
+                self._send({"refused": self.engines.refusal})
+                return
+            self._send({"ready": facts})
+            for line in lines:
+                self._obey(json.loads(line))
+        self.code = self.code if self.code is not None else 0
+
+    def _obey(self, frame: dict[str, Any]) -> None:
+        name, adapter = frame["id"], frame.get("adapter")
+        if self.hangs:
+            return
+        if frame["op"] == "generate":
+            self._generate(name, frame)
+            return
+        if frame["op"] == "cancel":
+            self.running.pop(name, None)
+            return
+        if frame["op"] == "unload" and adapter in self.running.values():
+            self._send({"id": name, "error": "in use"})
+            return
+        if frame["op"] == "stats":
+            self.engines.probes += 1
+            self.engines.may_probe.wait(120)
+        elif frame["op"] == "load":
+            self.adapters.add(frame["adapter"])
+        elif frame["op"] == "unload":
+            self.adapters.discard(adapter)
+        rows = self.engines.rows
+        stats = {"rows": rows, "waiting": max(0, len(self.running) - rows)}
+        self.hangs = self.engines.hangs_after_loading and frame["op"] == "load"
+        self._send({"id": name, "ok": True, **stats})
+
+    def _generate(self, name: str, frame: dict[str, Any]) -> None:
+        if tuple(frame["tokens"]) != CHECK_TOKENS:
+            self.running[name] = frame["adapter"]
+            self.engines.prompts.append(tuple(frame["tokens"]))
+            self.engines.asked.append(frame)
+            threading.Thread(target=self._write, args=(name, frame), daemon=True).start()
+        elif self.engines.cannot_run == (frame["adapter"] or "the base"):
+            self._send({"id": name, "error": "the model's output is not finite"})
+        else:
+            self._send({"tokens": [[name, 1]], "finished": [[name, "length"]]})
+
+    def _write(self, name: str, frame: dict[str, Any]) -> None:
+        self.engines.may_answer.wait(120)
+        if frame.get("adapter") is None:
+            time.sleep(self.engines.base_model_pause_s)
+        tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
+        reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
+        first = self.engines.tokens_before_pause
+        with suppress(OSError):  # the service may have hung up
+            if self.engines.error is not None and self.running.pop(name, "gone") != "gone":
+                self._send({"id": name, **self.engines.error})
+                return
+            if first and name in self.running:
+                self._send({"tokens": tokens[:first], "finished": []})
+                self.engines.may_go_on.wait(120)
+            if self.running.pop(name, "gone") != "gone":
+                self._send({"tokens": tokens[first:], "finished": [[name, reason]]})
+
+
+class PlayedEngines:
+    """Obeys `Runtime`. `may_answer`, `may_start` and `may_probe` hold back while cleared.
+
+    With `refusal` no replica starts.
+    """
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self.answer = list(answer)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.may_start = threading.Event()
+        self.may_start.set()
+        self.may_probe = threading.Event()
+        self.may_probe.set()
+        self.probes = 0
+        self.refusal = ""
+        self.cannot_run = ""
+        """The adapter (or `the base`) that loads and then computes nothing finite."""
+        self.hangs_after_loading = False
+        """A replica answers nothing any more once it has loaded an adapter."""
+        self.rows = 32
+        """Requests that a replica says it runs at once."""
+        self.tokens_before_pause = 0
+        """So many tokens come at once, the others when `may_go_on` is set."""
+        self.may_go_on = threading.Event()
+        self.base_model_pause_s = 0.0
+        """Before each answer of a model without an adapter, for those who compare times."""
+        self.start_error: Exception | None = None
+        """What every start of a training raises."""
+        self.trains_at_once = False
+        """Every new training completes by itself, for those who do not play it."""
+        self.prompts: list[tuple[int, ...]] = []
+        self.asked: list[dict[str, Any]] = []
+        """The frames that asked for generations."""
+        self.error: dict[str, Any] | None = None
+        """What every generation is answered instead of tokens."""
+        self.replicas: list[PlayedReplica] = []
+        self.trainers: list[PlayedTrainer] = []
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        if self.start_error is not None and spec.module == "tuneship.training":
+            raise self.start_error
+        if spec.module == "tuneship.serving":
+            self.replicas.append(PlayedReplica(spec, self))
+            return self.replicas[-1]
+        trainer = PlayedTrainer(spec)
+        self.trainers.append(trainer)
+        if self.trains_at_once:
+            trainer.start_of(1)
+            trainer.step(1)
+            trainer.complete()
+        return trainer

@@ -1,0 +1,102 @@
+"""A program that runs `tuneship serve` in children of its own, so that a start takes no loading of modules.
+
+Every line `start` on standard input makes a child, which says `ready <url>` as the service does; `kill` ends it with
+SIGKILL and says `killed`. It is the service's own composition root; only its workers are played, and train at once.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from tests.support import processes
+from tests.support.engines import PlayedEngines
+from tests.support.in_process import ANSWER, CATALOGUE
+from tests.support.processes import Starter
+from tuneship.service import serve
+from tuneship.settings import ServiceSettings
+
+NOBODY_WORKS = "nobody-works"
+"""While this file is in the data folder, no replica of a service that starts gets ready."""
+
+
+class ForkedServe:
+    """`tuneship serve`, killed and started again (`forked_serve.py`)."""
+
+    def __init__(
+        self, data_dir: Path, database_url: str, starter: Starter = processes.start
+    ) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / "log"
+        self.ready_s: list[float] = []
+        command = ("tests.support.forked_serve", str(data_dir), database_url)
+        with self.log.open("a") as log:
+            self.program = starter(*command, stdin=subprocess.PIPE, stderr=log)
+        self.start()
+        self.ready_s.clear()  # the program had to load everything
+
+    def start(self) -> None:
+        begun = time.monotonic()
+        answer = self._tell("start")
+        self.ready_s.append(time.monotonic() - begun)
+        assert answer.startswith("ready "), f"{answer} {self.log.read_text()[-2000:]}"
+        self.url = answer.split()[1]
+        self.pid: int = json.loads((self.data_dir / "service.json").read_text())["pid"]
+
+    def kill(self) -> None:
+        assert self._tell("kill") == "killed\n"
+
+    def _tell(self, order: str) -> str:
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.program.stdin.write(order + "\n")
+        self.program.stdin.flush()
+        return self.program.stdout.readline()
+
+    def end(self) -> None:
+        self.program.communicate(timeout=120)
+        assert self.program.returncode == 0
+
+
+def run(data_dir: Path, url: str) -> None:
+    tokenizer: Any = CATALOGUE.default.tokenizer
+    engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
+    engines.trains_at_once = True
+    if (data_dir / NOBODY_WORKS).exists():
+        engines.may_start.clear()
+    serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
+    serve.can_isolate = lambda _: True  # what it would find out is about real workers
+    settings = ServiceSettings(
+        data_dir=data_dir,
+        port=0,
+        database_url=SecretStr(url) if url else None,
+        control_requests_per_minute=10**6,
+        maximum_active_jobs=10**6,
+        maximum_deployments=10**6,
+        maximum_datasets=10**6,
+    )
+    serve.serve(settings, with_parent=os.getppid())  # a test that fails leaves nothing running
+
+
+def main() -> None:
+    data_dir, url, child = Path(sys.argv[1]), sys.argv[2], 0
+    for line in sys.stdin:
+        if line == "start\n":
+            child = os.fork()
+            if child == 0:
+                run(data_dir, url)
+                os._exit(0)
+        else:
+            os.kill(child, signal.SIGKILL)
+            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            print("killed", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""The whole service in one thread of the test's process, called over ASGI; only its workers are played."""
+
+import asyncio
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as futures_threads
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import h11
+import httpx
+from pydantic import SecretStr
+
+from tests.support.engines import PlayedEngines
+from tests.support.waiting import PATIENCE_S, until
+from tuneship.client import AsyncClient
+from tuneship.contract.scopes import SCOPES
+from tuneship.events.attempt import Sender
+from tuneship.events.connector import Receivers, resolve
+from tuneship.events.delivery import Deliverer
+from tuneship.host.open_files import ConnectionLimits
+from tuneship.host.thread_pools import where_is, where_waits
+from tuneship.metrics.recorder import Recorder
+from tuneship.runtime.replica_set import ReplicaPool
+from tuneship.security.vault import Vault
+from tuneship.service.access.api_keys import Keys
+from tuneship.service.access.data_keys import Keyring
+from tuneship.service.all_handlers import SERVED
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.common.clock_watch import ClockWatch, awake_s
+from tuneship.service.common.cursors import Cursors
+from tuneship.service.context.context import Parts
+from tuneship.service.http import Boundary, build_app
+from tuneship.service.http.boundary import InFlightLimits
+from tuneship.service.http.rate_limits import RateLimits
+from tuneship.service.http.server import HttpServer
+from tuneship.service.serve import address_rules, listener_on, server_config
+from tuneship.service.supervisor import Supervisor
+from tuneship.settings import ClientSettings, ServiceSettings
+from tuneship.store.audit import Chain
+from tuneship.store.blobs import blobs_of
+from tuneship.store.database import Database, url_of
+
+CATALOGUE = Catalogue()
+ANSWER = "Diseases of the skin"
+LINES = [{"instruction": f"case {number}", "response": "chapter"} for number in range(4)]
+OWN_PORT = 8700
+FAST = {
+    "control_requests_per_minute": 10**6,
+    "generate_requests_per_minute": 10**6,
+    "concurrent_jobs": 10,
+}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+class Clock:
+    """The wall clock, and the time that has passed, as the test wants them."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+        """Time that has passed although nobody waited for it."""
+        self.jumped = timedelta()
+        """How far somebody has set the wall clock, while no time passed."""
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead + self.jumped
+
+    def elapsed(self) -> float:
+        return awake_s() + self.ahead.total_seconds()
+
+
+class Lines(logging.Handler):
+    """Every log line as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+class Service:
+    """Two tenants, `alice` and `bob`, and a data folder."""
+
+    def __init__(self, data_dir: Path, *, isolates: bool = True, **settings: Any) -> None:
+        chosen: dict[str, Any] = FAST | settings
+        self.settings = ServiceSettings(data_dir=data_dir, **chosen)
+        for name in ("work", "logs", "blobs", "scratch"):
+            (data_dir / name).mkdir(parents=True, exist_ok=True)
+        tokenizer: Any = CATALOGUE.default.tokenizer
+        self.engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
+        self.clock = Clock()
+        dice = random.Random(7)  # noqa: S311 - a draw of a test
+        self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
+        self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
+        """Host names and what they resolve to; any other name is asked of the system."""
+        self.database = Database(url_of(self.settings.database_url, data_dir))
+        self.parts = Parts(
+            settings=self.settings,
+            public_url="http://service.test",
+            database=self.database,
+            blobs=blobs_of(data_dir),
+            catalogue=Catalogue(self.settings.model_catalogue)
+            if self.settings.model_catalogue
+            else CATALOGUE,
+            instances=InstanceCatalogue(self.settings.instance_catalogue),
+            recorder=Recorder(),
+            replicas=ReplicaPool(self.engines, data_dir / "logs"),
+            cursors=Cursors(b"secret"),
+            receivers=Receivers(address_rules(self.settings, OWN_PORT), self._resolve),
+            vault=Vault(b"v" * 32),
+            keyring=Keyring(b"k" * 32),
+            audit=Chain(b"a" * 32),
+            isolates=isolates,
+            clock=self.clock,
+            clock_watch=ClockWatch(self.clock, self.clock.elapsed),
+            draw=self._draw,
+        )
+        self.keys = Keys(self.database, b"pepper", self.clock, self.parts.audit)
+        self.supervisor = Supervisor(self.parts, self.engines, data_dir / "work", "test")
+        limits = RateLimits(
+            self.settings.control_requests_per_minute,
+            self.settings.generate_requests_per_minute,
+            self.clock,
+        )
+        self.limit(limits)
+        self.log = Lines()
+        self.headers = {name: self.key_headers(name) for name in ("alice", "bob")}
+        self._addresses = iter(range(1, 1 << 20))
+        self._server: HttpServer | None = None
+        self.url = "http://service.test"
+
+    def limit(self, rates: RateLimits | None = None, **places: InFlightLimits) -> None:
+        """Build the app again: with these rates (none, unless given) and places for what runs at once."""
+        none = RateLimits(0, 0, self.clock)
+        self.app = build_app(
+            SERVED.values(),
+            Boundary(self.parts, self.keys, rates or none, self.supervisor.wake, **places),
+        )
+
+    def _draw(self) -> int:
+        return self.draws()
+
+    def _resolve(self, host: str, port: int) -> Sequence[str]:
+        return self.names.get(host) or resolve(host, port)
+
+    def start_deliveries(self) -> None:
+        """Webhooks go out, as `tuneship serve` sends them."""
+        parts = self.parts
+        deliverer = Deliverer(
+            parts.database, parts.vault, Sender(parts.receivers), self.clock, random.random
+        )
+        asyncio.run_coroutine_threadsafe(deliverer.run(), self.loop)
+
+    def key_headers(
+        self,
+        client: str,
+        scopes: frozenset[str] | None = None,
+        lifetime: timedelta | None = None,
+    ) -> dict[str, str]:
+        end = None if lifetime is None else self.clock() + lifetime
+        key = self.keys.issue(client, SCOPES if scopes is None else scopes, end)
+        return {"Authorization": f"Bearer {key}", "X-Client-ID": client}
+
+    def __enter__(self) -> "Service":
+        self.loop = asyncio.new_event_loop()
+        self._use_new_threads()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.go_on()
+        logging.getLogger("tuneship").addHandler(self.log)
+        logging.getLogger("tuneship").setLevel(logging.INFO)
+        return self
+
+    def listen(self, together: int = 1000, budgets: Mapping[str, int] | None = None) -> None:
+        """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does.
+
+        `together`: how many connections it keeps open, all of them from one address if need be. `budgets`: of log
+        lines, by logger; none, unless given, so that tests find every line.
+        """
+        with listener_on("127.0.0.1", 0) as listener:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            limits = ConnectionLimits(together, each=together)
+            config = server_config(self.app, self.settings)
+            self._server = HttpServer(config, limits, self.settings.trusted_proxies, budgets or {})
+            sockets = [listener.dup()]
+        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
+        self.until(lambda: self._server is not None and self._server.started)
+
+    def __exit__(self, *_: object) -> None:
+        self.engines.may_answer.set()
+        if self._server is not None:
+            self._server.should_exit = True
+            self._serving.result(120)
+        try:
+            self.run(self._close())
+        except TimeoutError:
+            raise AssertionError(f"the service does not end: {self._what_is_left()}") from None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        self.database.close()
+        logging.getLogger("tuneship").removeHandler(self.log)
+
+    def _what_is_left(self) -> str:
+        """Where every task and thread stands; those that are stuck do not keep pytest from ending, too."""
+        pool = self._threads._threads
+        for thread in pool:
+            futures_threads._threads_queues.pop(thread, None)
+        tasks = [where_waits(task) for task in asyncio.all_tasks(self.loop)]
+        threads = [f"{one.name}: {where_is(one)}" for one in threading.enumerate()]
+        return "\n".join(["", *tasks, *threads])
+
+    def _use_new_threads(self) -> None:
+        self._threads = ThreadPoolExecutor()
+        self.loop.set_default_executor(self._threads)
+
+    async def _finish_threads(self) -> None:
+        """Of tasks that have ended: who cancels one does not wait for its thread."""
+        before = self._threads
+        self._use_new_threads()
+        await asyncio.to_thread(before.shutdown)
+        await asyncio.to_thread(until, lambda: self.parts.threads.is_idle)
+
+    def go_on(self) -> None:
+        """The supervisor works: from the start, and again after a `rest`."""
+        self.run(self._supervise())
+
+    async def _supervise(self) -> None:
+        self._supervision = asyncio.create_task(self.supervisor.run())
+
+    def rest(self) -> None:
+        """The supervisor has ended, and whatever its threads were at: from now on only calls change anything."""
+        self.run(self._rest())
+
+    async def _rest(self) -> None:
+        self._supervision.cancel()
+        await asyncio.gather(self._supervision, return_exceptions=True)
+        for threads in self.supervisor.threads:
+            await threads.finish(120)
+        await self._finish_threads()
+
+    def halt(self) -> None:
+        """Nothing runs any more but what calls ask for: another service may take the folder over."""
+        self.run(self._halt())
+
+    async def _halt(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            # Tasks of anyio's groups end with their group: cancelled before its first step, one of them would leave
+            # the coroutine that it wraps unawaited.
+            if not getattr(task.get_coro(), "__qualname__", "").startswith("TaskHandle."):
+                task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for threads in self.supervisor.threads:
+            await threads.finish(120)
+        await self._finish_threads()
+        await self.parts.replicas.close()
+
+    async def _close(self) -> None:
+        await self._halt()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    def come_over_tls(self, days: int | None = 90) -> None:
+        """From now on calls come over TLS, and Alice has a key that lives so long."""
+        self.url = "https://service.test"
+        lifetime = None if days is None else timedelta(days=days)
+        self.headers["alice"] = self.key_headers("alice", lifetime=lifetime)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """From an address of its own, so that failed authentications do not add up over tests."""
+        number = next(self._addresses)
+        if self._server is not None:
+            return httpx.AsyncHTTPTransport(
+                verify=False, local_address=f"127.1.{number >> 8}.{number & 255}"
+            )
+        return httpx.ASGITransport(self.app, client=(f"10.0.{number >> 8}.{number & 255}", 1))
+
+    async def ask(
+        self, method: str, path: str, client: str | None = "alice", **options: Any
+    ) -> httpx.Response:
+        own, more = (httpx.Headers(self.headers.get(client or "")), options.pop("headers", None))
+        headers = [*own.raw, *httpx.Headers(more).raw]
+        try:
+            return await self._ask(self.transport(), method, path, headers=headers, **options)
+        except (httpx.LocalProtocolError, h11.LocalProtocolError):
+            # No client would send that, but the service must refuse it.
+            below = httpx.ASGITransport(self.app, client=("10.1.0.1", 1))
+            return await self._ask(below, method, path, headers=headers, **options)
+
+    async def _ask(
+        self, transport: httpx.AsyncBaseTransport, method: str, path: str, **options: Any
+    ) -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=transport, base_url=self.url, trust_env=False, timeout=120
+        ) as http:
+            return await http.request(method, path, **options)
+
+    def call(
+        self, method: str, path: str, client: str | None = "alice", **options: Any
+    ) -> httpx.Response:
+        return self.run(self.ask(method, path, client, **options))
+
+    def client(self, tenant: str = "alice") -> AsyncClient:
+        key = self.headers[tenant]["Authorization"].removeprefix("Bearer ")
+        settings = ClientSettings(url=self.url, api_key=SecretStr(key), client_id=tenant)
+        return AsyncClient(settings, transport=self.transport())
+
+    # What many tests need first.
+
+    def dataset(self, client: str = "alice", content: bytes | None = None, **form: Any) -> str:
+        form = {"name": "data", "format": "instruction"} | form
+        files = {"file": ("x.jsonl", content or jsonl(*LINES), "application/jsonl")}
+        answer = self.call("POST", "/v1/datasets", client, data=form, files=files)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def validate(self, content: bytes, **form: str) -> dict[str, Any]:
+        answer = self.call(
+            "POST",
+            "/v1/datasets/validate",
+            data={"format": "instruction"} | form,
+            files={"file": ("x", content)},
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def job(self, client: str = "alice", **fields: Any) -> str:
+        body = {"base_model": "tuneship-tiny", "model_name": "m", **fields}
+        body.setdefault("dataset_id", self.dataset(client))
+        answer = self.call("POST", "/v1/fine-tuning/jobs", client, json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def trainer(self, number: int = 0) -> Any:
+        self.until(lambda: len(self.engines.trainers) > number)
+        return self.engines.trainers[number]
+
+    def trainer_of(self, job_id: str) -> Any:
+        """The trainer of the job's newest attempt; those of other jobs may start at any time."""
+        found: list[Any] = []
+
+        def has_started() -> bool:
+            found[:] = [one for one in self.engines.trainers if job_id in str(one.folder)]
+            return bool(found)
+
+        self.until(has_started)
+        return found[-1]
+
+    def job_status(self, job_id: str, client: str = "alice") -> str:
+        return self.call("GET", f"/v1/fine-tuning/jobs/{job_id}", client).json()["status"]
+
+    def model(self, client: str = "alice") -> str:
+        """A fine-tuned model, out of a played training."""
+        job_id = self.job(client)
+        trainer = self.trainer_of(job_id)
+        trainer.start_of(2)
+        trainer.complete()
+        self.until(lambda: self.job_status(job_id, client) == "completed")
+        return self.call("GET", f"/v1/fine-tuning/jobs/{job_id}", client).json()["fine_tuned_model"]
+
+    def deployment(self, name: str, client: str = "alice", **fields: Any) -> str:
+        body = {"model_name": "tuneship-tiny", "deployment_name": name, **fields}
+        answer = self.call("POST", "/v1/deployments", client, json=body)
+        assert answer.status_code == 201, answer.text
+        made = answer.json()["id"]
+        self.until(lambda: self.deployment_status(made, client) == "running")
+        return made
+
+    def deployment_status(self, deployment_id: str, client: str = "alice") -> str:
+        return self.call("GET", f"/v1/deployments/{deployment_id}", client).json()["status"]
+
+    def canary(
+        self, name: str, shares: dict[str, int], client: str = "alice", **fields: Any
+    ) -> str:
+        answer = self.call(
+            "POST", "/v1/canary-endpoints", client, json=split(shares, name=name, **fields)
+        )
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def endpoint(self, name: str, deployment_id: str, client: str = "alice") -> str:
+        body = {"name": name, "deployment_id": deployment_id}
+        answer = self.call("POST", "/v1/endpoints", client, json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+        end = time.monotonic() + patience_s
+        while not holds():
+            assert time.monotonic() < end, "it never became true"
+            time.sleep(0.02)
+
+
+def split(shares: dict[str, int], **fields: Any) -> dict[str, Any]:
+    members = [{"id": one, "traffic_percentage": share} for one, share in shares.items()]
+    return {"deployments": members, **fields}

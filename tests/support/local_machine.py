@@ -1,0 +1,85 @@
+"""What `make up` makes of an empty home, once for all tests that need it: everything real, on free ports."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.waiting import free_port
+from tuneship.client import Client
+from tuneship.settings import ClientSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An empty home and the ports that are used in it."""
+
+    home: Path
+    environment: dict[str, str]
+
+    def run(self, command: str) -> str:
+        """`python -m deployments.local COMMAND`; returns what it said."""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "deployments.local", command],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @property
+    def records(self) -> dict[str, Any]:
+        """Of the processes that run, by name."""
+        folder = self.home / ".tuneship" / "run"
+        return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+
+    @property
+    def prefect(self) -> str:
+        """The Prefect server's API."""
+        return f"http://127.0.0.1:{self.environment['TUNESHIP_PREFECT_PORT']}/api"
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """What the Prefect server answers; while SQLite is locked it says 503, which every client repeats."""
+        url = f"{self.prefect}{path}"
+        for _ in range(30):
+            answer = httpx.request(method, url, json=body, trust_env=False, timeout=300)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def client(self) -> Client:
+        """Of the service that runs here."""
+        credentials = self.home / ".tuneship" / "data" / "credentials.json"
+        return Client(ClientSettings.from_credentials(credentials))
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Up, and down again at the end of all tests."""
+    home = tmp_path_factory.mktemp("home")
+    ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    own = {f"TUNESHIP_{name}": port for name, port in ports.items()}
+    made = Machine(home, {**kept, **own, "HOME": str(home)})
+    try:
+        made.run("up")
+        yield made
+    finally:
+        made.run("down")
+        assert not made.records

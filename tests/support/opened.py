@@ -1,0 +1,23 @@
+"""What the sealed files of a service say to whoever has its master key."""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tests.support.invariants import rows_of
+from tuneship.security.sealed_files import read_plain
+from tuneship.service.access.api_keys import read_or_make_secret
+from tuneship.service.access.data_keys import keyring_of
+
+
+def opened(connection: sa.Connection, data_dir: Path, table: sa.Table) -> dict[str, bytes]:
+    """Of the datasets or the models, by the path of their files. Raises `ObjectDamaged`."""
+    keyring = keyring_of(read_or_make_secret(data_dir / "master.key"))
+    found: dict[str, bytes] = {}
+    for row in rows_of(connection, table):
+        stored = data_dir / "blobs" / row["blob"]
+        folder = stored if stored.is_dir() else stored.parent
+        name = folder.relative_to(data_dir / "blobs").as_posix()
+        key = keyring.find(connection, row["client_id"], name)
+        found |= {f"{name}/{file.name}": read_plain(file, key) for file in folder.iterdir()}
+    return found

@@ -1,0 +1,164 @@
+"""`tuneship serve` as a user starts it, with its real workers, and what the operating system says of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.waiting import PATIENCE_S, until
+from tuneship.client import Client
+from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
+from tuneship.contract.jobs import ENDED, Hyperparameters, Job, JobCreate, JobSecuritySettings
+from tuneship.settings import ClientSettings
+from tuneship.training.spec import PROGRESS_FILE
+
+ROOT = Path(__file__).parents[2]
+Starter = Callable[..., "subprocess.Popen[str]"]
+COLOURS = ("red", "green", "blue", "black")
+
+
+def start(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    """A module as a program; `options`: those of Popen."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
+
+
+class Serve:
+    """One service process on a data folder; started again on the same folder after a kill."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        preload: bool = False,
+        starter: Starter = start,
+        **settings: str,
+    ) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self._options = options
+        self._preload = preload
+        self.starter = starter
+        """Of the next start, e.g. one that takes something away from the host."""
+        self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
+        self._clients: list[Client] = []
+        self.process = self.start()
+
+    def start(self) -> "subprocess.Popen[str]":
+        command = ("tuneship.cli.main", "serve", "--port", "0", "--data-dir", str(self.data_dir))
+        with self.log.open("a") as log:
+            self.process = self.starter(
+                *command,
+                *self._options,
+                env=os.environ
+                | {
+                    "PYTHONPATH": str(ROOT),
+                    "TUNESHIP_PRELOAD_BASE_MODELS": str(self._preload).lower(),
+                    "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # tests poll faster than people
+                    **self._settings,
+                },
+                stderr=log,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), f"{line} {self.log.read_text()[-2000:]}"
+        self.url = line.split()[1]
+        return self.process
+
+    def client(self) -> Client:
+        credentials = self.data_dir / "credentials.json"
+        self._clients.append(Client(ClientSettings.from_credentials(credentials)))
+        return self._clients[-1]
+
+    def kill(self) -> None:
+        """As a power failure would."""
+        self.process.kill()
+        self._wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def workers(self, module: str) -> list[int]:
+        """Process ids of this service's live workers."""
+        found: list[int] = []
+        for one in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (one / "cmdline").read_bytes().split(b"\0")
+                state, parent, *_ = (one / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            is_child = int(parent) == self.process.pid
+            is_ours = is_child or str(self.data_dir).encode() in b" ".join(command)
+            if module.encode() in command and is_ours and state != "Z":
+                found.append(int(one.name))
+        return found
+
+
+def rows_file(path: Path, count: int) -> Path:
+    lines = [
+        {"instruction": f"What is case {n} {COLOURS[n % 4]}?", "response": COLOURS[(n + 1) % 4]}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = False) -> str:
+    """A job on `file`; with 64 rows an epoch has 8 steps."""
+    with file.open("rb") as opened:
+        dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
+    return client.jobs.create(
+        JobCreate(
+            base_model="tuneship-tiny",
+            dataset_id=dataset.id,
+            model_name="m",
+            validation_frequency=1.0,
+            hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
+            security_settings=JobSecuritySettings(network_isolation=isolated),
+        )
+    ).id
+
+
+def trainer_at_work(serve: Serve, job_id: str, steps: int) -> int:
+    """The process of a job's first attempt, when it has done so many steps: by what it says, not by what its service
+    has read, which may be late.
+    """
+    folder = serve.data_dir / "work" / job_id / "attempt-1"
+    (trainer,) = until(lambda: serve.workers(str(folder)))
+    file = folder / PROGRESS_FILE
+    until(lambda: file.is_file() and file.read_text().count('"kind": "step"') > steps)
+    return trainer
+
+
+def ended_job(client: Client, job_id: str) -> Job:
+    until(lambda: client.jobs.get(job_id).status in ENDED)
+    return client.jobs.get(job_id)
+
+
+def running_deployment(
+    client: Client, name: str, model: str, *, isolated: bool = False, **tags: str
+) -> str:
+    settings = DeploymentSecuritySettings(network_isolation=isolated)
+    made = client.deployments.create(
+        DeploymentCreate(
+            model_name=model, deployment_name=name, tags=tags, security_settings=settings
+        )
+    ).id
+    until(lambda: client.deployments.get(made).status != "creating")
+    assert client.deployments.get(made).status == "running"
+    return made

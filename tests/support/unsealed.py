@@ -1,0 +1,60 @@
+"""`tuneship serve` with one of its seals removed, to see whether the tests that look for plain text would see any.
+
+`python -m tests.support.unsealed KIND tuneship.cli.main serve ...`; KIND is one of `REMOVALS`. All else is the real
+service.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tuneship.service.jobs import runner as training_keeper
+from tuneship.store import blobs
+from tuneship.training.spec import DataKeys, Order
+
+
+class PlainWriter:
+    """In the place of `SealingWriter`."""
+
+    def __init__(self, file: BinaryIO, *_: str) -> None:
+        self._file = file
+        self.write = file.write
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def unseal_datasets() -> None:
+    def plain(path: Path, *_: Any) -> BinaryIO:
+        return path.open("rb")
+
+    blobs.SealingWriter = PlainWriter  # type: ignore[assignment, misc]
+    blobs.open_plain = plain
+
+
+def without_key(name: str) -> Callable[[], None]:
+    """The training process is told to write this in plain."""
+
+    def order(folder: Path, keys: DataKeys) -> Order:
+        return Order(folder, replace(keys, **{name: None}))
+
+    def remove() -> None:
+        training_keeper.Order = order  # type: ignore[assignment, misc]
+
+    return remove
+
+
+REMOVALS: dict[str, Callable[[], None]] = {
+    "datasets": unseal_datasets,
+    "checkpoints": without_key("checkpoints"),
+    "adapters": without_key("adapter"),
+}
+
+if __name__ == "__main__":
+    kind, module = sys.argv[1:3]
+    REMOVALS[kind]()
+    del sys.argv[1:3]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,5 @@
+"""The fixtures of `tests/support/service_fixtures.py`."""
+
+from tests.support.service_fixtures import database, service, shared, start, tenants, world
+
+__all__ = ["database", "service", "shared", "start", "tenants", "world"]

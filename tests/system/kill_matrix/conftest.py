@@ -1,0 +1,110 @@
+"""What the kill matrix shares: one Prefect server that may die, a service that is played, and one that may die."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_HOME,
+    PREFECT_LOCAL_STORAGE_PATH,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    temporary_settings,
+)
+from pydantic import SecretStr
+
+from tasks.api import connect, disconnect
+from tests.support.in_process import Service
+from tests.support.processes import Serve
+from tests.support.waiting import free_port
+from tests.system.kill_matrix.gate import Gate
+from tests.system.kill_matrix.place import Place, Release, TrainingPlayer
+from tests.system.kill_matrix.prefect_place import PrefectServer
+from tuneship.client import Client
+from tuneship.settings import ClientSettings
+
+
+@pytest.fixture(scope="session")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server of our own and not the harness's, which cannot be started again."""
+    server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
+    own = {
+        PREFECT_API_URL: server.url,
+        PREFECT_HOME: server.home,
+        PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",  # results of a killed run are found
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        PREFECT_LOGGING_TO_API_ENABLED: False,
+    }
+    try:
+        with temporary_settings(own):
+            yield server
+    finally:
+        server.kill()
+
+
+def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str, str]:
+    """Of scripts and workers."""
+    return prefect.environment | {
+        "TUNESHIP_URL": settings.url,
+        "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
+        "TUNESHIP_CLIENT_ID": settings.client_id,
+    }
+
+
+@contextmanager
+def place_before(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Place]:
+    """A gate before the service that answers at `direct`."""
+    with Gate(int(direct.url.rpartition(":")[2])) as gate, Client(direct) as client:
+        settings = direct.model_copy(update={"url": gate.url})
+        yield Place(gate, settings, client, environment_of(settings, prefect), prefect)
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
+    """The real service on sockets; its trainings and its models are played."""
+    folder = tmp_path_factory.mktemp("played")
+    room = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
+    with Service(folder / "data", **room) as service:
+        service.engines.base_model_pause_s = 0.1  # the smoke test compares times, on any machine
+        service.listen()
+        key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
+        direct = ClientSettings(url=service.url, api_key=SecretStr(key), client_id="alice")
+        with (
+            place_before(direct, prefect) as place,
+            TrainingPlayer(service.engines, place.may_train),
+        ):
+            yield place
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
+    """`tuneship serve` with its real workers, always on the same port."""
+    folder = tmp_path_factory.mktemp("real")
+    serve = Serve(folder / "data", "--port", str(free_port()))
+    try:
+        direct = ClientSettings.from_credentials(folder / "data" / "credentials.json")
+        with place_before(direct, prefect) as place:
+            yield replace(place, serve=serve)
+    finally:
+        serve.stop()
+
+
+@pytest.fixture
+def release(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Release]:
+    """A release of this test alone; what this process does goes through the gate, too."""
+    is_real = request.node.callspec.params["victim"].startswith("service")
+    place: Place = request.getfixturevalue("real" if is_real else "played")
+    made = Release(place, tmp_path, f"release-{uuid4().hex[:8]}")
+    for name in ("TUNESHIP_RECORDS", "TUNESHIP_REPORTS"):
+        monkeypatch.setenv(name, made.environment[name])
+    connect(place.settings)
+    place.may_train.set()
+    yield made
+    place.gate.heal()
+    disconnect()

@@ -1,0 +1,277 @@
+"""Where a release is killed: a service behind the gate, a release with data of its own, what must hold."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.forms.release_form import ReleaseParameters
+from flows.guard import guard
+from flows.release.record_file import ReleaseRecords
+from flows.release.result import ReleaseResult
+from flows.rollout.record_file import RecordFolder
+from flows.tune_and_deploy import tune_and_deploy
+from flows.upkeep.guard_form import GuardRules
+from tasks.create_once import RUN_TAG
+from tests.support.engines import PlayedEngines, PlayedTrainer
+from tests.support.processes import Serve
+from tests.support.waiting import until
+from tests.system.kill_matrix.gate import Gate
+from tests.system.kill_matrix.prefect_place import ROOT, PrefectServer
+from tuneship.client import Client
+from tuneship.contract.deployments import DeploymentCreate, DeploymentStatus
+from tuneship.contract.endpoints import CanaryEndpoint, CanaryEndpointCreate, Member
+from tuneship.contract.generation import Generate
+from tuneship.contract.jobs import ENDED
+from tuneship.settings import ClientSettings
+
+ROWS = 64
+LOSSES = (0.72, 0.71, 0.70, 0.69)
+"""Around that of the played perplexity, 2."""
+BASE_MODEL = "tuneship-tiny"
+AT_ONCE = GuardRules(silence_seconds=0, release_silence_hours=0)
+CANARY: Mapping[str, Any] = {
+    "steps": [50, 100],
+    "interval": "1s",
+    "look_every_seconds": 1,
+    "min_looks_per_step": 1,
+    "min_requests_per_step": 5,
+    "bake_looks": 1,
+    "settle_looks": 1,
+    "lease_seconds": 600,  # longer than any cell: what is shown here does not come from the lease
+    "error_gate": {"ratio": 3.0, "harm": 0.3, "ok": 0.45},
+    "latency_gates": None,
+    "quality_gates": None,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A service, its gate, and the environment of a script that goes through it."""
+
+    gate: Gate
+    settings: ClientSettings
+    """Through the gate."""
+    direct: Client
+    environment: Mapping[str, str]
+    prefect: PrefectServer
+    serve: Serve | None = None
+    """Where the service may die."""
+    may_train: threading.Event = field(default_factory=threading.Event)
+    """Cleared while no training may end (where the workers are played)."""
+
+
+class TrainingPlayer:
+    """Plays every training of a service as soon as it may."""
+
+    def __init__(self, engines: PlayedEngines, may_train: threading.Event) -> None:
+        """Not started yet."""
+        self._engines, self._may_train = engines, may_train
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        """Play."""
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """No more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        played = 0
+        while not self._is_over.wait(0.02):
+            while played < len(self._engines.trainers) and self._may_train.is_set():
+                _play(self._engines.trainers[played])
+                played += 1
+
+
+def _play(trainer: PlayedTrainer) -> None:
+    if trainer.code is not None:
+        return
+    try:
+        trainer.start_of(len(LOSSES))
+        for step, loss in enumerate(LOSSES, 1):
+            trainer.step(step, loss, evaluated=True)
+        trainer.complete()
+    except (OSError, ValueError):
+        # Its line is closed or its folder gone where the service has ended it meanwhile.
+        if trainer.code is None:
+            raise
+
+
+class Release:
+    """One release at a place, under a name that nothing else has."""
+
+    def __init__(self, place: Place, folder: Path, name: str) -> None:
+        """Its rows are its own, so that no other release has uploaded them."""
+        self.place, self.folder, self.name = place, folder, name
+        self.records = folder / "records"
+        self.result = folder / "result.json"
+        rows = [
+            {"instruction": f"{name}: what is case {n}?", "response": f"chapter {n % 4}"}
+            for n in range(ROWS)
+        ]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        traffic = {
+            "prompts": str(folder / "rows.jsonl"),
+            "requests_per_second": 20,
+            "max_tokens": 4,
+        }
+        self.parameters: dict[str, Any] = {
+            "model_name": name,
+            "endpoint": {"name": name},
+            "data": {"files": [str(folder / "rows.jsonl")]},
+            "hyperparameters": {"epochs": 1, "batch_size": 8, "learning_rate": 0.001},
+            "validation_frequency": 2,
+            "training_gates": {"min_gain": 0.0, "min_validation_examples": 1},
+            "evaluation": {"max_rows": 0, "max_tokens": 4},
+            "canary": dict(CANARY) | {"traffic": traffic},
+        }
+        self.stable: str | None = None
+        """The deployment that served before; None at a first release."""
+
+    def serve_base_model(self) -> None:
+        """The endpoint exists, and a deployment of the base model has all its traffic."""
+        client = self.place.direct
+        wanted = DeploymentCreate(model_name=BASE_MODEL, deployment_name=f"{self.name}-stable")
+        self.stable = client.deployments.create(wanted).id
+        until(lambda: client.deployments.get(str(self.stable)).status == "running")
+        all_of_it = [Member(id=self.stable, traffic_percentage=100)]
+        client.canary_endpoints.create(CanaryEndpointCreate(name=self.name, deployments=all_of_it))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process that runs it."""
+        own = {"TUNESHIP_RECORDS": self.records, "TUNESHIP_REPORTS": self.folder / "reports"}
+        return {**self.place.environment, **{name: str(path) for name, path in own.items()}}
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """`python flows/tune_and_deploy.py`. By Popen: a shell's `&` would make it deaf to SIGINT."""
+        params = self.folder / "release.json"
+        params.write_text(json.dumps(self.parameters))
+        script = [str(ROOT / "flows" / "tune_and_deploy.py"), "--params", str(params)]
+        with (self.folder / "said.txt").open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, *script, "--result", str(self.result)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def outcome(self) -> str:
+        """How the last run ended, by its record; empty where it was killed."""
+        ended = [record.last("ended") for record in ReleaseRecords(self.records)]
+        return str(ended[-1]["outcome"]) if ended and ended[-1] else ""
+
+    @property
+    def said(self) -> str:
+        """The end of what the processes of this release have written."""
+        file = self.folder / "said.txt"
+        return file.read_text(errors="replace")[-4000:] if file.is_file() else "nothing"
+
+    def run_again(self) -> ReleaseResult:
+        """The same parameters once more, in this process."""
+        return tune_and_deploy(ReleaseParameters.model_validate_json(json.dumps(self.parameters)))
+
+    def guard_until_closed(self) -> None:
+        """The guard, as its schedule starts it again and again."""
+
+        def is_closed() -> bool:
+            guard(AT_ONCE)
+            return all(record.has_ended for record in ReleaseRecords(self.records))
+
+        until(is_closed)
+
+    # -- what holds --
+
+    @property
+    def run_keys(self) -> list[str]:
+        """Of every run of this release."""
+        return [record.run_key for record in ReleaseRecords(self.records)]
+
+    @property
+    def endpoint(self) -> CanaryEndpoint | None:
+        """As the service has it."""
+        return next(
+            iter(self.place.direct.canary_endpoints.list(name=self.name).canary_endpoints), None
+        )
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The split, without those who have nothing."""
+        members = self.endpoint.deployments if self.endpoint else []
+        return {one.id: one.traffic_percentage for one in members if one.traffic_percentage}
+
+    def alive(self, run_key: str) -> list[str]:
+        """Deployments of a run that are neither deleted nor about to be."""
+        found = self.place.direct.deployments.iterate(tags={RUN_TAG: run_key})
+        return [one.id for one in found if one.status != DeploymentStatus.DELETING]
+
+    def check_made(self) -> None:
+        """0 or 1 job for each run key, and 0 or 1 deployment for each of its roles, dead ones counted too."""
+        client = self.place.direct
+        for key in self.run_keys:
+            tags = {RUN_TAG: key}
+            assert len(list(client.jobs.iterate(tags=tags))) <= 1
+            live = client.deployments.iterate(tags=tags)
+            made = {one.id: one.deployment_name for one in live}
+            gone = client.deployments.iterate(tags=tags, status=DeploymentStatus.DELETED)
+            made |= {one.id: one.deployment_name for one in gone}  # by then maybe one of the live
+            roles = list(made.values())
+            assert len(roles) == len(set(roles)), roles
+            assert len(roles) <= (1 if self.stable else 2)
+
+    def check_serving(self) -> None:
+        """The split sums to 100 over deployments that run, and a request is answered by one of them."""
+        shares, client = self.shares, self.place.direct
+        if self.endpoint is None:
+            assert self.stable is None
+            return
+        assert sum(shares.values()) == 100
+        for one in shares:
+            assert client.deployments.get(one).status == "running"
+        answer = client.canary_endpoints.generate(
+            self.endpoint.id, Generate(prompt="which chapter?", max_tokens=4)
+        )
+        assert answer.deployment_id in shares
+
+    def check_at_rest(self, serving: str | None) -> None:
+        """Everything has ended: one deployment has all traffic, and nothing else of these runs lives."""
+        self.check_made()
+        self.check_serving()
+        assert list(self.shares) == ([serving] if serving else [])
+        assert self.endpoint is None or self.endpoint.lease is None
+        for key in self.run_keys:
+            assert set(self.alive(key)) <= {serving}
+            jobs = self.place.direct.jobs.iterate(tags={RUN_TAG: key})
+            assert all(one.status in (*ENDED, "cancelling") for one in jobs)
+        assert all(record.has_ended for record in ReleaseRecords(self.records))
+        folder = RecordFolder(self.records, self.place.settings.url)
+        assert not any(folder.file(path.stem).is_open for path in folder.paths())
+
+    def check_given_back(self) -> None:
+        """As before the release; a first one may leave the endpoint that it made, with its base model."""
+        if self.stable is not None:
+            self.check_at_rest(self.stable)
+            return
+        serving = next(iter(self.shares), None)
+        assert (
+            serving is None or self.place.direct.deployments.get(serving).model_name == BASE_MODEL
+        )
+        self.check_at_rest(serving)
+
+    def check_promoted(self, outcome: str) -> None:
+        """The release got through: its candidate serves, and what served before is retired."""
+        assert outcome == "promoted", self.said
+        candidate = next(iter(self.shares))
+        model = self.place.direct.deployments.get(candidate).model_name
+        assert model.startswith("ft:"), model
+        self.check_at_rest(candidate)

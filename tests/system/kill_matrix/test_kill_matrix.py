@@ -1,0 +1,215 @@
+"""Whoever is killed, at whatever point of the chain: the same run again, or the guard, ends in the invariants.
+
+0 or 1 job and deployment for each run key, a split that sums to 100, nothing left over, and a model that serves.
+Every point with the plainest kill, and every victim at one or two points, for each commit; `make soak` does the rest.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from tests.support.waiting import is_alive, until
+from tests.system.kill_matrix.gate import POINTS, Point
+from tests.system.kill_matrix.place import Release
+from tests.system.kill_matrix.prefect_place import PATIENCE_S, Worker
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+Script = subprocess.Popen[bytes]
+STOPPED_WITHIN_S = 300.0
+
+
+@contextmanager
+def held(release: Release, point: Point) -> Iterator[Script]:
+    """The script of the release, stopped at the point; what is held is lost unless it was let through."""
+    script = prepared(release, point).start()
+    try:
+        reach(release, lambda: script.poll() is None)
+        yield script
+    finally:
+        if script.poll() is None:
+            script.kill()
+        script.wait()
+        release.place.may_train.set()
+
+
+def prepared(release: Release, point: Point) -> Release:
+    """Stops at the point from now on. A training goes on until the matter is settled."""
+    if not point.is_first_release:
+        release.serve_base_model()
+    if "job" in point.name:
+        release.place.may_train.clear()
+    release.place.gate.stop_at(point)
+    return release
+
+
+def reach(release: Release, is_running: Callable[[], bool]) -> None:
+    gate = release.place.gate
+    until(lambda: gate.reached.is_set() or not is_running(), PATIENCE_S)
+    assert gate.reached.is_set(), release.said
+
+
+def flow_is_killed(release: Release, point: Point) -> None:
+    """The same parameters again take up what the dead run left."""
+    with held(release, point) as script:
+        script.kill()
+        script.wait()
+        release.place.gate.cut()
+        release.check_serving()
+    release.check_promoted(release.run_again().outcome)
+    assert len(release.run_keys) == 1, "it is the same run"
+
+
+def flow_is_killed_for_good(release: Release, point: Point) -> None:
+    """Nobody runs it again: the guard takes away what the dead run left."""
+    with held(release, point) as script:
+        script.kill()
+        script.wait()
+        release.place.gate.cut()
+        release.check_serving()
+        release.guard_until_closed()
+        release.check_given_back()
+
+
+def flow_is_stopped(release: Release, point: Point, number: signal.Signals) -> None:
+    """It takes away itself what it made, before it ends."""
+    with held(release, point) as script:
+        script.send_signal(number)
+        assert script.wait(STOPPED_WITHIN_S) == 128 + number, release.said
+        release.place.gate.cut()
+        release.check_given_back()
+    release.check_promoted(release.run_again().outcome)
+
+
+def flow_is_terminated(release: Release, point: Point) -> None:
+    flow_is_stopped(release, point, signal.SIGTERM)
+
+
+def flow_is_interrupted(release: Release, point: Point) -> None:
+    flow_is_stopped(release, point, signal.SIGINT)
+
+
+@contextmanager
+def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
+    """A run of the deployment, stopped at the point in the worker's child."""
+    deployment_id = release.place.prefect.register_chain()
+    worker = Worker(prepared(release, point).environment, release.folder / "said.txt")
+    try:
+        with get_client(sync_client=True) as client:
+            parameters = {"release": release.parameters}
+            client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
+        reach(release, lambda: worker.process.poll() is None)
+        yield worker
+    finally:
+        worker.stop()
+        release.place.may_train.set()
+
+
+def worker_is_killed(release: Release, point: Point) -> None:
+    """Its flow may go on or not; what it does not finish itself, the same parameters finish."""
+    with held_in_worker(release, point) as worker:
+        flows = worker.flow_processes()
+        worker.kill()
+        release.place.may_train.set()
+        release.place.gate.let_pass()
+        until(lambda: not any(is_alive(pid) for pid in flows), PATIENCE_S)
+    finish(release)
+
+
+def worker_and_flow_are_killed(release: Release, point: Point) -> None:
+    with held_in_worker(release, point) as worker:
+        flows = worker.flow_processes()
+        worker.kill()
+        for pid in flows:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(is_alive(pid) for pid in flows))
+        release.place.gate.cut()
+        release.check_serving()
+        release.guard_until_closed()
+        release.check_given_back()
+
+
+def flow_in_worker_is_killed(release: Release, point: Point) -> None:
+    """Prefect's crash hook, which the living worker starts in a process of its own, takes away what was made."""
+    with held_in_worker(release, point) as worker:
+        for pid in worker.flow_processes():
+            os.kill(pid, signal.SIGKILL)
+        release.place.gate.cut()
+        until(lambda: release.outcome == "aborted", PATIENCE_S)
+        release.check_given_back()
+    release.check_promoted(release.run_again().outcome)
+
+
+def service_is_killed(release: Release, point: Point) -> None:
+    """The flow waits for it, or is run again."""
+    serve = release.place.serve
+    assert serve is not None
+    with held(release, point) as script:
+        serve.kill()
+        release.place.gate.cut()
+        serve.start()
+        script.wait(PATIENCE_S)
+    finish(release)
+
+
+def prefect_is_restarted(release: Release, point: Point) -> None:
+    """The flow does without it meanwhile, or is run again."""
+    prefect = release.place.prefect
+    with held(release, point) as script:
+        prefect.kill()
+        release.place.may_train.set()
+        release.place.gate.let_pass()
+        prefect.start()
+        script.wait(PATIENCE_S)
+    finish(release)
+
+
+def finish(release: Release) -> None:
+    """Run it again unless it got through by itself."""
+    outcome = release.outcome
+    if outcome != "promoted":
+        release.check_serving()
+        outcome = release.run_again().outcome
+    release.check_promoted(outcome)
+
+
+VICTIMS: dict[str, Callable[[Release, Point], None]] = {
+    "flow-SIGKILL": flow_is_killed,
+    "flow-SIGKILL-guard": flow_is_killed_for_good,
+    "flow-SIGTERM": flow_is_terminated,
+    "flow-SIGINT": flow_is_interrupted,
+    "flow-in-worker-SIGKILL": flow_in_worker_is_killed,
+    "worker-SIGKILL": worker_is_killed,
+    "worker-and-flow-SIGKILL": worker_and_flow_are_killed,
+    "service-SIGKILL": service_is_killed,
+    "prefect-restart": prefect_is_restarted,
+}
+BY_NAME = {point.name: point for point in POINTS}
+PER_COMMIT = {
+    "flow-SIGKILL": list(BY_NAME),
+    "flow-SIGTERM": ["after-deployment", "after-shift"],
+    "flow-SIGINT": ["after-job", "mid-shift"],
+    "flow-in-worker-SIGKILL": ["mid-shift"],
+    "worker-SIGKILL": ["before-job", "after-shift"],
+    "worker-and-flow-SIGKILL": ["after-deployment", "bake"],
+    "service-SIGKILL": ["after-upload", "after-shift"],
+    "prefect-restart": ["after-upload", "mid-shift"],
+}
+CELLS = [
+    pytest.param(
+        *(victim, point),
+        id=f"{victim}-{point}",
+        marks=() if point in PER_COMMIT.get(victim, ()) else pytest.mark.soak,
+    )
+    for victim in VICTIMS
+    for point in BY_NAME
+]
+
+
+@pytest.mark.parametrize(("victim", "point"), CELLS)
+def test_whoever_is_killed_at_whatever_point(release: Release, victim: str, point: str) -> None:
+    VICTIMS[victim](release, BY_NAME[point])

@@ -1,0 +1,208 @@
+"""SIGTERM ends `tuneship serve` in time and in order whatever is stuck in it; the log names what was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from tests.support.postgres_cluster import Cluster
+from tests.support.processes import ROOT, Serve, rows_file, running_deployment
+from tests.support.waiting import PATIENCE_S, children, is_alive, until
+from tuneship.client import Client
+from tuneship.contract.datasets import DatasetUpload
+from tuneship.contract.deployments import DeploymentCreate
+from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.settings import ClientSettings
+
+pytestmark = pytest.mark.slow
+LEFT_BEHIND = "a thread is stuck and is left behind: "
+Opened = Callable[..., Serve]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    made: list[Serve] = []
+
+    def start(**settings: str) -> Serve:
+        made.append(Serve(tmp_path / "data", **settings))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+
+
+def with_fifo(path: Path) -> None:
+    """Whoever opens the file waits for ever, as on a network file system that hangs."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def stuck(serve: Serve) -> list[str]:
+    lines = serve.log.read_text().splitlines()
+    return [line.partition(LEFT_BEHIND)[2] for line in lines if LEFT_BEHIND in line]
+
+
+def ended(serve: Serve, *, signals: int = 1) -> int:
+    workers = children(serve.process.pid)
+    for _ in range(signals):
+        serve.process.send_signal(signal.SIGTERM)
+        until(lambda: serve.process.poll() is not None or is_draining(serve))
+    code = serve.process.wait(PATIENCE_S)
+    until(lambda: not any(is_alive(one) for one in workers))
+    serve.stop()  # hangs up
+    return code
+
+
+def is_draining(serve: Serve) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{serve.url}/v1/models", timeout=5).status_code == 503
+    return True
+
+
+def test_nothing_is_stuck(opened: Opened) -> None:
+    serve = opened()
+    running_deployment(serve.client(), "d", "tuneship-tiny")
+    assert ended(serve) == 0
+    assert LEFT_BEHIND not in serve.log.read_text()
+
+
+def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
+    """The tokenizer of a base model: its reading held the interpreter's lock, and with it every thread."""
+    base = tmp_path / "base"
+    shutil.copytree(SHIPPED / "tuneship-tiny", base)
+    catalogue = tmp_path / "catalogue.yaml"
+    catalogue.write_text(yaml.safe_dump({"models": [{"id": "hangs", "path": str(base)}]}))
+    serve = opened(model_catalogue=str(catalogue))
+    client = serve.client()
+    sound = running_deployment(client, "sound", "tuneship-tiny")
+    client.models.get("hangs")  # what is read of it by requests is read
+    with_fifo(base / "tokenizer.json")
+    hung = client.deployments.create(DeploymentCreate(model_name="hangs", deployment_name="h")).id
+    running_deployment(client, "later", "tuneship-tiny")  # others are loaded meanwhile
+
+    assert ended(serve) == 0
+    (line,) = stuck(serve)
+    assert line.startswith("deployment files (DeploymentKeeper._checked_model): pathlib:")
+    assert "catalogue:tokenizer:" in line
+    # Nothing was lost: the same rows are there, and what hung is tried again.
+    shutil.copy(SHIPPED / "tuneship-tiny" / "tokenizer.json", base / "again")
+    (base / "again").replace(base / "tokenizer.json")
+    serve.start()
+    after = serve.client()
+    until(lambda: after.deployments.get(hung).status == "running")
+    assert after.deployments.get(sound).status == "running"
+
+
+def test_a_request_hangs(opened: Opened, tmp_path: Path) -> None:
+    serve = opened()
+    client = serve.client()
+    ids = [uploaded(client, rows_file(tmp_path / f"{n}.jsonl", 4 + n)) for n in range(2)]
+    (file,) = (serve.data_dir / "blobs" / "datasets" / ids[0]).iterdir()
+    with_fifo(file)
+    asking = threading.Thread(target=merge, args=[serve, ids], daemon=True)
+    asking.start()
+    line = until(lambda: read_by(file))
+    try:
+        assert ended(serve, signals=2) == 0
+    finally:
+        os.close(line)
+    assert any(line.startswith("tuneship-file_") for line in stuck(serve))
+
+
+def uploaded(client: Client, file: Path) -> str:
+    with file.open("rb") as content:
+        return client.datasets.upload(DatasetUpload(name="d", format="instruction"), content).id
+
+
+def merge(serve: Serve, ids: list[str]) -> None:
+    settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
+    headers = {
+        "Authorization": f"Bearer {settings.api_key.get_secret_value()}",
+        "X-Client-ID": settings.client_id,
+    }
+    with suppress(httpx.HTTPError):
+        body = {"dataset_ids": ids, "name": "both"}
+        httpx.post(f"{serve.url}/v1/datasets/merge", json=body, headers=headers, timeout=PATIENCE_S)
+
+
+def read_by(fifo: Path) -> int:
+    """Our end of the line to whoever reads it, who waits for us from now on; 0 while nobody does."""
+    with suppress(OSError):
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    return 0
+
+
+@pytest.mark.postgres
+def test_the_database_stands_still(opened: Opened, postgres: Cluster) -> None:
+    url = postgres.new_database()
+    serve = opened(database_url=url)
+    deployment = running_deployment(serve.client(), "d", "tuneship-tiny")
+    backends = backends_of(postgres, url)
+    assert backends
+    for one in backends:
+        os.kill(one, signal.SIGSTOP)
+    try:
+        assert ended(serve, signals=2) == 0
+    finally:
+        for one in backends:
+            os.kill(one, signal.SIGCONT)
+    assert any(line.startswith("leases: ") for line in stuck(serve))
+    serve.start()
+    assert serve.client().deployments.get(deployment).status == "running"
+
+
+def backends_of(cluster: Cluster, url: str) -> list[int]:
+    name = sa.make_url(url).database
+    query = f"select pid from pg_stat_activity where datname = '{name}'"  # noqa: S608 - of ours
+    return [row[0] for row in cluster.run(query)]
+
+
+def test_the_event_loop_itself_is_stuck(tmp_path: Path) -> None:
+    """The last resort: the stacks of all threads, without values, and exit code 1."""
+    program = (
+        "import signal, sys, time, asyncio\n"
+        "from tuneship.service import serve\n"
+        "from tuneship.settings import ServiceSettings\n"
+        "serve.DRAIN_SECONDS = serve.REST_SECONDS = 1\n"
+        "startup = serve._Server.startup\n"
+        "async def planted(self, sockets=None):\n"
+        "    await startup(self, sockets)\n"
+        "    asyncio.get_running_loop().call_soon(stuck_for_ever)\n"
+        "def stuck_for_ever():\n"
+        "    while True:\n"
+        "        time.sleep(1)\n"
+        "serve._Server.startup = planted\n"
+        "serve.serve(ServiceSettings(port=0))\n"
+    )
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=ROOT,
+            env=os.environ
+            | {
+                "TUNESHIP_DATA_DIR": str(tmp_path / "data"),
+                "TUNESHIP_PRELOAD_BASE_MODELS": "false",
+            },
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline().startswith("ready ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+    assert "in stuck_for_ever" in (tmp_path / "log").read_text()
+    assert json.loads((tmp_path / "data" / "service.json").read_text())["pid"] == process.pid

@@ -1,0 +1,206 @@
+"""The service dies at any of its crash points, on either database, starts again, and every promise holds.
+
+`support/crashes.py` has the points and plays the deaths, `support/invariants.py` says what must hold. What was under
+way is asked for once more with its `Idempotency-Key`, as its client would.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support import invariants
+from tests.support.crashes import HISTORY, POINTS, Order, opens, send
+from tests.support.in_process import Service
+from tests.support.processes import ROOT
+from tuneship.service import serve
+from tuneship.store import tables
+from tuneship.training.checkpoints import Checkpoints
+
+pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
+Crash = Callable[[str, int], Order]
+PASSES = (1, 2)
+
+
+class Mailbox:
+    """A receiver of webhooks that outlives the services."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        mailbox = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                mailbox.ids.append(self.headers["webhook-id"])
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        threading.Thread(target=self.server.serve_forever).start()
+
+
+@pytest.fixture(scope="module")
+def mailbox() -> Iterator[Mailbox]:
+    made = Mailbox()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator["subprocess.Popen[str]"]:
+    """It plays the services that die; it is started once and makes a child for each."""
+    command = [sys.executable, "-W", "error", "-m", "tests.support.crashes"]
+    running = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield running
+    running.communicate(timeout=120)
+    assert running.returncode == 0
+
+
+@pytest.fixture
+def crash(
+    tmp_path: Path,
+    program: "subprocess.Popen[str]",
+    mailbox: Mailbox,
+    database_settings: Callable[[], dict[str, Any]],
+) -> Crash:
+    """Kills a service at the n-th pass of a point."""
+
+    def crashed(point: str, number: int) -> Order:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        url = database_settings().get("database_url", "")
+        if POINTS[point].life is opens and url:
+            _empty(url)
+        order = Order(point, number, str(folder), url, mailbox.url)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(json.dumps(asdict(order)) + "\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "killed\n"
+        return order
+
+    return crashed
+
+
+def _empty(url: str) -> None:
+    """Without any table, so that the service has to make them."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("drop schema public cascade")
+        connection.exec_driver_sql("create schema public")
+
+
+@contextmanager
+def restarted(order: Order) -> Iterator[Service]:
+    """As `tuneship serve` starts again; jobs train at once."""
+    service = Service(Path(order.folder), **order.settings)
+    service.engines.trains_at_once = True
+    serve._recover(service.parts)
+    with service:
+        service.start_deliveries()
+        yield service
+
+
+def is_settled(service: Service) -> bool:
+    """Jobs and deployments have come to rest, nothing of a training is left, and every event was sent."""
+    if any((service.settings.data_dir / "work").iterdir()):
+        return False  # what follows the end of a job
+    with service.database.read() as connection:
+        busy = sa.select(sa.literal(1)).where(
+            sa.exists().where(tables.jobs.c.status.in_(["queued", "running", "cancelling"]))
+            | sa.exists().where(
+                tables.deployments.c.status.in_(["creating", "updating", "deleting"])
+            )
+            | sa.exists().where(tables.deliveries.c.status == "pending")
+        )
+        return connection.execute(busy).first() is None
+
+
+@pytest.mark.parametrize("number", PASSES)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_service_that_died_goes_on_and_every_promise_holds(
+    crash: Crash, mailbox: Mailbox, point: str, number: int
+) -> None:
+    order = crash(point, number)
+    history = invariants.read_history(Path(order.folder) / HISTORY)
+    _check_checkpoints(order, point)
+    with restarted(order) as service:
+        answers = answered(history) | repeated(service, history, point)
+        service.until(lambda: is_settled(service))
+        with service.database.read() as connection:
+            nothing_lost_nothing_doubled(connection, answers)
+            invariants.check_rows(connection)
+            invariants.check_settled(connection, Path(order.folder))
+            counts = Counter(one["id"] for one in answers.values())
+            invariants.check_audit(connection, service.parts.audit, counts)
+            invariants.check_told(connection, mailbox.ids)
+        assert service.dataset()
+    assert not [line for line in service.log.texts if line.startswith("ERROR")]
+
+
+def answered(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What was acknowledged, by the key that asked for it."""
+    return {line["key"]: line for line in history if line["kind"] == "answered"}
+
+
+def repeated(
+    service: Service, history: list[dict[str, Any]], point: str
+) -> dict[str, dict[str, Any]]:
+    """The answer to what was under way: its client knows nothing, and asks again."""
+    if not history or history[-1]["kind"] == "answered":
+        return {}
+    (method, path, key), body = history[-1]["request"], history[-1]["body"]
+    answer = send(service, method, path, key, **({"json": body} if body else {}))
+    assert answer.status_code < 300, answer.text
+    was_committed = answer.headers.get("idempotent-replayed") == "true"
+    if point.startswith(("accept", "upload", "audit")):
+        assert was_committed == ("after commit" in point)
+    return {key: answer.json()}
+
+
+def nothing_lost_nothing_doubled(
+    connection: sa.Connection, answers: dict[str, dict[str, Any]]
+) -> None:
+    """The resources there are, are those that were answered; a split is the last that was."""
+    answered_ids = {one["id"] for one in answers.values()}
+    made: set[str] = set()
+    for table in (tables.datasets, tables.jobs, tables.deployments, tables.endpoints):
+        made |= {row["id"] for row in invariants.rows_of(connection, table)}
+    assert made >= answered_ids
+    assert len(made - answered_ids) <= 1  # the dataset that a life begins with
+    for row in invariants.rows_of(connection, tables.endpoints):
+        last = [one for one in answers.values() if one["id"] == row["id"]][-1]
+        assert (row["members"], row["version"]) == (last["deployments"], last["version"])
+    deleted = {key.removeprefix("delete ") for key in answers if key.startswith("delete ")}
+    for row in invariants.rows_of(connection, tables.deployments):
+        assert (row["status"] == "deleted") == (row["id"] in deleted)
+
+
+def _check_checkpoints(order: Order, point: str) -> None:
+    """Whole ones only, and the newest is one that was finished."""
+    for folder in (Path(order.folder) / "work").glob("*/checkpoints"):
+        names = {one.name for one in folder.glob("step-*")}
+        if point == "train: mid-checkpoint tmp":
+            assert list(folder.glob(".tmp-*"))
+        newest = Checkpoints(folder, folder.parent.name).latest()
+        assert not list(folder.glob(".tmp-*"))
+        assert (f"step-{newest.step:09}" in names) if newest else not names
+        if newest is not None:
+            assert set(newest.tensors["weights"].tolist()) == {float(newest.step)}

@@ -1,0 +1,312 @@
+"""`encryption_level: maximum`: nothing that a tenant gave is on the disk in plain, and what is deleted stays closed."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.files import contents_below, paths_below
+from tests.support.in_process import LINES, Service, jsonl
+from tests.support.processes import Serve, ended_job
+from tests.support.waiting import until
+from tuneship.client import Client
+from tuneship.contract.datasets import DatasetMerge, DatasetUpload, DatasetValidate
+from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
+from tuneship.contract.generation import Generate
+from tuneship.contract.jobs import Hyperparameters, Job, JobCreate, JobSecuritySettings
+from tuneship.security.sealed_files import ObjectDamaged, read_plain
+from tuneship.service.access.data_keys import AnotherMasterKey, Keyring, keyring_of
+from tuneship.serving.adapters import read_adapter
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.blobs import sha256_of
+from tuneship.store.database import Database, sqlite_url
+
+MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}
+CANARY = f"CANARY{uuid4().hex}"
+TELLTALE = (CANARY.encode(), b"lora_A", b"base_model.model", b"Which of these comes first")
+"""The user's text, what adapters and checkpoints hold, and what the proof of an adapter asks."""
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    made = Serve(
+        tmp_path / "data",
+        master_key_file=str(tmp_path / "elsewhere"),
+        inline_dataset_bytes="8192",
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def told(serve: Serve) -> list[tuple[Path, bytes]]:
+    """Files that hold what they should not."""
+    contents = contents_below(serve.data_dir) | {serve.log: serve.log.read_bytes()}
+    return [
+        (file, word) for file, content in contents.items() for word in TELLTALE if word in content
+    ]
+
+
+def upload(client: Client, examples: int) -> str:
+    content = b"".join(
+        jsonl({"instruction": f"{CANARY} {n}", "response": f"{n % 4} {CANARY}"})
+        for n in range(examples)
+    )
+    client.datasets.validate(DatasetValidate(format="instruction"), BytesIO(content))
+    form = DatasetUpload(name="d", format="instruction")
+    made = client.datasets.upload(form, BytesIO(content)).id
+    until(lambda: client.datasets.get(made).status == "processed")
+    return made
+
+
+def train(client: Client, dataset: str, *, epochs: int = 12) -> str:
+    return client.jobs.create(
+        JobCreate(
+            base_model="tuneship-tiny",
+            dataset_id=dataset,
+            model_name="m",
+            validation_frequency=2,
+            hyperparameters=Hyperparameters(epochs=epochs, batch_size=8, learning_rate=1e-3),
+            security_settings=JobSecuritySettings(encryption_level="maximum"),
+        )
+    ).id
+
+
+def keys(serve: Serve) -> dict[str, bytes]:
+    with sqlite3.connect(serve.data_dir / "tuneship.sqlite") as connection:
+        return dict(connection.execute("select object_id, wrapped from object_keys"))
+
+
+def trained_over_a_kill(serve: Serve, client: Client, dataset: str) -> Job:
+    job_id = train(client, dataset)
+    until(lambda: client.jobs.get(job_id).current_step > 4)
+    (trainer,) = serve.workers("tuneship.training")
+    os.kill(trainer, signal.SIGSTOP)  # with a checkpoint on the disk, and nothing in between
+    written = {file.name for file in paths_below(serve.data_dir / "work" / job_id)}
+    assert "tensors.safetensors" in written
+    assert told(serve) == []
+    os.kill(trainer, signal.SIGKILL)
+    job = ended_job(client, job_id)
+    assert job.status == "completed", job.error
+    assert client.jobs.metrics(job_id).steps == list(range(1, job.total_steps + 1))
+    messages = [entry.message for entry in client.jobs.logs(job_id).logs]
+    assert any("resumes from its checkpoint" in message for message in messages)
+    return job
+
+
+def export(serve: Serve, model: str, exported: Path) -> None:
+    command = (sys.executable, "-W", "ignore", "-m", "tuneship.cli.main", "models", "export")
+    subprocess.run(
+        [*command, model, str(exported), "--data-dir", str(serve.data_dir)],
+        env=os.environ | {"TUNESHIP_MASTER_KEY_FILE": str(serve.data_dir.parent / "elsewhere")},
+        check=True,
+    )
+    assert read_adapter(exported)
+    assert b"lora_A" in (exported / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
+    serve: Serve, tmp_path: Path
+) -> None:
+    client = serve.client()
+    small, big = upload(client, 32), upload(client, 64)  # read at once; read by the keeper
+    merged = client.datasets.merge(DatasetMerge(dataset_ids=[small, big], name="both")).id
+    until(lambda: client.datasets.get(merged).status == "processed")
+    assert told(serve) == []
+
+    job = trained_over_a_kill(serve, client, merged)
+    assert job.fine_tuned_model is not None
+    deployment = client.deployments.create(
+        DeploymentCreate(
+            model_name=job.fine_tuned_model,
+            deployment_name="d",
+            security_settings=DeploymentSecuritySettings(encryption_level="maximum"),
+        )
+    ).id
+    until(lambda: client.deployments.get(deployment).status != "creating")
+    assert client.deployments.get(deployment).status == "running"
+    answer = client.deployments.generate(
+        deployment, Generate(prompt=f"{CANARY} 1", max_tokens=8, stop=[CANARY])
+    )
+    assert answer.deployment_id == deployment  # it may well have nothing to say
+    assert told(serve) == []
+    assert len(list((serve.data_dir / "blobs" / "models").rglob("*.safetensors"))) == 1
+
+    export(serve, job.fine_tuned_model, tmp_path / "exported")
+
+    before = keys(serve)
+    objects = [name for name in before if not name.startswith("tenants/")]
+    assert len(objects) == 4, "three datasets and a model; the checkpoints' key went with the job"
+    client_id = client.settings.client_id
+    shutil.copytree(serve.data_dir / "blobs", tmp_path / "stolen")
+    client.deployments.delete(deployment)
+    until(lambda: client.deployments.get(deployment).status == "deleted")
+    client.models.delete(job.fine_tuned_model)
+    for dataset in (small, big, merged):
+        client.datasets.delete(dataset)
+    assert [name for name in keys(serve) if not name.startswith("tenants/")] == []
+    assert not contents_below(serve.data_dir / "blobs")
+
+    def holds_a_key() -> bool:
+        whole = b"".join(contents_below(serve.data_dir).values())
+        return any(before[name] in whole for name in objects)
+
+    until(lambda: not holds_a_key())
+    assert told(serve) == []
+    serve.stop()
+    master = bytes.fromhex((tmp_path / "elsewhere").read_text())
+    database = Database(sqlite_url(serve.data_dir / "tuneship.sqlite"))
+    with database.read() as connection:
+        opened = [keyring_of(master).find(connection, client_id, name) for name in objects]
+    database.close()
+    assert opened == [None] * len(objects)
+    copies = contents_below(tmp_path / "stolen").values()
+    assert not any(word in content for content in copies for word in TELLTALE)
+
+
+def forget_key(service: Service, table: sa.Table, identifier: str, folder: str) -> None:
+    """As an earlier version stored it: plain files, and no key."""
+    with service.database.write() as connection:
+        key = service.parts.keyring.find(connection, "alice", folder)
+        files = list(service.parts.blobs.local(folder).iterdir())
+        for file in files:
+            file.write_bytes(read_plain(file, key))
+        service.parts.keyring.destroy(connection, folder)
+        digests = {file.name: sha256_of(file) for file in files}
+        digest = digests if table is tables.models else next(iter(digests.values()))
+        change = sa.update(table).where(table.c.id == identifier).values(sha256=digest)
+        connection.execute(change)
+
+
+def test_files_of_an_earlier_version_are_used_but_not_where_maximum_is_asked(
+    service: Service,
+) -> None:
+    old, new = service.dataset(), service.dataset()
+    forget_key(service, tables.datasets, old, f"datasets/{old}")
+    body = {"base_model": "tuneship-tiny", "model_name": "m", **MAXIMUM}
+    for wanted, param in (
+        ({"dataset_id": old}, "dataset_id"),
+        ({"dataset_id": new, "validation_dataset_id": old}, "validation_dataset_id"),
+    ):
+        refused = service.call("POST", "/v1/fine-tuning/jobs", json={**body, **wanted})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (409, "dataset_error")
+        assert (error["param"], "unsealed" in error["message"]) == (param, True)
+    made = service.call("POST", "/v1/datasets/merge", json={"dataset_ids": [old, new], "name": "n"})
+    taken = {**body, "dataset_id": made.json()["id"]}
+    assert service.call("POST", "/v1/fine-tuning/jobs", json=taken).status_code == 201
+    job = service.job(dataset_id=old)
+    order = service.trainer_of(job).order
+    assert (order.keys.training, order.keys.adapter is None) == (None, False)
+
+
+def test_a_model_of_an_earlier_version_is_served_but_not_at_maximum(service: Service) -> None:
+    tuned = service.model()
+    with service.database.read() as connection:
+        row = rows.fetch(connection, tables.models, tuned, client_id=None)
+    assert row is not None
+    forget_key(service, tables.models, tuned, row["blob"])
+    body = {"model_name": tuned, "deployment_name": "old", **MAXIMUM}
+    refused = service.call("POST", "/v1/deployments", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (
+        409, "deployment_error", "model_name",
+    )  # fmt: skip
+    service.deployment("plain", model_name=tuned)
+
+
+def test_what_asked_for_maximum_is_not_used_where_its_files_lie_unsealed_later(
+    start: Callable[..., Service],
+) -> None:
+    service = start(concurrent_jobs=1)
+    tuned = service.model()
+    made = service.deployment("d", model_name=tuned, **MAXIMUM)
+    first, dataset = service.job(), service.dataset()
+    waiting = service.job(dataset_id=dataset, **MAXIMUM)
+    with service.database.read() as connection:
+        row = rows.fetch(connection, tables.models, tuned, client_id=None)
+    assert row is not None
+    forget_key(service, tables.models, tuned, row["blob"])
+    forget_key(service, tables.datasets, dataset, f"datasets/{dataset}")
+    why = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
+
+    service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {}})
+    service.until(lambda: service.deployment_status(made) == "failed")
+    error = service.call("GET", f"/v1/deployments/{made}").json()["error"]
+    assert error["message"] == f"the model cannot be served: {why}"
+
+    service.call("POST", f"/v1/fine-tuning/jobs/{first}/cancel")
+    service.trainer_of(first).code = 0
+    service.until(lambda: service.job_status(waiting) == "failed")
+    error = service.call("GET", f"/v1/fine-tuning/jobs/{waiting}").json()["error"]
+    assert (error["reason"], error["message"].startswith(why)) == ("not_enforced", True)
+
+
+def test_a_key_opens_its_own_object_only(service: Service) -> None:
+    one, two = (f"datasets/{service.dataset()}" for _ in range(2))
+    table = tables.object_keys
+    with service.database.write() as connection:
+        query = sa.select(table.c.wrapped).where(table.c.object_id == two)
+        wrapped = connection.scalar(query)
+        change = sa.update(table).where(table.c.object_id == one)
+        connection.execute(change.values(wrapped=wrapped))
+        with pytest.raises(ObjectDamaged):
+            service.parts.keyring.find(connection, "alice", one)
+        assert service.parts.keyring.find(connection, "alice", two)
+        with pytest.raises(AnotherMasterKey):
+            Keyring(b"x" * 32).check(connection)
+        service.parts.keyring.check(connection)
+    job = service.call(
+        "POST",
+        "/v1/fine-tuning/jobs",
+        json={
+            "base_model": "tuneship-tiny",
+            "model_name": "m",
+            "dataset_id": one.removeprefix("datasets/"),
+        },
+    ).json()["id"]
+    service.until(lambda: service.job_status(job) == "failed")
+    error = service.call("GET", f"/v1/fine-tuning/jobs/{job}").json()["error"]
+    assert (error["reason"], "damaged" in error["message"]) == ("data_unreadable", True)
+    assert service.job(dataset_id=two.removeprefix("datasets/")), "the other one is as it was"
+
+
+def test_exchanged_files_stop_their_deployment_and_no_other(service: Service) -> None:
+    tuned, fine = service.model(), service.model()
+    with service.database.read() as connection:
+        folders = [
+            service.parts.blobs.local(row["blob"])
+            for name in (tuned, fine)
+            if (row := rows.fetch(connection, tables.models, name, client_id=None))
+        ]
+    for file in folders[1].iterdir():
+        shutil.copy(file, folders[0] / file.name)
+    body = {"model_name": tuned, "deployment_name": "exchanged"}
+    refused = service.call("POST", "/v1/deployments", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "deployment_error")
+    service.deployment("fine", model_name=fine)
+
+
+def test_an_order_for_a_process_is_in_no_file_and_no_argument(service: Service) -> None:
+    job = service.job(dataset_id=service.dataset(content=jsonl(*LINES)))
+    service.until(lambda: service.job_status(job) == "running")
+    trainer = service.trainer()
+    keys = trainer.order.keys
+    assert None not in (keys.training, keys.checkpoints, keys.adapter)
+    assert keys.training is not None
+    assert keys.training not in (trainer.folder / "spec.json").read_text()
+    assert keys.training not in repr(trainer.order)
+    assert keys.training not in " ".join(trainer.spec.arguments)

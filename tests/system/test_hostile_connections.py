@@ -1,0 +1,242 @@
+"""Thousands of connections without a key, each trying to stay: whoever has a key is served, and all of them end."""
+
+import resource
+import socket
+import ssl
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.http.test_tls import certificate
+from tests.support.processes import Serve, start
+from tests.support.waiting import PATIENCE_S, until
+from tuneship.settings import ClientSettings
+
+pytestmark = pytest.mark.slow
+NUMBER = 2000
+FEW_FILES = 512
+LOG_BYTES = 32 << 10
+"""What 2,000 hostile connections may add to the log."""
+OURS = (b" /v1/models 200 ", b" /v1/datasets 200 ", b" /healthz 200 ")
+"""What the log tells of the requests of those who mean well."""
+HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: "
+BODY = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+KINDS = {
+    "slow heads": (HALF_A_HEAD, b"x"),
+    "slow bodies": (BODY % b"/healthz", b"x"),
+    "bodies after a refused key": (BODY % b"/v1/fine-tuning/jobs", b"x"),
+    "silence": (b"", b""),
+}
+"""What a connection begins with, and what it goes on with, once a second."""
+
+
+@dataclass
+class Attack:
+    """Connections from this machine, which go on until the service has ended them."""
+
+    address: tuple[str, int]
+    begin: bytes
+    go_on: bytes
+    lines: list[socket.socket] = field(default_factory=list[socket.socket])
+    ended: int = 0
+    is_stopped: bool = False
+
+    def connect(self, number: int) -> None:
+        for _ in range(number):
+            if self.is_stopped:
+                return
+            line = socket.socket()
+            line.settimeout(PATIENCE_S)
+            line.connect(self.address)
+            line.setblocking(False)
+            self.lines.append(line)
+            self._send(line, self.begin)
+
+    def _send(self, line: socket.socket, data: bytes) -> None:
+        with suppress(OSError):  # it was ended; `_is_over` sees that
+            line.send(data)
+
+    def run(self, number: int) -> None:
+        """Open so many, then go on with each once a second until the service has ended it; in a thread of its own."""
+        self.connect(number)
+        while self.lines and not self.is_stopped:
+            for line in tuple(self.lines):
+                if self._is_over(line):
+                    self.lines.remove(line)
+                    line.close()
+                    self.ended += 1
+                else:
+                    self._send(line, self.go_on)
+            time.sleep(1)
+
+    def stop(self) -> None:
+        """Of what is left, when a test fails."""
+        self.is_stopped = True
+        for line in self.lines:
+            line.close()
+
+    def _is_over(self, line: socket.socket) -> bool:
+        try:
+            while line.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+class Good:
+    """A client with a key, and whoever asks for the health: each time on a new connection, and on a kept one."""
+
+    def __init__(self, serve: Serve, ca_file: Path | None = None) -> None:
+        settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
+        self._headers = {
+            "Authorization": f"Bearer {settings.api_key.get_secret_value()}",
+            "X-Client-ID": settings.client_id,
+        }
+        verify: Any = False if ca_file is None else ssl.create_default_context(cafile=str(ca_file))
+        self._options = {
+            "base_url": serve.url,
+            "verify": verify,
+            "trust_env": False,
+            "timeout": PATIENCE_S,
+        }
+        limits = httpx.Limits(keepalive_expiry=PATIENCE_S)  # its end is the service's decision
+        self.kept = httpx.Client(**self._options, limits=limits)
+        self.ports = set[int]()
+
+    def seconds_of_one_round(self) -> float:
+        begun = time.monotonic()
+        for path, headers in (("/v1/models", self._headers), ("/healthz", {})):
+            with httpx.Client(**self._options) as new:
+                assert new.get(path, headers=headers).status_code == 200
+        answer = self.kept.get("/v1/datasets", headers=self._headers)
+        assert answer.status_code == 200
+        stream = answer.extensions["network_stream"]
+        self.ports.add(stream.get_extra_info("client_addr")[1])
+        return (time.monotonic() - begun) / 3
+
+
+def sockets_of(serve: Serve) -> int:
+    found = 0
+    for one in Path(f"/proc/{serve.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(one.readlink()).startswith("socket:")
+    return found
+
+
+@contextmanager
+def opening_many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < NUMBER + 500:
+        pytest.skip("this machine does not let a test open so many connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def stand(
+    serve: Serve, good: Good, kind: str, number: int, record: Callable[[str, object], None]
+) -> None:
+    """Attack, ask meanwhile, and look at what is left."""
+    begin, go_on = KINDS.get(kind, (b"", b""))
+    host, _, port = serve.url.partition("://")[2].rpartition(":")
+    attack = Attack((host, int(port)), begin, go_on)
+    before = [good.seconds_of_one_round() for _ in range(10)]
+    sockets, logged = sockets_of(serve), serve.log.stat().st_size
+    good.ports.clear()
+    begun = time.monotonic()
+    going_on = threading.Thread(target=attack.run, args=(number,), daemon=True)
+    going_on.start()
+    most, during = 0, list[float]()
+    try:
+        while going_on.is_alive():
+            assert time.monotonic() - begun < PATIENCE_S, f"{len(attack.lines)} never ended"
+            during.append(good.seconds_of_one_round())
+            most = max(most, sockets_of(serve))
+    finally:
+        attack.stop()
+        going_on.join()
+        good.kept.close()
+    took = time.monotonic() - begun
+    assert attack.ended == number
+    assert len(good.ports) == 1, f"{max(during)} s: a connection in use, with a key, was ended"
+    until(lambda: sockets_of(serve) < sockets)  # the kept one was among them
+    log = serve.log.read_bytes()[logged:]
+    assert b"Traceback" not in log
+    grown = sum(len(line) for line in log.splitlines() if not any(one in line for one in OURS))
+    assert grown < LOG_BYTES, log[-2000:]
+    figures = (
+        f"{number} connections, {kind}: all ended after {took:.0f} s; a request took"
+        f" {1000 * statistics.median(before):.0f} ms before, {1000 * statistics.median(during):.0f} ms"
+        f" during (slowest of {len(during)}: {1000 * max(during):.0f} ms); at most {most} sockets,"
+        f" {sockets_of(serve)} afterwards; log +{grown} bytes"
+    )
+    record("figures", figures)
+    print(figures)  # noqa: T201 - for docs/performance.md
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    made = Serve(tmp_path_factory.mktemp("hostile") / "data")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_connections_hold_nobody_up(
+    serve: Serve, kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    with opening_many_files():
+        stand(serve, Good(serve), kind, NUMBER, record_property)
+
+
+def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    files = certificate(tmp_path)
+    options = ("--tls-certificate", str(files[0]), "--tls-key", str(files[1]))
+    serve = Serve(tmp_path / "data", *options)
+    try:
+        with opening_many_files():
+            good = Good(serve, tmp_path / "certificate.pem")
+            stand(serve, good, "idle handshakes of TLS", NUMBER, record_property)
+    finally:
+        serve.stop()
+
+
+def few_files(module: str, *arguments: str, **options: Any) -> Any:
+    """A service that may open few files, and fewer still until it asks for more."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES // 2, FEW_FILES))
+
+    return start(module, *arguments, preexec_fn=limit, **options)
+
+
+@pytest.mark.parametrize("kind", ["slow heads", "bodies after a refused key"])
+def test_more_connections_than_descriptors_hold_nobody_up(
+    tmp_path: Path, kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    serve = Serve(tmp_path / "data", starter=few_files)
+    try:
+        limits = Path(f"/proc/{serve.process.pid}/limits").read_text()
+        (line,) = [one for one in limits.splitlines() if one.startswith("Max open files")]
+        assert line.split()[3:5] == [str(FEW_FILES)] * 2, "the service raises what it may"
+        with opening_many_files():
+            stand(serve, Good(serve), kind, 3 * FEW_FILES, record_property)
+        until(lambda: "connections: " in serve.log.read_text())
+        assert " 0 refused, 0 not accepted" in serve.log.read_text()
+    finally:
+        serve.stop()

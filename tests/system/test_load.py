@@ -1,0 +1,189 @@
+"""200 clients at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
+
+import asyncio
+import json
+import random
+import re
+import ssl
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.in_process import LINES, jsonl
+from tests.support.processes import Serve, running_deployment
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+CLIENTS = 200
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Never used: a client that is given none makes one, which takes longer than all its requests."""
+SECONDS = 30.0
+LIST_OF = {
+    "/v1/datasets": "datasets",
+    "/v1/deployments": "deployments",
+    "/v1/canary-endpoints": "canary_endpoints",
+    "/v1/fine-tuning/jobs": "jobs",
+}
+
+
+@dataclass
+class History:
+    """What was asked and answered: `made` and `gone` hold acknowledged ids by list."""
+
+    deployment_id: str
+    made: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
+    gone: set[str] = field(default_factory=set[str])
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    undeclared: list[str] = field(default_factory=list[str])
+    number: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    made = Serve(tmp_path_factory.mktemp("load") / "data", preload=True)
+    yield made
+    made.stop()
+
+
+class Caller:
+    """One client with a connection of its own."""
+
+    def __init__(self, http: httpx.AsyncClient, history: History, routes: list[Any], seed: int):
+        self.http, self.history, self.routes = http, history, routes
+        self.dice = random.Random(seed)  # noqa: S311 - a load, not a secret
+        self.own: list[tuple[str, str]] = []
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        answer = await self.http.request(method, path, **options)
+        plain = path.partition("?")[0]
+        operation = next(one for one in self.routes if one[0] == method and one[1].fullmatch(plain))
+        self.history.answers[f"{method} {operation[2]}", answer.status_code] += 1
+        if str(answer.status_code) not in operation[3]:
+            self.history.undeclared.append(f"{method} {plain}: {answer.status_code} {answer.text}")
+        return answer
+
+    async def create(self, path: str, **options: Any) -> None:
+        answer = await self.ask("POST", path, **options)
+        if answer.status_code == 201:
+            made = answer.json()["id"]
+            self.history.made[path].add(made)
+            self.own.append((path, made))
+
+    async def step(self) -> None:
+        history, name = self.history, f"n{next(self.history.number)}"
+        kind = self.dice.randrange(8)
+        if kind == 0:
+            files = {"file": ("x", jsonl(*LINES), "application/jsonl")}
+            form = {"name": name, "format": "instruction"}
+            await self.create("/v1/datasets", data=form, files=files)
+        elif kind == 1:
+            body = {"deployment_name": name, "model_name": "tuneship-tiny"}
+            await self.create("/v1/deployments", json=body)
+        elif kind == 2:
+            share = [{"id": history.deployment_id, "traffic_percentage": 100}]
+            await self.create("/v1/canary-endpoints", json={"name": name, "deployments": share})
+        elif kind == 3:
+            await self._change()
+        elif kind == 4:
+            body = {"prompt": "a", "max_tokens": 2}
+            await self.ask("POST", f"/v1/deployments/{history.deployment_id}/generate", json=body)
+        elif kind == 5:
+            await self.ask("GET", self.dice.choice([*LIST_OF]) + "?limit=5")
+        elif self.own:
+            path, made = self.dice.choice(self.own)
+            await self.ask("GET", f"{path}/{made}")
+
+    async def _change(self) -> None:
+        """Update or delete something of one's own."""
+        if not self.own:
+            return
+        place = self.dice.randrange(len(self.own))
+        path, made = self.own[place]
+        if path == "/v1/deployments" and self.dice.random() < 0.5:
+            await self.ask("PATCH", f"{path}/{made}", json={"tags": {"k": "v"}})
+            return
+        answer = await self.ask("DELETE", f"{path}/{made}")
+        if answer.status_code == 200:
+            self.history.gone.add(made)
+            del self.own[place]
+
+
+def routes_of(document: dict[str, Any]) -> list[Any]:
+    """Method, shape of the path, template and declared statuses of every operation."""
+    return [
+        (
+            method.upper(),
+            re.compile(re.sub(r"{\w+}", "[^/]+", template)),
+            template,
+            set(operation["responses"]),
+        )
+        for template, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if isinstance(operation, dict)
+    ]
+
+
+async def load(serve: Serve, history: History) -> None:
+    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
+    headers = {
+        "Authorization": f"Bearer {credentials['api_key']}",
+        "X-Client-ID": credentials["client_id"],
+    }
+    end = asyncio.get_running_loop().time() + SECONDS
+    async with httpx.AsyncClient(
+        base_url=serve.url, trust_env=False, verify=TLS, timeout=300
+    ) as http:
+        routes = routes_of((await http.get("/openapi.json")).json())
+
+    async def client(seed: int) -> None:
+        async with httpx.AsyncClient(
+            base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
+        ) as http:
+            caller = Caller(http, history, routes, seed)
+            while asyncio.get_running_loop().time() < end:
+                await caller.step()
+
+    await asyncio.gather(*(client(seed) for seed in range(CLIENTS)))
+
+
+def walked(serve: Serve, path: str) -> set[str]:
+    """Every id of a list, page by page."""
+    found: set[str] = set()
+    offset: int | None = 0
+    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
+    headers = {
+        "Authorization": f"Bearer {credentials['api_key']}",
+        "X-Client-ID": credentials["client_id"],
+    }
+    with httpx.Client(
+        base_url=serve.url, headers=headers, timeout=300, trust_env=False, verify=TLS
+    ) as http:
+        while offset is not None:
+            page = http.get(path, params={"limit": 100, "offset": offset}).json()
+            found |= {one["id"] for one in page[LIST_OF[path]]}
+            offset = page["pagination"]["next_offset"]
+    return found
+
+
+def test_two_hundred_clients_lose_nothing(serve: Serve, tmp_path: Path) -> None:
+    history = History(running_deployment(serve.client(), "shared", "tuneship-tiny"))
+    asyncio.run(load(serve, history))
+    assert not history.undeclared, history.undeclared[:5]
+    assert not [one for one in history.answers if one[1] >= 500 and one[1] != 503]
+    for path, made in history.made.items():
+        assert made or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
+        listed = walked(serve, path)
+        assert made - history.gone <= listed
+        # A deployment is listed as `deleting` until what was under way is done.
+        until(lambda path=path, gone=made & history.gone: not gone & walked(serve, path))
+    assert history.gone
+    assert any(name.endswith("/generate") and status == 200 for name, status in history.answers)
+    assert sum(history.answers.values()) > CLIENTS
+    log = serve.log.read_text()
+    assert "Traceback" not in log
+    print(dict(history.answers))  # noqa: T201 - the figures of the run

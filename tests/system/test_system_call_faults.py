@@ -1,0 +1,164 @@
+"""The operating system refuses a service's system calls, or does half: a declared answer, nothing half-made.
+
+The next good request succeeds, and so does the same one again with its key. SQLite writes with `pwrite64`, Python
+with `write`; both are flushed with `fsync` or `fdatasync`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import invariants
+from tests.support.forked_serve import ForkedServe
+from tests.support.in_process import LINES, jsonl
+from tests.support.opened import opened
+from tests.support.refusing_kernel import FLUSH, MAKE, RENAME, Fault, Kernel
+from tests.support.waiting import until
+from tests.system.test_load import TLS
+from tuneship.store import tables
+from tuneship.store.blobs import STAGED, sha256_of
+from tuneship.store.database import Database, sqlite_url
+from tuneship.store.identifiers import new_id
+
+pytestmark = pytest.mark.slow
+WRITE, STORE = ("write",), ("pwrite64",)
+STAGED_FILE, FOLDER, LOG = r"/\.staged-", r"/blobs/datasets(/ds_\w+)?$", r"sqlite-wal$"
+REFUSED = {
+    "/v1/datasets": [
+        (FLUSH, "EIO", STAGED_FILE, 1, None), (FLUSH, "EIO", FOLDER, 1, None), (FLUSH, "EIO", FOLDER, 2, None),
+        (FLUSH, "ENOSPC", STAGED_FILE, 1, None), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
+        (WRITE, "ENOSPC", "", 1, None), (WRITE, "EIO", STAGED_FILE, 1, None),
+        (RENAME, "EIO", "", 1, None), (RENAME, "ENOSPC", "", 1, None), (MAKE, "ENOSPC", "", 1, None),
+        (STORE, "ENOSPC", LOG, 1, None), (STORE, "EIO", LOG, 1, None), (STORE, "ENOSPC", LOG, 4, 4),
+    ],
+    "/v1/deployments": [
+        (STORE, "ENOSPC", LOG, 1, None), (STORE, "ENOSPC", LOG, 4, 4), (STORE, "EIO", LOG, 2, 2),
+        (STORE, "EIO", LOG, 6, 6), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
+    ],
+}  # fmt: skip
+"""By path of a create: system calls, error, file, and the first and last pass that meets it (None: for ever)."""
+HALF = [
+    ("/v1/datasets", WRITE, STAGED_FILE), ("/v1/datasets", STORE, LOG), ("/v1/deployments", STORE, LOG),
+]  # fmt: skip
+DEADLY = [
+    (RENAME, False), (FLUSH, False), (WRITE, False), (WRITE, True), (STORE, False), (STORE, True),
+]  # fmt: skip
+"""System calls, and whether half of what they write is there at the death."""
+
+
+@dataclass
+class Place:
+    """A service, and the ids of all that it has made."""
+
+    kernel: Kernel
+    serve: ForkedServe
+    made: set[str] = field(default_factory=set[str])
+
+    def make(self, path: str, key: str) -> None:
+        """With its key, as often as the service asks for it."""
+        answers: list[httpx.Response] = []
+
+        def is_made() -> bool:
+            answers.append(create(self.serve, path, key))
+            last = answers[-1]
+            assert last.status_code == 201 or last.headers["x-should-retry"] == "true", last.text
+            return last.status_code == 201
+
+        until(is_made)
+        self.made.add(answers[-1].json()["id"])
+
+    def check(self) -> None:
+        """After a restart: exactly what was made, each with its whole file, and nothing else on the disk."""
+        self.serve.kill()
+        self.serve.start()  # what a failure has left behind is swept
+        blobs = self.serve.data_dir / "blobs" / "datasets"
+        database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
+        with database.read() as connection:
+            datasets = {
+                row["id"]: row["sha256"] for row in invariants.rows_of(connection, tables.datasets)
+            }
+            contents = opened(connection, self.serve.data_dir, tables.datasets)
+            others = {row["id"] for row in invariants.rows_of(connection, tables.deployments)}
+            assert connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
+        database.close()
+        assert datasets.keys() | others == self.made
+        assert {one.name: sha256_of(one / "data.jsonl") for one in blobs.glob("*")} == datasets
+        assert set(contents.values()) <= {jsonl(*LINES)}
+        assert not list((self.serve.data_dir / "scratch").glob(f"{STAGED}*"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    kernel = Kernel()
+    folder = tmp_path_factory.mktemp("service")
+    place = Place(kernel, ForkedServe(folder / "data", "", kernel.start))
+    yield place
+    place.serve.kill()
+    place.serve.end()
+
+
+def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
+    credentials = json.loads((serve.data_dir / "credentials.json").read_text())
+    headers = {
+        "Authorization": f"Bearer {credentials['api_key']}",
+        "X-Client-ID": credentials["client_id"],
+        "Idempotency-Key": key,
+    }
+    options: dict[str, Any] = {"json": {"deployment_name": key, "model_name": "tuneship-tiny"}}
+    if path == "/v1/datasets":
+        options = {"data": {"name": "d", "format": "instruction"}}
+        options["files"] = {"file": ("x", jsonl(*LINES))}
+    with httpx.Client(base_url=serve.url, timeout=60, trust_env=False, verify=TLS) as http:
+        return http.post(path, headers=headers, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        pytest.param(path, one, id=f"{path} {one[0][0]} {one[1]} {one[2]} {one[3]}")
+        for path, faults in REFUSED.items()
+        for one in faults
+    ],
+)
+def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
+    place: Place, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
+) -> None:
+    key = new_id("case")
+    calls, error, file, first, last = fault
+    with place.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
+        broken = create(place.serve, path, f"broken {key}")
+    assert broken.status_code in (201, 503), broken.text  # 201: what failed came after the commit
+    if broken.status_code == 503:
+        assert broken.headers["x-should-retry"] == "true"
+        assert broken.json()["error"]["code"] == "internal_error"
+    place.make(path, f"after {key}")
+    place.make(path, f"broken {key}")
+    place.check()
+
+
+@pytest.mark.parametrize(("path", "calls", "file"), HALF)
+def test_what_the_system_writes_in_half_is_written_on(
+    place: Place, path: str, calls: Sequence[str], file: str
+) -> None:
+    key = new_id("case")
+    with place.kernel.injected(Fault(calls, is_half=True, path=file)):
+        place.make(path, f"half {key}")
+    place.check()
+
+
+@pytest.mark.parametrize(("calls", "is_half"), DEADLY)
+def test_a_death_inside_of_a_system_call_leaves_nothing_half_made(
+    place: Place, calls: Sequence[str], is_half: bool
+) -> None:
+    key = new_id("case")
+    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(place.serve.data_dir))
+    with place.kernel.injected(fault), pytest.raises(httpx.TransportError):
+        create(place.serve, "/v1/datasets", f"killed {key}")
+    place.serve.kill()
+    place.serve.start()
+    place.make("/v1/datasets", f"killed {key}")
+    place.check()

@@ -1,0 +1,213 @@
+"""The disk fails, fills or takes half while a real trainer works: the job ends as it would have, or says why it failed.
+
+No file that is there in part is ever taken for a whole one, and nothing that was acknowledged is lost.
+"""
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import invariants
+from tests.support.in_process import jsonl
+from tests.support.opened import opened
+from tests.support.processes import Serve, rows_file, start_job
+from tests.support.refusing_kernel import FLUSH, RENAME, Fault, Kernel
+from tests.support.waiting import until
+from tuneship.client import ApiError, Client
+from tuneship.contract.datasets import DatasetMerge, DatasetUpload
+from tuneship.contract.jobs import ENDED, Job
+from tuneship.store import tables
+from tuneship.store.database import Database, sqlite_url
+from tuneship.training.__main__ import DISK_BROKEN, DISK_FULL
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into an isolated process"),
+]
+WRITE = ("write",)
+PATIENCE_S = 600.0
+"""Up to three training processes, one after the other, load their libraries."""
+CHECKPOINT, ADAPTER, PROGRESS = "/checkpoints/", "/output/", r"/progress\.jsonl$"
+STORED, DATABASE = r"/\.staged-", r"sqlite-wal$"
+
+
+@dataclass
+class Place:
+    """A service, what it has made, and how a job ends that nothing disturbs."""
+
+    kernel: Kernel
+    serve: Serve
+    rows: Path
+    jobs: dict[str, str] = field(default_factory=dict[str, str])
+    """Each with its status."""
+    expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def ended(self, client: Client) -> Job:
+        """A job, from its upload to its end."""
+        return self.end_of(client, start_job(client, self.rows, epochs=2))
+
+    def end_of(self, client: Client, job_id: str) -> Job:
+        until(lambda: client.jobs.get(job_id).status in ENDED, PATIENCE_S)
+        job = client.jobs.get(job_id)
+        self.jobs[job.id] = job.status
+        return job
+
+    def check_results(self, client: Client, job: Job) -> None:
+        """They are those of the job that nothing disturbed, to the last bit."""
+        assert job.status == "completed", job.error
+        assert self.results(client, job) == self.expected
+        self.check()
+
+    def results(self, client: Client, job: Job) -> dict[str, Any]:
+        metrics = client.jobs.metrics(job.id).model_dump(exclude={"job_id", "created_at"})
+        files = self.opened(tables.models)
+        mine = f"models/{job.id}/"
+        adapter = {name.removeprefix(mine): files[name] for name in files if mine in name}
+        return {"adapter": adapter, **metrics}
+
+    def opened(self, table: Any) -> dict[str, bytes]:
+        database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
+        with database.read() as connection:
+            found = opened(connection, self.serve.data_dir, table)
+        database.close()
+        return found
+
+    def check(self) -> None:
+        """What was made is there, and whole."""
+        database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
+        with database.read() as connection:
+            jobs = {row["id"]: row["status"] for row in invariants.rows_of(connection, tables.jobs)}
+            assert jobs == self.jobs
+            invariants.check_rows(connection)
+            assert connection.exec_driver_sql("pragma integrity_check").scalar() == "ok"
+        database.close()
+        folders = [one.name for one in (self.serve.data_dir / "blobs" / "models").glob("*")]
+        assert {one for one in folders if self.jobs[one] != "completed"} == set()
+        self.opened(tables.datasets)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder, kernel = tmp_path_factory.mktemp("place"), Kernel()
+    serve = Serve(folder / "data", starter=kernel.start, warm_trainer="true")
+    made = Place(kernel, serve, rows_file(folder / "rows.jsonl", 72))
+    try:
+        client = serve.client()
+        undisturbed = made.ended(client)
+        assert undisturbed.status == "completed", undisturbed.error
+        made.expected = made.results(client, undisturbed)
+        yield made
+    finally:
+        serve.stop()
+
+
+@pytest.fixture
+def client(place: Place) -> Client:
+    return place.serve.client()
+
+
+def test_what_is_written_in_half_is_written_on(place: Place, client: Client) -> None:
+    files = (CHECKPOINT, ADAPTER, PROGRESS, STORED)
+    with place.kernel.injected(*(Fault(WRITE, is_half=True, path=one) for one in files)):
+        job = place.ended(client)
+    place.check_results(client, job)
+
+
+def test_a_service_that_cannot_store_for_a_while_stores_it_later(
+    place: Place, client: Client
+) -> None:
+    """First what the job tells, then its adapter."""
+    begun = Fault(WRITE, is_half=True, path=PROGRESS, last=1)
+    told = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6, after=begun)
+    stored = Fault(WRITE, error="ENOSPC", path=STORED, first=2, last=3, after=begun)
+    flushed = Fault(FLUSH, error="EIO", path="/blobs/models", last=2)
+    with place.kernel.injected(begun, told, stored, flushed):
+        job = place.ended(client)
+    place.check_results(client, job)
+
+
+def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
+    place: Place, client: Client
+) -> None:
+    kept = Fault(WRITE, is_deadly=True, is_half=True, path=CHECKPOINT, first=4, last=4)
+    named = Fault(RENAME, is_deadly=True, path=ADAPTER, last=1)
+    with place.kernel.injected(kept, named):
+        job = place.ended(client)
+    place.check_results(client, job)
+    messages = [entry.message for entry in client.jobs.logs(job.id).logs]
+    assert sum("resumes from its checkpoint" in message for message in messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "path", "first"),
+    [
+        (WRITE, "ENOSPC", CHECKPOINT, 3),
+        (WRITE, "EIO", ADAPTER, 2),
+        pytest.param(WRITE, "ENOSPC", PROGRESS, 5, marks=pytest.mark.soak),
+        pytest.param(FLUSH, "EIO", CHECKPOINT, 1, marks=pytest.mark.soak),
+        pytest.param(RENAME, "ENOSPC", ADAPTER, 1, marks=pytest.mark.soak),
+    ],
+)
+def test_what_cannot_be_written_fails_the_job_with_the_reason(
+    place: Place, client: Client, calls: Sequence[str], error: str, path: str, first: int
+) -> None:
+    last = first if path == PROGRESS else None  # there it must be able to say so
+    with place.kernel.injected(Fault(calls, error=error, path=path, first=first, last=last)):
+        job = place.ended(client)
+    assert job.status == "failed"
+    assert job.error is not None
+    told = (job.error.code, job.error.reason, job.error.message)
+    message = DISK_FULL if error == "ENOSPC" else DISK_BROKEN
+    assert told == ("fine_tuning_error", "internal", message)
+    assert job.fine_tuned_model is None
+    place.check()
+
+
+@pytest.mark.soak  # three attempts
+def test_a_trainer_that_cannot_say_anything_has_made_no_progress(
+    place: Place, client: Client
+) -> None:
+    with place.kernel.injected(Fault(WRITE, error="ENOSPC", path=PROGRESS, first=1)):
+        job = place.ended(client)
+    assert job.error is not None
+    assert (job.status, job.error.reason) == ("failed", "no_progress")
+    place.check()
+
+
+def test_uploads_that_the_disk_takes_in_parts_are_whole_and_those_it_refuses_are_not_there(
+    place: Place, client: Client
+) -> None:
+    dice = random.Random(1)  # noqa: S311 - content, not a secret
+    content = b"".join(
+        jsonl({"instruction": f"{dice.random()}", "response": "x" * 1000}) for _ in range(3000)
+    )
+    form = DatasetUpload(name="d", format="instruction")
+    once = client.with_options(tries=1)
+    with place.kernel.injected(Fault(WRITE, error="ENOSPC", path=STORED, first=3)):
+        with pytest.raises(ApiError) as refused:
+            once.datasets.upload(form, BytesIO(content))
+        assert (refused.value.status, refused.value.code) == (503, "internal_error")
+    with place.kernel.injected(Fault(WRITE, is_half=True, path=STORED)):
+        parts = [client.datasets.upload(form, BytesIO(content)).id for _ in range(2)]
+        both = client.datasets.merge(DatasetMerge(dataset_ids=parts, name="both")).id
+        until(lambda: client.datasets.get(both).status == "processed")
+    kept = place.opened(tables.datasets)
+    assert [kept[f"datasets/{one}/data.jsonl"] for one in parts] == [content] * 2
+    assert len(kept[f"datasets/{both}/data.jsonl"].splitlines()) == 6000
+    place.check()
+
+
+def test_after_a_restart_nothing_half_made_is_left(place: Place) -> None:
+    place.serve.kill()
+    place.serve.start()
+    place.check()
+    database = Database(sqlite_url(place.serve.data_dir / "tuneship.sqlite"))
+    with database.read() as connection:
+        invariants.check_settled(connection, place.serve.data_dir)
+    database.close()

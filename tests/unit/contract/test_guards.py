@@ -1,0 +1,87 @@
+"""What is declared is served, guarded by a scope, and each side loads only its own rooms."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from pydantic import SecretStr
+
+from tuneship.client import AsyncClient, Client
+from tuneship.client.verbs import Verb
+from tuneship.contract.operation import DECLARED, Operation
+from tuneship.contract.scopes import SCOPES
+from tuneship.service.all_handlers import SERVED
+from tuneship.settings import ClientSettings
+
+
+def test_every_declared_operation_is_served_and_nothing_else() -> None:
+    assert {one.name for one in DECLARED} == set(SERVED)
+    assert all(SERVED[one.name].operation is one for one in DECLARED)
+
+
+def test_names_and_routes_are_unique() -> None:
+    assert len({one.name for one in DECLARED}) == len(DECLARED)
+    assert len({(one.method, one.path) for one in DECLARED}) == len(DECLARED)
+
+
+@pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
+def test_an_operation_has_a_known_scope_and_a_sentence(operation: Operation[..., object]) -> None:
+    assert operation.scope in SCOPES
+    if operation.scope.endswith(":read"):
+        assert operation.method == "GET" or operation.name == "validate_dataset"
+    assert (operation.declaration.__doc__ or "").rstrip().endswith(".")
+    with pytest.raises(NotImplementedError):
+        operation.declaration(*[None] * (len(operation.hints) - 1))
+
+
+def test_reading_never_changes_and_creating_answers_201() -> None:
+    for operation in DECLARED:
+        assert operation.is_creating == (operation.status == 201)
+        assert operation.method == "POST" or not operation.is_creating
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_both_clients_have_exactly_one_verb_for_each_operation(
+    kind: type[Client] | type[AsyncClient],
+) -> None:
+    client = kind(ClientSettings(url="http://x", api_key=SecretStr("k"), client_id="c"))
+    verbs = Counter(
+        verb.operation.name
+        for group in vars(client).values()
+        for base in type(group).__mro__
+        for verb in vars(base).values()
+        if isinstance(verb, Verb)
+    )
+    both_kinds_generate = {
+        "generate_by_endpoint": 2
+    }  # an endpoint's address does not tell its kind
+    assert verbs == Counter({one.name: 1 for one in DECLARED} | both_kinds_generate)
+
+
+def loaded_by(statement: str) -> set[str]:
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.split())
+
+
+def test_the_api_process_loads_no_engine() -> None:
+    loaded = loaded_by("import tuneship.cli.main, tuneship.service.serve")
+    assert not loaded & {"torch", "transformers", "peft", "alembic", "prefect", "pandas"}
+
+
+@pytest.mark.parametrize("statement", ["import tuneship.client", "import tuneship.gates"])
+def test_the_library_side_of_the_pipeline_loads_no_service(statement: str) -> None:
+    loaded = loaded_by(statement)
+    assert not loaded & {"torch", "fastapi", "starlette", "sqlalchemy", "prefect", "uvicorn"}
+    rooms = {"service", "store", "training", "serving", "runtime"}
+    assert not loaded & {f"tuneship.{room}" for room in rooms}
+
+
+def test_flows_and_tasks_load_none_of_the_services_rooms() -> None:
+    loaded = loaded_by("import flows.tune_and_deploy, tasks.jobs, tasks.endpoints")
+    rooms = {"service", "store", "training", "serving", "runtime"}
+    assert not loaded & {f"tuneship.{room}" for room in rooms}
+    assert "torch" not in loaded

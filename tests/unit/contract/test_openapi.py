@@ -1,0 +1,136 @@
+"""The OpenAPI document says what is declared, its examples are true, and the committed snapshot is the document."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from tuneship.cli import main as cli
+from tuneship.contract.common import SERVICE
+from tuneship.contract.errors import BY_CODE, DatasetError, ErrorDetail, FineTuningError
+from tuneship.contract.openapi import document, possible_refusals
+from tuneship.contract.openapi_examples import EXAMPLES
+from tuneship.contract.operation import DECLARED, Operation
+
+DOCUMENT = document()
+SNAPSHOT = Path(__file__).parents[3] / "docs" / "openapi.json"
+ENTRIES = {
+    entry["operationId"]: (method, path, entry)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, entry in methods.items()
+}
+EACH = pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
+
+
+def conforms(value: Any, schema: dict[str, Any]) -> None:
+    """Raises when the value is not of a schema of the document."""
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(
+        whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    ).validate(value)
+
+
+def content(place: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(place["content"].values()))
+
+
+def test_the_committed_snapshot_is_the_document() -> None:
+    told = "run: tuneship openapi > docs/openapi.json"
+    assert json.loads(SNAPSHOT.read_text()) == DOCUMENT, told
+
+
+def test_the_command_prints_the_document() -> None:
+    told = CliRunner().invoke(cli.app, ["openapi"])
+    assert told.exit_code == 0
+    assert json.loads(told.stdout) == DOCUMENT
+
+
+def test_every_declared_operation_stands_in_the_document_under_its_address() -> None:
+    assert {
+        (one.name, one.method.lower(), one.path.replace(":path}", "}")) for one in DECLARED
+    } == {(name, method, path) for name, (method, path, _) in ENTRIES.items()}
+
+
+@EACH
+def test_an_operation_is_told_in_words(operation: Operation[..., Any]) -> None:
+    entry = ENTRIES[operation.name][2]
+    assert 3 < len(entry["summary"]) < 100
+    assert "§" not in json.dumps(entry, ensure_ascii=False)
+    assert operation.scope in entry["description"]
+    assert entry["tags"][0] in {tag["name"] for tag in DOCUMENT["tags"]}
+    named = {one.get("name") for one in entry["parameters"]}
+    assert {*operation.path_parameters, *operation.query_model.model_fields} <= named
+
+
+@EACH
+def test_its_examples_pass_the_models_and_the_schemas(operation: Operation[..., Any]) -> None:
+    assert operation.name in EXAMPLES, "tell one in tuneship/contract/openapi_examples.py"
+    example, entry = EXAMPLES[operation.name], ENTRIES[operation.name][2]
+    conforms(example.reply, content(entry["responses"][str(operation.status)])["schema"])
+    adapter = operation.reply_type
+    again = adapter.dump_python(adapter.validate_python(example.reply), mode="json", by_alias=True)
+    assert again == example.reply
+    assert bool(example.streams) == operation.may_stream
+    if operation.body_parameter is None:
+        assert not example.requests
+        return
+    model: type[BaseModel] = operation.body_parameter[1]
+    assert example.requests or not model.model_fields
+    for request in example.requests.values():
+        assert ("file" in request) == operation.is_form
+        fields = {name: value for name, value in request.items() if name != "file"}
+        model.model_validate(fields, context=SERVICE, by_alias=True, by_name=False)
+        conforms(request, content(entry["requestBody"])["schema"])
+
+
+@EACH
+def test_its_refusals_are_named_with_true_examples(operation: Operation[..., Any]) -> None:
+    responses = ENTRIES[operation.name][2]["responses"]
+    assert set(responses) - {str(operation.status)} == {
+        str(status) for status in possible_refusals(operation)
+    }
+    for status, codes in possible_refusals(operation).items():
+        name = responses[str(status)]["$ref"].rpartition("/")[2]
+        response = DOCUMENT["components"]["responses"][name]
+        assert response["x-error-codes"] == list(codes)
+        for code, example in content(response)["examples"].items():
+            assert status in BY_CODE[code].statuses
+            assert example["value"]["error"]["code"] == code
+            conforms(example["value"], content(response)["schema"])
+
+
+def test_every_code_but_that_of_a_failed_job_can_come_from_some_operation() -> None:
+    told = {code for one in DECLARED for codes in possible_refusals(one).values() for code in codes}
+    assert told == set(BY_CODE) - {FineTuningError.code}
+
+
+def test_a_refusal_of_lines_is_of_the_documented_shape() -> None:
+    detail = ErrorDetail("response", "empty_value", "must not be empty", line=3)
+    refusal = DatasetError("a line is refused", param="file", details=[detail])
+    conforms(refusal.as_json("req_1"), {"$ref": "#/components/schemas/Error"})
+    with pytest.raises(jsonschema.ValidationError):
+        conforms({"detail": "Not Found"}, {"$ref": "#/components/schemas/Error"})
+
+
+def test_a_file_is_sent_in_a_form_and_everything_needs_both_headers() -> None:
+    body = ENTRIES["upload_dataset"][2]["requestBody"]["content"]["multipart/form-data"]
+    form = DOCUMENT["components"]["schemas"]["DatasetUpload"]
+    assert form["properties"]["file"]["format"] == "binary"
+    assert set(form["required"]) == {"name", "format", "file"}
+    assert body["encoding"]["tags"] == {"contentType": "application/json"}
+    for _, _, entry in ENTRIES.values():
+        assert set(entry["security"][0]) == {"bearerAuth", "clientId"}
+
+
+def test_every_reference_leads_somewhere_and_every_component_is_used() -> None:
+    text = json.dumps(DOCUMENT)
+    for kind in ("schemas", "responses", "headers", "parameters"):
+        for name in DOCUMENT["components"][kind]:
+            assert f'"#/components/{kind}/{name}"' in text, name
+    for reference in {part.split('"')[0] for part in text.split('"$ref": "#/components/')[1:]}:
+        kind, name = reference.split("/")
+        assert name in DOCUMENT["components"][kind]

@@ -1,0 +1,530 @@
+"""What is due is delivered: in its time, signed, at least once, to each receiver on its own."""
+
+import asyncio
+import ipaddress
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+from standardwebhooks import Webhook
+
+from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
+from tuneship.events import delivery
+from tuneship.events.attempt import LONGEST_ANSWER, DeliveryOutcome, Sender, default_trust
+from tuneship.events.connector import Receivers
+from tuneship.events.delivery import IN_FLIGHT, Deliverer
+from tuneship.events.signing import new_secret
+from tuneship.security.vault import Vault
+from tuneship.store import tables, webhook_records
+from tuneship.store.database import Database, sqlite_url
+from tuneship.store.identifiers import new_id
+from tuneship.store.outbox import KEPT, emit, events_of, forget
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
+TRUST = default_trust()
+
+
+class World:
+    """A database with webhooks of one tenant, and a clock that moves when a test pushes it, and never by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(sqlite_url(folder / "x.sqlite"))
+        self.vault = Vault(b"k" * 32)
+        self.began = datetime.now(UTC)
+        self.ahead = timedelta()
+        self.timeout_s = 15.0
+        self.resource = {"id": new_id("ft"), "client_id": "alice", "status": "queued"}
+
+    def now(self) -> datetime:
+        return self.began + self.ahead
+
+    def webhook(self, url: str, *subscriptions: str, **values: Any) -> tuple[str, str]:
+        """Its id and secret."""
+        identifier, secret = new_id("wh"), new_secret()
+        row = {
+            "id": identifier,
+            "client_id": "alice",
+            "created_at": self.now(),
+            "updated_at": self.now(),
+            "tags": {},
+            "url": url,
+            "description": "",
+            "events": list(subscriptions or ("*",)),
+            "active": True,
+            "secret": self.vault.seal(secret.encode(), identifier),
+        }
+        with self.database.write() as connection:
+            connection.execute(sa.insert(tables.webhooks).values(**row | values))
+        return identifier, secret
+
+    def emit(self, kind: str = "fine_tuning.job.queued", **data: Any) -> None:
+        with self.database.write() as connection:
+            emit(connection, kind, self.resource, self.now(), **data)
+
+    def rows(self, table: sa.Table = tables.deliveries) -> list[dict[str, Any]]:
+        with self.database.read() as connection:
+            return [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+
+    def only(self, table: sa.Table = tables.deliveries) -> dict[str, Any]:
+        (row,) = self.rows(table)
+        return row
+
+    @asynccontextmanager
+    async def delivering(self) -> AsyncIterator[Deliverer]:
+        receivers = Receivers(opened("127.0.0.1", cidrs=LOOPBACK), Names({}))
+        sender = Sender(receivers, RecordingNetwork(), TRUST, self.timeout_s)
+        deliverer = Deliverer(self.database, self.vault, sender, self.now, lambda: 0.5)
+        task = asyncio.create_task(deliverer.run())
+        try:
+            yield deliverer
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(120):
+            while not holds():  # noqa: ASYNC110 - rows of a database tell nobody
+                await asyncio.sleep(0.01)
+
+    async def settled(self, status: str = "delivered") -> None:
+        await self.until(lambda: {row["status"] for row in self.rows()} == {status})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.database.close()
+
+
+def test_an_event_arrives_signed_with_everything_that_names_it(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            _, secret = world.webhook(receiver.url("/hook?a=b"))
+            world.emit(epoch=1)
+            await world.settled()
+            (received,) = receiver.received
+            Webhook(secret).verify(received.body, received.headers)
+            event = world.only(tables.events)
+            assert received.path == "/hook?a=b"
+            assert received.headers["webhook-id"] == event["id"]
+            assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
+            assert received.headers["content-type"] == "application/json"
+            payload = json.loads(received.body)
+            moment = payload.pop("timestamp")
+            assert moment.endswith("Z")
+            assert payload == {
+                "id": event["id"],
+                "type": "fine_tuning.job.queued",
+                "created_at": moment,
+                "data": {
+                    "object": "fine_tuning.job",
+                    "id": world.resource["id"],
+                    "status": "queued",
+                    "sequence": 1,
+                    "epoch": 1,
+                },
+            }
+        row = world.only()
+        assert (row["attempts"], row["response_status"], row["failure"]) == (1, 204, None)
+
+    asyncio.run(story())
+
+
+def test_only_what_was_asked_for_is_addressed(world: World) -> None:
+    family, _ = world.webhook("https://a.test/", "fine_tuning.job.*")
+    kind, _ = world.webhook("https://b.test/", "dataset.failed", "fine_tuning.job.failed")
+    world.webhook("https://c.test/", "deployment.*")
+    world.webhook("https://d.test/", active=False)
+    world.webhook("https://e.test/", client_id="bob")
+    world.emit("fine_tuning.job.queued")
+    world.emit("fine_tuning.job.failed")
+    addressed = sorted(row["webhook_id"] for row in world.rows())
+    assert addressed == sorted([family, family, kind])
+
+
+def test_an_event_and_its_deliveries_come_with_the_change_or_not_at_all(world: World) -> None:
+    world.webhook("https://a.test/")
+
+    def broken() -> None:
+        with world.database.write() as connection:
+            emit(connection, "fine_tuning.job.queued", world.resource, world.now())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert world.rows() == world.rows(tables.events) == []
+
+
+def test_a_kind_of_its_own_cannot_be_emitted(world: World) -> None:
+    with pytest.raises(ValueError, match="is not a valid EventKind"):
+        world.emit("fine_tuning.job.paused")
+
+
+def test_a_failure_is_tried_again_in_time_under_the_same_id(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(500, body=b"secret text of the receiver")
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            row = world.only()
+            assert (row["status"], row["response_status"]) == ("pending", 500)
+            assert row["failure"] == "refused_by_receiver"
+            assert row["next_attempt_at"] - row["updated_at"] == timedelta(seconds=5)
+            assert world.only(tables.webhooks)["failing_since"] is not None
+            receiver.answers.clear()
+            world.ahead += timedelta(seconds=5)
+            await world.settled()
+            assert len({one.headers["webhook-id"] for one in receiver.received}) == 1
+            assert len({one.headers["webhook-timestamp"] for one in receiver.received}) == 2
+            assert len({one.body for one in receiver.received}) == 1
+            assert world.only(tables.webhooks)["failing_since"] is None
+
+    asyncio.run(story())
+
+
+def test_after_ten_tries_it_is_dead_and_listed(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(302, "Location: https://elsewhere.test/")
+            world.emit()
+            for attempt in range(1, 11):
+                await world.until(lambda expected=attempt: world.only()["attempts"] == expected)
+                row = world.only()
+                if row["next_attempt_at"] is not None:
+                    world.ahead = row["next_attempt_at"] - world.began
+            assert (row["status"], row["failure"]) == ("dead", "redirected")
+            assert row["next_attempt_at"] is None
+            assert len(receiver.received) == 10
+
+    asyncio.run(story())
+
+
+def test_a_receiver_that_is_gone_is_never_called_again(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(410)
+            for _ in range(5):
+                world.emit()
+            await world.settled("dead")
+            webhook = world.only(tables.webhooks)
+            assert (webhook["active"], webhook["disabled_reason"]) == (False, "gone")
+            assert len(receiver.received) <= IN_FLIGHT
+            world.emit()
+            assert len(world.rows()) == 5
+
+    asyncio.run(story())
+
+
+def test_five_days_of_failures_switch_a_webhook_off(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(500)
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            world.ahead += webhook_records.PATIENCE - timedelta(minutes=1)
+            await world.until(lambda: world.only()["attempts"] == 2)
+            assert world.only(tables.webhooks)["active"]
+            world.ahead += timedelta(hours=1)
+            await world.settled("dead")
+            webhook = world.only(tables.webhooks)
+            assert (webhook["active"], webhook["disabled_reason"]) == (False, "failing")
+
+    asyncio.run(story())
+
+
+def test_a_try_that_fails_after_its_webhook_was_switched_off_is_the_last(world: World) -> None:
+    webhook_id, _ = world.webhook("https://a.test/")
+    world.emit()
+    with world.database.write() as connection:
+        (webhook,) = webhook_records.webhooks_with_due(connection, world.now())
+        (due,) = webhook_records.next_due(connection, webhook, world.now(), (), 2)
+        webhook_records.switch_off(connection, webhook_id, None, world.now())
+        later = world.now() + timedelta(hours=1)
+        webhook_records.failed(connection, due, world.now(), later, failure="timed_out")
+    row = world.only()
+    assert (row["status"], row["next_attempt_at"], row["failure"]) == ("dead", None, "timed_out")
+
+
+def test_retry_after_is_obeyed(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(503, "Retry-After: 7200")
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            row = world.only()
+            assert row["next_attempt_at"] - row["updated_at"] == timedelta(hours=2)
+
+    asyncio.run(story())
+
+
+def test_a_sick_receiver_gets_two_tries_at_a_time_and_delays_nobody(world: World) -> None:
+    async def story() -> None:
+        world.timeout_s = 600
+        async with listening() as receiver, world.delivering() as deliverer:
+            sick, _ = world.webhook(receiver.url("/sick"))
+            healthy, _ = world.webhook(receiver.url("/healthy"))
+            receiver.answers["/sick"] = None
+            for _ in range(20):
+                world.emit()
+
+            def arrived(path: str) -> int:
+                return sum(one.path == path for one in receiver.received)
+
+            await world.until(lambda: arrived("/sick") == IN_FLIGHT)
+            await world.until(lambda: arrived("/healthy") == 20)
+            assert arrived("/sick") == IN_FLIGHT
+            assert len(deliverer._busy[sick]) == IN_FLIGHT
+            await world.until(lambda: healthy not in deliverer._busy)
+            for task in deliverer._tasks:
+                task.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_silent_receiver_is_left_after_the_time_limit(world: World) -> None:
+    async def story() -> None:
+        world.timeout_s = 0.2
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = None
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            assert world.only()["failure"] == "timed_out"
+
+    asyncio.run(story())
+
+
+def test_the_status_counts_however_long_the_answer(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            receiver.answers["/"] = answer(200, body=b"x" * (LONGEST_ANSWER * 20))
+            world.emit()
+            await world.settled()
+
+    asyncio.run(story())
+
+
+def test_what_was_in_the_air_when_the_process_died_is_sent_again(world: World) -> None:
+    """The deliverer is cut off between sending and writing the result, as `kill -9` would."""
+
+    async def story() -> None:
+        async with listening() as receiver:
+            world.webhook(receiver.url())
+            world.emit()
+            async with world.delivering() as first:
+                first._record = lambda due, outcome: asyncio.run(asyncio.sleep(0))  # type: ignore[method-assign]
+                await world.until(lambda: len(receiver.received) >= 1)
+            assert world.only()["status"] == "pending"
+            async with world.delivering():
+                await world.settled()
+            assert len({one.headers["webhook-id"] for one in receiver.received}) == 1
+
+    asyncio.run(story())
+
+
+def test_at_shutdown_a_try_in_the_air_may_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "DRAIN_S", 600.0)
+
+    async def story() -> None:
+        async with listening() as receiver:
+            world.webhook(receiver.url())
+            receiver.is_silent = True
+            world.emit()
+            async with world.delivering():
+                await world.until(lambda: bool(receiver.received))
+                asyncio.get_running_loop().call_later(0.1, receiver.speak.set)  # after the cancel
+            assert world.only()["status"] == "delivered"
+
+    asyncio.run(story())
+
+
+def test_a_rotation_signs_with_both_secrets_until_it_ends(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            identifier, secret = world.webhook(receiver.url())
+            old = new_secret()
+            with world.database.write() as connection:
+                connection.execute(
+                    sa.update(tables.webhooks).values(
+                        previous_secret=world.vault.seal(old.encode(), identifier),
+                        previous_until=world.now() + timedelta(hours=1),
+                    )
+                )
+            world.emit()
+            await world.settled()
+            world.ahead += timedelta(hours=2)
+            world.emit()
+            await world.until(lambda: len(receiver.received) == 2)
+            during, after = receiver.received
+            assert len(during.headers["webhook-signature"].split()) == 2
+            assert len(after.headers["webhook-signature"].split()) == 1
+            Webhook(old).verify(during.body, during.headers)
+            Webhook(secret).verify(during.body, during.headers)
+
+    asyncio.run(story())
+
+
+def test_a_secret_of_another_master_key_is_a_failed_try(world: World) -> None:
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url(), secret=Vault(b"o" * 32).seal(new_secret().encode(), "wh"))
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            assert world.only()["failure"] == "secret_unreadable"
+            assert receiver.received == []
+
+    asyncio.run(story())
+
+
+def test_an_address_that_may_not_be_called_is_a_failed_try(world: World) -> None:
+    async def story() -> None:
+        async with world.delivering():
+            world.webhook("https://169.254.169.254/")
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            assert world.only()["failure"] == "address_refused"
+
+    asyncio.run(story())
+
+
+def test_nobody_listening_is_a_failed_try(world: World) -> None:
+    async def story() -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))  # a port that nobody else can get, and no listener
+            async with world.delivering():
+                world.webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+                world.emit()
+                await world.until(lambda: world.only()["attempts"] == 1)
+                assert world.only()["failure"] == "connection_failed"
+
+    asyncio.run(story())
+
+
+def test_sequences_have_no_gap_and_outlive_the_events(world: World) -> None:
+    for _ in range(3):
+        world.emit()
+    world.ahead += KEPT + timedelta(days=1)
+    with world.database.write() as connection:
+        forget(connection, world.now())
+    assert world.only(tables.events)["sequence"] == 3
+    with world.database.read() as connection:
+        assert events_of(connection, "alice", world.now(), after=0, limit=10) == []
+    world.emit()
+    assert sorted(row["sequence"] for row in world.rows(tables.events)) == [3, 4]
+
+
+def test_forgetting_spares_what_still_waits(world: World) -> None:
+    world.webhook("https://a.test/")
+    world.emit()
+    world.emit()
+    with world.database.write() as connection:
+        connection.execute(
+            sa.update(tables.deliveries)
+            .where(tables.deliveries.c.event_id == world.rows(tables.events)[1]["id"])
+            .values(next_attempt_at=None, status="dead")
+        )
+    world.ahead += KEPT + timedelta(days=1)
+    with world.database.write() as connection:
+        forget(connection, world.now())
+    assert [row["status"] for row in world.rows()] == ["pending"]
+    assert [row["sequence"] for row in world.rows(tables.events)] == [1, 2]
+
+
+def test_in_hipaa_mode_an_event_tells_no_names_and_no_messages(world: World) -> None:
+    world.resource |= {"security_settings": {"compliance_mode": "hipaa"}}
+    world.emit(status="failed", message="a patient's name", fine_tuned_model="ft:x:name:1", epoch=2)
+    assert world.only(tables.events)["data"] == {"status": "failed", "epoch": 2}
+
+
+def test_an_event_stays_small(world: World) -> None:
+    world.emit(message="x" * 100_000)
+    assert len(json.dumps(world.only(tables.events)["data"])) < 20_000
+
+
+def test_tls_asks_for_the_name_and_believes_only_known_authorities(
+    world: World, certificate: tuple[Path, Path]
+) -> None:
+    key, chain = certificate
+    server, own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(chain, key)
+    own.load_verify_locations(chain)
+
+    async def story(trust: ssl.SSLContext, host: str) -> tuple[DeliveryOutcome, list[str | None]]:
+        names = Names({"receiver.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
+        async with listening(server) as receiver:
+            network = RecordingNetwork()
+            sender = Sender(Receivers(opened(cidrs=LOOPBACK), names), network, trust)
+            url = receiver.url("/hook", host, "https")
+            outcome = await sender.send(url, {}, b"{}", world.now())
+            assert network.connected == ["127.0.0.1"]
+            hosts = [one.headers["host"] for one in receiver.received]
+            assert hosts == [f"{host}:{receiver.port}"] * (outcome.failure is None)
+            return outcome, receiver.server_names
+
+    assert asyncio.run(story(own, "receiver.test")) == (
+        DeliveryOutcome(None, 204),
+        ["receiver.test"],
+    )
+    assert asyncio.run(story(own, "other.test")) == (DeliveryOutcome("tls_failed"), ["other.test"])
+    assert asyncio.run(story(TRUST, "receiver.test"))[0] == DeliveryOutcome("tls_failed")
+
+
+def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RECORD_AGAIN_S", 0.001)
+    really, refused = webhook_records.delivered, list[str]()
+
+    def delivered(connection: sa.Connection, due: Any, *arguments: Any) -> None:
+        if len(refused) < 5:
+            refused.append(due.key[1])
+            raise exc.OperationalError("update", {}, Exception("disk full"))
+        really(connection, due, *arguments)
+
+    monkeypatch.setattr(webhook_records, "delivered", delivered)
+
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            world.emit()
+            await world.settled()
+            assert len(receiver.received) == 1
+
+    asyncio.run(story())
+    assert len(refused) == 5
+
+
+def test_a_failure_of_ours_is_a_failed_try_and_not_made_again_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(delivery, "event", broken)
+
+    async def story() -> None:
+        async with listening() as receiver, world.delivering():
+            world.webhook(receiver.url())
+            world.emit()
+            await world.until(lambda: world.only()["attempts"] == 1)
+            assert world.only()["failure"] == "internal_error"
+            assert receiver.received == []
+
+    asyncio.run(story())

@@ -1,0 +1,80 @@
+"""The gates on requests drawn one by one: what must be promoted is, what must be stopped is.
+
+A few runs of every kind in `make test`, 60 and 1,000 in `make soak`; `python -m tests.unit.gates.drawn` prints all.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.gates.drawn import (
+    KINDS,
+    Kind,
+    Run,
+    argo,
+    kayenta,
+    roll_out,
+    runs_of,
+    share_wrong,
+    watched,
+)
+
+BOUNDED = [kind for kind in KINDS.values() if kind.most is not None]
+EACH = pytest.mark.parametrize("kind", BOUNDED, ids=[kind.name for kind in BOUNDED])
+LIVE_BAKE = {"bake_weight": 95}
+
+
+def assert_within_bounds(kind: Kind, runs: Sequence[Run]) -> None:
+    """No more wrong ends than agree with the bound of this kind, and not later than it says."""
+    most = kind.most or 0.0
+    assert share_wrong(kind, runs) <= most + 2.0 * math.sqrt(most * (1.0 - most) / len(runs))
+    if kind.by is not None:
+        assert statistics.median(run.looks for run in runs) <= kind.by
+
+
+@EACH
+def test_a_few_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
+    runs = runs_of(kind, range(2), **LIVE_BAKE)
+    assert share_wrong(kind, runs) == 0.0, runs
+
+
+def test_flapping_errors_are_stopped_by_minute_twelve() -> None:
+    kind = KINDS["flapping: 8 % errors every second minute v 0.3 %"]
+    assert kind.by == 12
+    assert_within_bounds(kind, runs_of(kind, range(20), **LIVE_BAKE))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@EACH
+def test_sixty_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
+    assert_within_bounds(kind, runs_of(kind, range(1000, 1060), **LIVE_BAKE))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@EACH
+def test_a_thousand_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
+    assert_within_bounds(kind, runs_of(kind, range(10_000, 11_000), **LIVE_BAKE))
+
+
+def test_formula_1_promoted_those_whose_callers_hang_up() -> None:
+    """What the counts of callers are for."""
+    kind = KINDS["30 % hang, callers wait 10 s"]
+    assert roll_out(kind, 1, before=True).is_promoted
+    assert not roll_out(kind, 1).is_promoted
+
+
+def test_the_rivals_see_gross_errors_and_equal_arms() -> None:
+    bad, equal = watched(KINDS["5 % errors"], 1), watched(KINDS["equal"], 1)
+    assert not argo(*bad, failure_limit=0).is_promoted
+    assert not kayenta(bad[1]).is_promoted
+    assert argo(*equal, failure_limit=3).is_promoted
+    assert kayenta(equal[1]).is_promoted
+
+
+def test_every_kind_draws_the_same_requests_from_the_same_seed() -> None:
+    kind = KINDS["equal"]
+    assert roll_out(kind, 7) == roll_out(kind, 7)

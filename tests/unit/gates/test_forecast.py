@@ -1,0 +1,70 @@
+"""A forecast says what the gates will do: it is drawn from them, and is the same every time."""
+
+from functools import cache
+
+import pytest
+
+from tests.unit.gates.drawn import KINDS, PUBLISHED, runs_of
+from tests.unit.gates.rollouts import plan_with
+from tuneship.gates.forecast import Forecast, Today, choose_steps, forecast
+from tuneship.gates.readings import choose_gates
+
+
+@cache
+def forecast_for(requests_per_minute: float, errors: float = 0.0, **fields: object) -> Forecast:
+    plan = plan_with(**fields)
+    return forecast(plan, Today(requests_per_minute, errors), choose_gates(plan, PUBLISHED))
+
+
+def test_at_five_requests_a_second_an_equal_candidate_takes_the_shortest_time() -> None:
+    found = forecast_for(300.0, 0.005)
+    assert found.promote_minutes == pytest.approx(20.0, abs=4)
+    assert found.promote_minutes_most is not None
+    assert found.more_errors_minutes is not None
+    assert found.more_errors_minutes < 20
+    assert found.sentence.startswith("about ")
+    assert "five points more errors are found within" in found.sentence
+
+
+def test_the_forecast_agrees_with_requests_drawn_by_another_hand() -> None:
+    found = forecast_for(300.0, 0.005)
+    looks = sorted(run.looks for run in runs_of(KINDS["5 % errors"], range(3)))
+    assert found.more_errors_minutes is not None
+    assert looks[0] / 2 <= found.more_errors_minutes <= 2 * looks[-1]
+
+
+def test_the_same_traffic_has_the_same_forecast() -> None:
+    assert forecast_for.__wrapped__(300.0, 0.005) == forecast_for(300.0, 0.005)
+
+
+def test_what_cannot_be_proven_is_said_with_its_reason() -> None:
+    few = forecast_for(3.0)
+    assert few.promote_minutes is None
+    assert [one.what for one in few.unprovable] == ["insufficient_data"]
+    assert "5 % of 3 requests a minute" in few.sentence
+    sick = forecast_for(300.0, 0.08)
+    assert sick.promote_minutes is None
+    assert "the baseline fails more often than `slo_max` allows" in sick.sentence
+
+
+def test_a_doubling_within_the_margin_is_not_promised_to_be_found() -> None:
+    found = forecast_for(300.0, 0.004)
+    assert found.doubling_minutes is None
+    assert "doubling" in [one.what for one in found.unprovable]
+    assert "doubling" not in found.sentence
+    assert forecast_for(1200.0, 0.015).doubling_minutes is not None
+
+
+@pytest.mark.parametrize(
+    ("requests", "steps"),
+    [
+        (300.0, [5, 25, 50, 75, 100]),
+        (40.0, [15, 25, 50, 75, 100]),
+        (24.0, [25, 50, 75, 100]),
+        (10.0, [50, 75, 100]),
+        (0.0, [50, 75, 100]),
+    ],
+)
+def test_little_traffic_begins_with_a_larger_step(requests: float, steps: list[int]) -> None:
+    assert choose_steps(requests, plan_with()) == steps
+    assert plan_with(steps=steps).steps == steps

@@ -1,0 +1,74 @@
+"""The record as lines: nothing is lost, a torn end is, and the derived state follows the facts."""
+
+import pytest
+
+from tests.unit.gates.rollouts import START, Rollout, Steady, plan_with
+from tuneship.gates.record import (
+    ApprovalAsked,
+    Ended,
+    Phase,
+    Probed,
+    Resumed,
+    RolloutRecord,
+    SplitConfirmed,
+    from_lines,
+    to_line,
+    to_mapping,
+)
+
+
+def recorded() -> RolloutRecord:
+    rollout = Rollout(plan_with(bake_looks=2), Steady()).begin()
+    rollout.run()
+    extra = (Probed(1, 2, candidate_bad={"empty": 1}), Resumed("ada"), Ended("promoted", "none"))
+    return rollout.record.plus(*extra)
+
+
+def test_every_fact_survives_its_line_bit_by_bit() -> None:
+    record = recorded()
+    lines = [to_line(fact) for fact in record.facts]
+    assert all("\n" not in line for line in lines)
+    assert from_lines(lines) == record
+    assert from_lines([line + "\n" for line in lines]) == record
+
+
+def test_a_line_torn_by_a_kill_is_left_out_and_damage_elsewhere_is_told() -> None:
+    lines = [to_line(fact) for fact in recorded().facts]
+    torn = [*lines[:-1], lines[-1][:10]]
+    assert len(from_lines(torn).facts) == len(lines) - 1
+    torn[3] = lines[3][:-5]
+    with pytest.raises(ValueError, match="line 4"):
+        from_lines(torn)
+
+
+def test_the_phase_follows_the_confirmed_split() -> None:
+    record = RolloutRecord()
+    phases = [record.phase]
+    for fact in (
+        SplitConfirmed(5, START),
+        ApprovalAsked(START),
+        SplitConfirmed(100, START),
+        SplitConfirmed(0, START),
+    ):
+        record = record.plus(fact)
+        phases.append(record.phase)
+    assert phases == [Phase.BEFORE, Phase.COMPARE, Phase.WAIT, Phase.BAKE, Phase.BEFORE]
+
+
+def test_a_split_confirmed_twice_began_once() -> None:
+    record = RolloutRecord((SplitConfirmed(5, START), SplitConfirmed(5, None)))
+    assert record.step_marks()[5].at == START
+
+
+def test_a_record_that_never_began_says_so() -> None:
+    with pytest.raises(ValueError, match="began"):
+        _ = RolloutRecord().begun
+
+
+def test_a_fact_as_a_mapping_is_plain_json() -> None:
+    assert to_mapping(SplitConfirmed(5, START)) == {
+        "kind": "split_confirmed",
+        "candidate_weight": 5,
+        "at": "2026-01-01T00:00:00Z",
+        "version": None,
+    }

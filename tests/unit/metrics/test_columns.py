@@ -1,0 +1,157 @@
+"""Columns say what exact arithmetic over the same samples says, merged or not, and survive storing."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tuneship.metrics import columns
+from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Columns
+from tuneship.metrics.observations import Observation, RequestOutcome
+from tuneship.metrics.recorder import Recorder
+from tuneship.metrics.windows import MetricWindow
+
+LATENCIES = st.floats(0.02, 500_000)
+REQUESTS = st.lists(st.tuples(st.sampled_from(list(RequestOutcome)), LATENCIES), max_size=30)
+
+
+@dataclass
+class Sample:
+    """What a merged row must say, from the requests themselves."""
+
+    requests: list[tuple[RequestOutcome, float]]
+
+    @property
+    def latencies(self) -> list[float]:
+        return sorted(
+            latency for outcome, latency in self.requests if outcome is RequestOutcome.SUCCESS
+        )
+
+
+def window_of(requests: Sequence[tuple[RequestOutcome, float]]) -> MetricWindow:
+    window = MetricWindow()
+    for outcome, latency in requests:
+        caller = caller_of((outcome, latency))
+        window.add(
+            Observation(
+                "dep_a", "", 1.0, outcome, latency, 2, 3, is_empty=latency > 100, caller=caller
+            )
+        )
+    return window
+
+
+def caller_of(request: tuple[RequestOutcome, float]) -> int:
+    return int(request[1]) % 7
+
+
+def derived(windows: Sequence[MetricWindow]) -> Columns:
+    return columns.grouped(columns.from_windows(windows), np.arange(len(windows)))[1]
+
+
+@given(st.lists(LATENCIES, min_size=1, max_size=300))
+@example([1.0] * 21)
+@example([0.02, 500_000.0])
+def test_percentiles_are_within_one_percent_of_the_exact_ones(latencies: list[float]) -> None:
+    [row] = derived([window_of([(RequestOutcome.SUCCESS, one) for one in latencies])]).facts
+    for name, quantile in QUANTILES.items():
+        exact = sorted(latencies)[math.floor(quantile * (len(latencies) - 1))]
+        assert row[name] == pytest.approx(exact, rel=0.01 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), REQUESTS), min_size=1, max_size=12))
+def test_a_merged_row_says_what_its_requests_say(
+    parts: list[tuple[int, list[tuple[RequestOutcome, float]]]],
+) -> None:
+    stored = derived([window_of(requests) for _, requests in parts]).encoded()
+    places, found = columns.grouped(
+        columns.from_stored(stored), np.array([place for place, _ in parts])
+    )
+    assert places.tolist() == sorted({place for place, _ in parts})
+    for place, row in zip(places, found.facts, strict=True):
+        own = [request for into, requests in parts if into == place for request in requests]
+        counted = [
+            one for one in own if one[0] in (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
+        ]
+        exact = Sample(own).latencies
+        assert row["requests"] == len(counted)
+        outcomes = Counter(outcome for outcome, _ in own)
+        assert row["cancelled"] == outcomes[RequestOutcome.CANCELLED]
+        assert row["refused"] == outcomes[RequestOutcome.REFUSED]
+        failed = {caller_of(one) for one in own if one[0] is RequestOutcome.SERVER_ERROR}
+        assert row["error_callers"] == len(failed)
+        assert columns.is_some(found.facts[places == place]).tolist() == [bool(own)]
+        assert row["errors"] == len(counted) - len(exact)
+        assert (row["input"], row["output"]) == (2 * len(counted), 3 * len(counted))
+        assert row["empty"] == sum(latency > 100 for latency in exact)
+        assert row["latency_sum_ms"] == pytest.approx(sum(exact))
+        for name, quantile in QUANTILES.items():
+            true = exact[math.floor(quantile * (len(exact) - 1))] if exact else 0.0
+            assert row[name] == pytest.approx(true, rel=0.01 + 1e-9)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=4))
+def test_what_was_stored_is_read_again_bit_for_bit(
+    windows: list[list[tuple[RequestOutcome, float]]],
+) -> None:
+    whole = derived([window_of(one) for one in windows])
+    again = columns.from_stored(whole.encoded())
+    assert np.array_equal(again.facts, whole.facts)
+    assert np.array_equal(again.sketches, whole.sketches)
+    assert np.array_equal(again.lengths, whole.lengths)
+    assert np.array_equal(again.callers, whole.callers)
+    assert np.array_equal(again.caller_lengths, whole.caller_lengths)
+
+
+@pytest.mark.parametrize("many", [255, 256, 3_000, 40_000])
+def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int) -> None:
+    """Exact below 256; then by the 256 smallest numbers, which the parts keep: their union keeps the same ones."""
+    recorder = Recorder()
+    numbers = [recorder.number_of(str(one)) for one in range(many)]
+
+    def stored(own: list[int]) -> bytes:
+        errors = 2 * len(own)  # an estimate is never more than there are errors
+        window = MetricWindow(request_count=errors, error_count=errors, error_callers=set(own))
+        return derived([window]).encoded()[0]
+
+    whole = stored(numbers)
+    parts = columns.from_stored([stored(numbers[first::5]) for first in range(5)])
+    _, joined = columns.grouped(columns.joined(parts, parts), np.zeros(10, np.int64))
+    [row] = columns.from_stored([whole]).facts
+    assert joined.facts["error_callers"].tolist() == [row["error_callers"]]
+    assert joined.callers.tolist() == columns.from_stored([whole]).callers.tolist()
+    distinct = len(set(numbers))
+    if distinct < columns.MOST_CALLERS:
+        assert row["error_callers"] == distinct
+    else:  # six standard errors
+        assert row["error_callers"] == pytest.approx(distinct, rel=6 / math.sqrt(256))
+    assert len(whole) <= FACTS.itemsize + columns.MOST_CALLERS * columns.CALLER.itemsize
+
+
+@given(REQUESTS)
+def test_the_histogram_is_cumulative_and_ends_with_every_success(
+    requests: list[tuple[RequestOutcome, float]],
+) -> None:
+    [row] = derived([window_of(requests)]).facts
+    exact = Sample(requests).latencies
+    assert row["histogram"].tolist() == sorted(row["histogram"])
+    assert row["histogram"][-1] == len(exact)
+    for edge, count in zip(EDGES_MS, row["histogram"], strict=False):
+        surely = sum(latency <= edge / 1.0101 for latency in exact)
+        assert surely <= count <= sum(latency <= edge * 1.0101 for latency in exact)
+
+
+@pytest.mark.parametrize("latency", [0.0, 1e-9, 1e12])
+def test_a_latency_beyond_any_scale_is_still_counted(latency: float) -> None:
+    [row] = derived([window_of([(RequestOutcome.SUCCESS, latency)])]).facts
+    assert row["histogram"][-1] == 1
+
+
+def test_no_windows_at_all_are_no_rows() -> None:
+    places, none = columns.grouped(columns.from_windows([]), np.array([], np.int64))
+    assert (len(places), len(none), none.facts.dtype) == (0, 0, FACTS)
+    assert columns.from_stored([]).encoded() == []

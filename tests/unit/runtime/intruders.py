@@ -1,0 +1,214 @@
+"""Workers of every kind as the product starts them, with the intruder in place of the module that they would run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.support.waiting import until
+from tuneship.runtime import replica_set as replicas
+from tuneship.runtime.intrusion_targets import Targets, opened
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
+from tuneship.service.access.isolation import training_places, worker_folder
+from tuneship.service.catalogues.base_models import Catalogue
+from tuneship.service.jobs import warm_trainer
+from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
+
+INTRUSION = "tuneship.runtime.intrusion"
+SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
+AS_TRAINER = """
+import sys
+from tuneship.runtime import intrusion
+from tuneship.training.__main__ import give_up_other_jobs, read_order
+from tuneship.training.spec import SPEC_FILE, TrainingSpec
+order = read_order(int(sys.argv[2]))
+give_up_other_jobs(order, TrainingSpec.from_json((order.folder / SPEC_FILE).read_text()))
+targets = (order.folder / "targets").read_text()
+"""
+"""Runs up to where a training process has its job and nothing else."""
+IN_TRAINER = AS_TRAINER + "sys.exit(intrusion.main([targets]))\n"
+AFTER_THREADS = (
+    """
+import os, threading, time
+begin_again = os.execv
+os.execv = lambda path, command: begin_again(
+    path, ["intruder_again" if one == "tuneship.training" else one for one in command]
+)
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+"""
+    + AS_TRAINER
+    + "sys.exit('it went on with its threads')\n"
+)
+"""A library has started threads before the job came: what begins again is the intruder of `IN_TRAINER`."""
+IN_RANK = AS_TRAINER + (
+    """
+import json, subprocess
+from tuneship.training import distributed as ranks
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        at = command.index("tuneship.training.worker_rank")
+        fields = json.loads(targets) | {"descriptors": options["pass_fds"]}
+        super().__init__([*command[:at], "tuneship.runtime.intrusion", json.dumps(fields)], **options)
+
+ranks.subprocess.Popen = Popen
+with ranks.Others(2) as others:
+    sys.exit(others.each[0]._process.wait())
+"""
+)
+"""What the first process of a job starts on a second device."""
+
+
+class Installation:
+    """A data directory as a service has it, with things of other tenants in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.work = self.data / "work"
+        self.catalogue = Catalogue()
+        self.secrets = [
+            self.data / name
+            for name in (
+                *("master.key", "credentials.json", "tuneship.sqlite", "tuneship.sqlite-wal"),
+                *("audit-heads.jsonl", "blobs/datasets/other/data.jsonl"),
+                *("work/other/attempt-1/progress.jsonl", "work/other/checkpoints/step-1/state"),
+            )
+        ]
+        for one in (*self.secrets, self.data / "scratch" / "staged", self.data / "logs" / "log"):
+            one.parent.mkdir(parents=True, exist_ok=True)
+            one.write_text("secret")
+
+    @property
+    def folders(self) -> list[str]:
+        names = (".", "work", "work/other", "scratch", "logs", "blobs/datasets")
+        return [str(self.data / name) for name in names]
+
+    def serving(self, log: Path) -> WorkerSpec:
+        """As `replica_process` starts one: that is asked what it would start."""
+        adapters = worker_folder(self.data, "models")
+        (adapters / "other").mkdir(exist_ok=True)
+        asked: list[WorkerSpec] = []
+
+        class Asked(Exception):
+            pass
+
+        class Asking:
+            def start(self, spec: WorkerSpec) -> Worker:
+                asked.append(spec)
+                raise Asked
+
+        open_replica = replicas.replica_process(Asking(), adapters=adapters)
+        with suppress(Asked):
+            open_replica(self.catalogue.default.path, log).send(None)
+        return replace(asked[0], inherited=())
+
+    def training(self, log: Path, line: int) -> WorkerSpec:
+        """As `start_on` starts one."""
+        places = training_places(self.data, self.work, self.catalogue)
+        return warm_trainer._trainer((), log, line, places)
+
+    def order(self) -> Order:
+        """A job of its own."""
+        folder = self.work / "own" / "attempt-1"
+        dataset = self.data / "blobs" / "datasets" / "own" / "data.jsonl"
+        for one in (dataset.parent, folder / "output", folder.parent / "checkpoints"):
+            one.mkdir(parents=True, exist_ok=True)
+        dataset.write_text("own")
+        spec = TrainingSpec(
+            base_model=str(self.catalogue.default.path),
+            training_file=dataset,
+            validation_file=None,
+            dataset_format="instruction",  # pyright: ignore[reportArgumentType]
+            output_dir=folder / "output",
+            checkpoint_dir=folder.parent / "checkpoints",
+            validation_frequency=1,
+            max_runtime_seconds=600,
+            threads=1,
+            hyperparameters=ResolvedHyperparameters(0.1, 1, 1, 0, 4, 8, 0.0, ("all-linear",), 1),
+        )
+        (folder / SPEC_FILE).write_text(spec.to_json())
+        return Order(folder)
+
+
+@dataclass
+class Stage:
+    """An installation with its neighbours, and the targets among them."""
+
+    installation: Installation
+    targets: Targets
+    modules: Path
+    """A folder on the path of workers."""
+
+    def serving(self) -> dict[str, str]:
+        """What an intruder in a serving process finds."""
+        log = self.modules / "serving.log"
+        return self.found(
+            replace(
+                self.installation.serving(log),
+                module=INTRUSION,
+                arguments=(self.targets.to_json(),),
+            )
+        )
+
+    def training(self, program: str) -> dict[str, str]:
+        """What one in a training process finds, or in one of several that learn a job."""
+        order = self.installation.order()
+        log, (theirs, ours) = self.modules / "training.log", os.pipe()
+        (order.folder / "targets").write_text(self.targets.to_json())
+        (self.modules / "intruder.py").write_text(program)
+        (self.modules / "intruder_again.py").write_text(IN_TRAINER)
+        with os.fdopen(ours, "w") as line:
+            line.write(order.to_line())
+        spec = self.installation.training(log, theirs)
+        try:
+            arguments = (str(order.folder), str(theirs))
+            return self.found(replace(spec, module="intruder", arguments=arguments))
+        finally:
+            os.close(theirs)
+
+    def open(self, *, descriptors: tuple[int, ...] = ()) -> dict[str, str]:
+        """What one finds whom nothing isolates."""
+        log = self.modules / "open.log"
+        text = self.targets.to_json()
+        spec = WorkerSpec(INTRUSION, (text,), log, inherited=descriptors, needs_network=True)
+        return self.found(spec)
+
+    def found(self, spec: WorkerSpec) -> dict[str, str]:
+        """By the way that was tried: how it went."""
+        worker = LocalProcesses(isolated=True).start(spec)
+        until(lambda: worker.exit_code() is not None)
+        text = spec.log.read_text()
+        assert worker.exit_code() == 0, text[-3000:]
+        return json.loads(text.splitlines()[-1])
+
+
+@contextmanager
+def staged(folder: Path, modules: Path) -> Iterator[Stage]:
+    """A service (this process), another worker of it, another process of the user, and what they have."""
+    installation = Installation(folder)
+    (modules / "sleeper.py").write_text(SLEEPER)
+    log = modules / "sleeper.log"
+    sibling = LocalProcesses(isolated=True).start(WorkerSpec("sleeper", (), log))
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        until(lambda: log.read_text() == "asleep\n")
+        with opened(
+            installation.data / "work" / "other",
+            processes={
+                "service": os.getpid(),
+                "sibling": sibling.pid,
+                "bystander": bystander.pid,
+            },
+            secrets=list(map(str, installation.secrets)),
+            folders=installation.folders,
+        ) as targets:
+            yield Stage(installation, targets, modules)
+    finally:
+        sibling.kill()
+        bystander.kill()
+        bystander.wait()

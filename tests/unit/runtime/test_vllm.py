@@ -1,0 +1,390 @@
+"""Replicas that are vLLM servers, against a process that obeys the same options and the same wire.
+
+`TUNESHIP_TEST_VLLM` (a command, e.g. `/opt/vllm/bin/vllm serve`) runs `test_real_vllm.py` against a real one.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fakes.openai_server import Trouble
+from tests.support.waiting import is_alive, until, until_async
+from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
+from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet
+from tuneship.runtime.vllm import VllmServer, vllm_replica
+from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.security.sealed_files import new_key, write_sealed
+from tuneship.serving.replica_client import (
+    FinishReason,
+    GenerateRequest,
+    ReplicaLost,
+    ReplicaRefused,
+    ServingError,
+    TokenStream,
+)
+
+pytestmark = pytest.mark.slow
+SERVER = Path(__file__).parents[2] / "support" / "fakes" / "openai_server.py"
+PATIENCE_S = 600.0
+GARBAGE = (
+    Trouble.NO_JSON,
+    Trouble.NO_TOKEN_IDS,
+    Trouble.TEXT_FOR_TOKENS,
+    Trouble.TOO_MANY,
+    Trouble.CUT,
+    Trouble.BAD_REASON,
+    Trouble.ERROR_EVENT,
+    Trouble.ENDLESS_LINE,
+    Trouble.NO_CHOICES,
+    Trouble.UNDONE,
+)
+
+
+class Place:
+    """A folder with adapters, and what the servers of a test saw."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen = folder / "seen.jsonl"
+        self.log = folder / "log"
+
+    def opener(self, *more: str, patience_s: float = PATIENCE_S) -> Any:
+        server = VllmServer(
+            (sys.executable, str(SERVER)), ("--seen", str(self.seen), *more), patience_s
+        )
+        return vllm_replica(LocalProcesses(isolated=True), server)
+
+    async def open(self, *more: str, patience_s: float = PATIENCE_S) -> OpenedReplica:
+        return await self.opener(*more, patience_s=patience_s)(self.folder, self.log)
+
+    def group(self, *more: str) -> ReplicaSet:
+        return ReplicaSet(self.opener(*more), self.folder, self.log)
+
+    def adapter(self, name: str, rank: int) -> Adapter:
+        path = self.folder / name.replace(":", "_")
+        path.mkdir()
+        (path / "adapter_config.json").write_text(json.dumps({"r": rank}))
+        return Adapter(name, path)
+
+    def notes(self, kind: str) -> list[Any]:
+        """So far; a last line that is being written is left out."""
+        text = self.seen.read_text() if self.seen.exists() else ""
+        lines = [one for one in text.splitlines(keepends=True) if one.endswith("\n")]
+        return [one[kind] for one in map(json.loads, lines) if kind in one]
+
+    def folders(self) -> list[Path]:
+        """Those of the servers' sockets that are there."""
+        return [one for one in map(Path, self.notes("folder")) if one.exists()]
+
+    def processes(self) -> list[int]:
+        """The servers and what they started."""
+        return [*self.notes("pid"), *self.notes("child")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(place: Place) -> None:
+    key = new_key()
+    sealed = place.folder / "sealed"
+    sealed.mkdir()
+    write_sealed(sealed / "adapter_config.json", key, b'{"r": 3}')
+
+    async def run() -> None:
+        opened = await place.open()
+        await opened.link.load("ft:a:sealed", sealed, key)
+        assert await tokens_of(opened.link.generate(ask(10, adapter="ft:a:sealed")))
+        (folder,) = place.folders()
+        (plain,) = folder.rglob("adapter_config.json")
+        assert plain.read_bytes() == b'{"r": 3}'
+        assert permissions(folder) == 0o700
+        await opened.link.unload("ft:a:sealed")
+        assert not plain.exists()
+        with pytest.raises(ReplicaRefused, match="damaged"):
+            await opened.link.load("ft:a:sealed", sealed, new_key())
+        assert not plain.parent.exists()
+        write_sealed(sealed / "adapter_config.json", key, b'{"r": 300}')
+        with pytest.raises(ReplicaRefused, match="refused the adapter"):
+            await opened.link.load("ft:a:sealed", sealed, key)
+        assert not plain.parent.exists()
+        write_sealed(sealed / "adapter_config.json", key, b'{"r": 3}')
+        await opened.link.load("ft:a:sealed", sealed, key)
+        await opened.link.aclose()
+        assert not folder.exists()
+        await asyncio.to_thread(opened.worker.kill)
+
+    asyncio.run(run())
+
+
+def ask(last: int, max_tokens: int = 3, **more: Any) -> GenerateRequest:
+    return GenerateRequest(tokens=(5, last), max_tokens=max_tokens, **more)
+
+
+async def tokens_of(generation: TokenStream) -> list[int]:
+    async with generation:
+        return [token async for chunk in generation for token in chunk]
+
+
+def permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
+    async def run() -> None:
+        opened = await place.open()
+        generation = opened.link.generate(ask(10, temperature=0.5, top_p=0.9, seed=7))
+        assert await tokens_of(generation) == [11, 12, 13]
+        assert generation.finish_reason is FinishReason.LENGTH
+        stopped = opened.link.generate(ask(10, max_tokens=9, stop_tokens=(13, 99), queue="dep"))
+        assert await tokens_of(stopped) == [11, 12]
+        assert stopped.finish_reason is FinishReason.STOP
+        await until_async(lambda: opened.link.under_way == 0)
+        first, second = place.notes("asked")
+        assert first == {
+            "model": "base",
+            "prompt": [5, 10],
+            "max_tokens": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": 7,
+            "stop_token_ids": [],
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        assert second["stop_token_ids"] == [13, 99]
+        assert second["cache_salt"] == "dep"
+        await tokens_of(opened.link.generate(ask(10, temperature=1e-38)))
+        assert place.notes("asked")[-1]["temperature"] == 0.0
+        await opened.link.aclose()
+        opened.worker.kill()
+
+    asyncio.run(run())
+
+
+def test_tokens_come_before_the_last_one_is_made(place: Place) -> None:
+    async def run() -> None:
+        opened = await place.open()
+        async with opened.link.generate(ask(Trouble.SILENT)) as generation:
+            assert await anext(generation) == [1]
+        await until_async(lambda: place.notes("ended") == ["hung up"])
+        await until_async(lambda: opened.link.under_way == 0)
+        await opened.link.aclose()
+        opened.worker.kill()
+
+    asyncio.run(run())
+
+
+def test_adapters_are_loaded_while_it_runs_and_mixed(place: Place) -> None:
+    async def run() -> None:
+        group = place.group()
+        two, three = place.adapter("ft:a:two", 2), place.adapter("ft:a:three", 3)
+        await group.ready(two)
+        await group.ready(three)
+        asked = [None, two, three, two]
+        under_way = [await group.generate(one, ask(10, adapter=one and one.name)) for one in asked]
+        found = await asyncio.gather(*map(tokens_of, under_way))
+        assert found == [[11, 12, 13], [12, 14, 16], [13, 16, 19], [12, 14, 16]]
+        await group.forget(two.name)
+        (replica,) = group.live
+        with pytest.raises(ReplicaRefused, match="404"):
+            await tokens_of(replica.link.generate(ask(10, adapter=two.name)))
+        await replica.link.unload(two.name)  # what the server no longer has is no fault
+        await group.close()
+
+    asyncio.run(run())
+
+
+def test_a_refused_adapter_leaves_the_others_served(place: Place) -> None:
+    async def run() -> None:
+        group = place.group("--max-lora-rank", "8")
+        await group.ready(place.adapter("ft:a:good", 2))
+        broken = Adapter("ft:a:broken", place.folder / "nothing")
+        for one in (place.adapter("ft:a:large", 16), broken):
+            with pytest.raises(ReplicaRefused, match="refused the adapter"):
+                await group.ready(one)
+        assert group.answering("ft:a:good") == 1
+        assert group.answering("ft:a:large") == 0
+        assert await tokens_of(await group.generate(None, ask(10))) == [11, 12, 13]
+        await group.close()
+
+    asyncio.run(run())
+
+
+def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(place: Place) -> None:
+    async def run() -> None:
+        opened = await place.open()
+        for trouble in GARBAGE:
+            with pytest.raises(ReplicaLost, match=r"protocol|connection|with an error \(500\)"):
+                await tokens_of(opened.link.generate(ask(trouble)))
+        with pytest.raises(ReplicaLost, match="500"):
+            await tokens_of(opened.link.generate(ask(Trouble.FAILED)))
+        for trouble in (Trouble.REFUSED, Trouble.REFUSED_LATE):
+            with pytest.raises(ReplicaRefused, match="400"):
+                await tokens_of(opened.link.generate(ask(trouble)))
+        assert await tokens_of(opened.link.generate(ask(10))) == [11, 12, 13]
+        await opened.link.aclose()
+        opened.worker.kill()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_dies_is_replaced_with_its_adapters(place: Place) -> None:
+    async def run() -> None:
+        group = place.group()
+        two = place.adapter("ft:a:two", 2)
+        await group.ready(two)
+        (first,) = group.pids
+        with pytest.raises(ReplicaLost):
+            await tokens_of(await group.generate(None, ask(Trouble.DIES)))
+        await until_async(lambda: first not in group.pids)
+        request = ask(10, adapter=two.name)
+        assert await tokens_of(await group.generate(two, request)) == [12, 14, 16]
+        assert first not in group.pids
+        kinds = [one.message.partition(":")[0] for one in group.happenings()]
+        assert kinds == ["replica started", "replica lost", "replica started"]
+        gone, _ = place.notes("child")
+        await until_async(lambda: not is_alive(gone))
+        await group.close()
+        assert not place.folders()
+
+    asyncio.run(run())
+
+
+def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(place: Place) -> None:
+    async def run() -> None:
+        group = place.group()
+        await group.ready(None)
+        (folder,), (first,) = place.folders(), group.pids
+        os.killpg(first, signal.SIGKILL)  # before it can clear its folder away
+        until(lambda: first not in group.pids)  # and before anything here has seen it
+        assert folder.exists()
+        group.resize(0, {})
+        await group.close()
+        assert not folder.exists()
+
+    asyncio.run(run())
+
+
+def test_one_that_is_not_healthy_is_ended_after_some_probes(place: Place) -> None:
+    async def run() -> None:
+        group = place.group()
+        await group.ready(None)
+        (first,) = group.pids
+        await group.probe(PATIENCE_S)
+        assert group.answering(None) == 1
+        assert group.waiting == 3
+        (place.folder / "sick").touch()
+        await group.probe(PATIENCE_S)
+        assert group.answering(None) == 0
+        for _ in range(HUNG_PROBES):
+            await group.probe(PATIENCE_S)
+        await until_async(lambda: first not in group.pids)
+        (place.folder / "sick").unlink()
+        group.resize(1, {})
+        await until_async(lambda: group.answering(None) == 1)
+        await group.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("more", "patience_s", "error", "why"),
+    [
+        (("--start-after", "600"), 1.0, ReplicaLost, "not ready within 1 s"),
+        (("--die-at-start",), PATIENCE_S, ReplicaRefused, "ended while it started"),
+        (("--no-such-option",), PATIENCE_S, ReplicaRefused, "ended while it started"),
+    ],
+)
+def test_one_that_does_not_become_ready_leaves_nothing_behind(
+    place: Place, more: tuple[str, ...], patience_s: float, error: type[ServingError], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        asyncio.run(place.open(*more, patience_s=patience_s))
+    assert not place.folders()
+    asyncio.run(until_async(lambda: not any(map(is_alive, place.processes()))))
+
+
+def test_a_command_that_is_not_there_is_refused(place: Place) -> None:
+    opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
+    with pytest.raises(ReplicaRefused, match="ended while it started"):
+        asyncio.run(opener(place.folder, place.log))
+    assert "could not be started: No such file" in place.log.read_text()
+
+
+def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(place: Place) -> None:
+    async def run() -> None:
+        opened = await place.open()
+        await tokens_of(opened.link.generate(ask(4242)))
+        (folder,), (arguments,) = place.folders(), place.notes("arguments")
+        assert permissions(folder) == 0o700
+        key = opened.link._client.headers["Authorization"].removeprefix("Bearer ")
+        assert len(key) >= 32
+        assert key not in " ".join(arguments)
+        transport = httpx.AsyncHTTPTransport(uds=f"{folder}/socket")
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=PATIENCE_S
+        ) as stranger:
+            answer = await stranger.post("/v1/completions", json={"prompt": [1]})
+        assert answer.status_code == 401
+        await opened.link.aclose()
+        opened.worker.kill()
+        assert "4242" not in place.log.read_text()
+        assert not place.folders()
+
+    asyncio.run(run())
+
+
+def test_it_ends_with_the_service_and_so_do_its_own_processes(place: Place) -> None:
+    program = (
+        "import asyncio, sys, time\n"
+        "from pathlib import Path\n"
+        "from tests.unit.runtime.test_vllm import Place\n"
+        "place = Place(Path(sys.argv[1]))\n"
+        "asyncio.run(place.open())\n"
+        "print('open', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    service = subprocess.Popen(
+        [sys.executable, "-c", program, str(place.folder)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    with service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == b"open\n"
+        assert len(place.processes()) == 2
+        assert all(map(is_alive, place.processes()))
+        service.send_signal(signal.SIGKILL)
+    asyncio.run(until_async(lambda: not any(map(is_alive, place.processes()))))
+    assert not place.folders()
+
+
+def test_closing_fails_what_is_under_way(place: Place) -> None:
+    async def run() -> None:
+        opened = await place.open()
+        generation = opened.link.generate(ask(Trouble.SILENT))
+        assert await anext(generation) == [1]
+        await opened.link.aclose()
+        with pytest.raises(ReplicaLost, match="closed"):
+            await anext(generation)
+        with pytest.raises(ReplicaLost):
+            await tokens_of(opened.link.generate(ask(10)))
+        with pytest.raises(ReplicaLost):
+            await opened.link.stats()
+        assert isinstance(await opened.link.wait_lost(), ReplicaLost)
+        opened.worker.kill()
+
+    asyncio.run(run())

@@ -1,0 +1,135 @@
+"""Products with weights laid out once: the same numbers whichever library computes them."""
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+from tuneship.serving import linear as product
+from tuneship.serving.linear import SMALL_BYTES, LaidOutLinear, Product, lay_out_layers
+
+SMALL, LARGE = (256, 128), (1024, 520)
+assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
+
+
+@pytest.fixture(params=[True, False], ids=["laid out", "plain"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both ways, whichever is the faster one on this machine."""
+    if request.param and product._trial(torch.float32)[1] == float("inf"):
+        pytest.skip("torch has no oneDNN here")
+    monkeypatch.setattr(product, "prefers_layout", lambda _: request.param)
+    return request.param
+
+
+@pytest.fixture
+def fresh_trial() -> Iterator[None]:
+    """The trial runs again, and again after the test."""
+    product._trial.cache_clear()
+    yield
+    product._trial.cache_clear()
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 57, 64])
+def test_a_product_is_that_of_torch(
+    rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int]
+) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(2)).to(dtype)
+    residual = torch.randn(rows, shape[0], generator=torch.Generator().manual_seed(3)).to(dtype)
+    kept = residual.clone()
+    weighed = Product(weight, shared=shared)
+    expected = F.linear(x.double(), weight.double())
+    exactness = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    for found, wanted in (
+        (weighed(x), expected),
+        (weighed.onto(residual, x), expected + residual),
+    ):
+        assert found.dtype is dtype
+        torch.testing.assert_close(found.double(), wanted, rtol=exactness, atol=30 * exactness)
+    assert torch.equal(residual, kept)
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_a_larger_weight_is_another_products(shape: tuple[int, int]) -> None:
+    made = torch.Generator().manual_seed(1)
+    weight, delta = torch.randn(shape, generator=made), torch.randn(shape, generator=made)
+    x = torch.randn(40, shape[1], generator=made)
+    before = Product(weight)
+    own = before(x)
+    larger = before.plus(delta)
+    torch.testing.assert_close(larger(x), F.linear(x, weight + delta), rtol=1e-4, atol=1e-3)
+    assert torch.equal(before(x), own)
+    assert larger.nbytes == before.nbytes == weight.nbytes
+
+
+def test_products_of_many_tokens_have_few_sizes() -> None:
+    """Each new one is compiled, and the compiled ones are kept up to a number."""
+    for tokens in range(1, 5000):
+        size = product._filled(tokens)
+        assert tokens <= size <= (tokens if tokens <= product.FEW_TOKENS else 1.125 * tokens)
+    sizes = {product._filled(tokens) for tokens in range(1, 2049)}
+    assert len(sizes) <= product.FEW_TOKENS + 6 * 8 + 1
+
+
+@pytest.mark.usefixtures("layout")
+def test_the_weight_that_was_copied_is_not_kept() -> None:
+    weight = torch.randn(LARGE)
+    gone = weakref.ref(weight)
+    product_of_it = Product(weight)
+    del weight
+    assert gone() is None
+    assert product_of_it(torch.ones(1, LARGE[1])).isfinite().all()
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
+    layout: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one's weight is an embedding, too, and is copied up to so many bytes."""
+    monkeypatch.setattr(product, "SHARED_BYTES", most)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(*LARGE),
+            torch.nn.Linear(LARGE[1], LARGE[0]),
+            torch.nn.Linear(LARGE[0], SMALL[1]),
+            torch.nn.Linear(SMALL[1], LARGE[1]),
+            torch.nn.Linear(LARGE[1], LARGE[0], bias=False),
+        )
+    model[4].weight = model[0].weight
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.inference_mode():
+        expected = model(ids)
+        lay_out_layers(model)
+        found = model(ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    replaced = [isinstance(layer, LaidOutLinear) for layer in model]
+    assert replaced == [False, layout, False, False, layout]
+    assert model[4].weight.is_mkldnn == (layout and most > 0)
+    assert model[4].weight.is_mkldnn or model[4].weight.data_ptr() == model[0].weight.data_ptr()
+
+
+@pytest.mark.usefixtures("fresh_trial")
+def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> torch.Tensor:
+        raise RuntimeError("not built in")
+
+    monkeypatch.setattr(product, "_lay_out", missing)
+    assert not product.prefers_layout(torch.float32)
+    assert 0 < product.product_seconds(torch.float32) < float("inf")
+    weight, x = torch.randn(LARGE), torch.randn(3, LARGE[1])
+    torch.testing.assert_close(Product(weight)(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fresh_trial")
+def test_a_library_with_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_lay_out", lambda weight: weight)
+    monkeypatch.setattr(product, "_multiply", lambda x, weight: 1.01 * (x @ weight.t()))
+    assert not product.prefers_layout(torch.float32)

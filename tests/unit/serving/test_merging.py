@@ -1,0 +1,121 @@
+"""An adapter that runs alone is merged into a copy of the weights, and no answer shows it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.serving.test_engine import PROMPT, build, expected, run
+from tuneship.serving import linear as product
+from tuneship.serving import merging
+from tuneship.serving.engine import Engine, EngineLimits
+from tuneship.serving.linear import Product
+from tuneship.serving.merging import STEADY_STEPS
+from tuneship.serving.replica import load_model
+from tuneship.serving.sequence import GenerateRequest
+
+LONG = 60
+"""Tokens of an answer in whose middle the last product is merged."""
+
+
+@pytest.fixture(params=["as they are", "laid out"])
+def engine(
+    base: Path,
+    adapters: Mapping[str, Path],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Engine:
+    """The second time with weights that are there in oneDNN's own layout only."""
+    if request.param == "laid out":
+        if not torch.backends.mkldnn.is_available():
+            pytest.skip("torch has no oneDNN here")
+        monkeypatch.setattr(product, "SMALL_BYTES", 0)
+        monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+    return build(base, adapters, rows=6)
+
+
+def ask(*adapters: str | None, tokens: int = LONG, first: int = 10) -> list[GenerateRequest]:
+    """One request for each, no prompt beginning like another."""
+    return [
+        GenerateRequest((first + number, *PROMPT), tokens, adapter=adapter)
+        for number, adapter in enumerate(adapters)
+    ]
+
+
+def check(
+    engine: Engine, references: Mapping[str | None, Any], requests: list[GenerateRequest]
+) -> None:
+    wanted = [expected(references[request.adapter], request) for request in requests]
+    assert run(engine, requests, joining=1) == wanted
+
+
+@torch.inference_mode()
+def merged(engine: Engine, adapter: str) -> list[Product]:
+    """What a step of this adapter alone would take."""
+    engine._lora.hold(adapter)
+    products = list(engine._lora.route([adapter], []).merged)
+    engine._lora.release(adapter)
+    return products
+
+
+def test_an_adapter_that_runs_alone_is_merged_in_the_middle_of_an_answer(
+    engine: Engine, references: Mapping[str | None, Any]
+) -> None:
+    for adapter in ("wide", "narrow", "wide"):
+        assert not merged(engine, adapter)
+        check(engine, references, ask(adapter, adapter, adapter))
+        assert len(merged(engine, adapter)) == len(engine._model.sites)
+
+
+def test_others_that_join_and_leave_get_their_own_weights(
+    engine: Engine, references: Mapping[str | None, Any]
+) -> None:
+    check(engine, references, ask("wide"))
+    check(engine, references, ask("wide", None, "narrow", "wide", tokens=20, first=20))
+    check(engine, references, ask(None, None, first=30))
+    assert merged(engine, "wide"), "the copy of a while ago was made for nothing"
+    check(engine, references, ask("wide", "wide", tokens=5, first=40))
+
+
+def test_what_an_adapter_leaves_alone_is_the_bases_own(
+    engine: Engine, references: Mapping[str | None, Any]
+) -> None:
+    check(engine, references, ask("narrow"))
+    own = [site.product for site in engine._model.sites]
+    shared = [one is other for one, other in zip(merged(engine, "narrow"), own, strict=True)]
+    is_left = [site.modules[0].endswith(("o_proj", "gate_proj")) for site in engine._model.sites]
+    assert shared == is_left
+
+
+def test_another_adapter_of_the_same_name_is_another_one(
+    engine: Engine, adapters: Mapping[str, Path], references: Mapping[str | None, Any]
+) -> None:
+    engine.load("tuned", adapters["wide"])
+    run(engine, ask("tuned"))
+    assert merged(engine, "tuned")
+    engine.load("tuned", adapters["narrow"])
+    assert not merged(engine, "tuned")
+    request = ask("tuned")[0]
+    assert run(engine, [request]) == [expected(references["narrow"], request)]
+    engine.unload("tuned")
+    assert not engine._lora._merged._products, "the matrices of an adapter that has gone"
+
+
+def test_adapters_that_take_turns_are_not_merged(engine: Engine) -> None:
+    for number in range(6):
+        run(engine, ask(("wide", "narrow")[number % 2], tokens=STEADY_STEPS, first=number + 10))
+    assert not merged(engine, "wide")
+    assert not merged(engine, "narrow")
+
+
+def test_nothing_is_merged_in_half_precision_nor_into_large_weights(
+    base: Path, adapters: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = Engine(load_model(base, "bfloat16"), EngineLimits())
+    monkeypatch.setattr(merging, "MERGED_BYTES", 1000)
+    for engine in (rounded, Engine(load_model(base), EngineLimits())):
+        engine.load("wide", adapters["wide"])
+        run(engine, ask("wide"))
+        assert not merged(engine, "wide")

@@ -1,0 +1,93 @@
+"""Whose job is next: tenants take turns, and what was interrupted goes on first."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.store.test_store import NOW, add_job, claim
+from tuneship.contract.jobs import JobStatus
+from tuneship.store import job_queue
+from tuneship.store.database import Database
+from tuneship.store.job_leases import LEASE
+from tuneship.store.job_queue import TenantUsage, turns
+
+pytestmark = pytest.mark.both_databases
+
+
+def fill(database: Database, *names: str) -> None:
+    """A job for each name, in this order; a name's first letter is its tenant."""
+    for number, name in enumerate(names):
+        came = NOW + timedelta(seconds=number)
+        add_job(database, name, client_id=name[0], created_at=came)
+
+
+def line(database: Database, now: datetime) -> list[str]:
+    with database.read() as connection:
+        return job_queue.in_line(connection, now)
+
+
+def started(database: Database, now: datetime) -> str:
+    row = claim(database, now)
+    assert row is not None
+    return row["id"]
+
+
+def test_a_tenant_with_many_jobs_does_not_hold_up_the_others(database: Database) -> None:
+    fill(database, "a1", "a2", "a3", "a4", "b1", "c1", "b2")
+    forecast = line(database, NOW)
+    assert forecast == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+    at = [NOW + timedelta(seconds=10 + number) for number in range(7)]
+    assert [started(database, one) for one in at] == forecast
+    assert claim(database, at[-1]) is None
+
+
+def test_of_tenants_with_as_many_running_the_one_that_waited_longest_is_next(
+    database: Database,
+) -> None:
+    fill(database, "a1", "b1", "a2", "b2")
+    now = NOW + timedelta(minutes=1)
+    assert [started(database, now), started(database, now + timedelta(seconds=1))] == ["a1", "b1"]
+    assert line(database, now + timedelta(seconds=2)) == ["a2", "b2"]
+
+
+def test_an_interrupted_job_goes_on_before_any_other_starts(database: Database) -> None:
+    fill(database, "a1")
+    assert started(database, NOW) == "a1"
+    fill(database, "b1", "c1")
+    lapsed = NOW + LEASE + timedelta(seconds=1)
+    assert line(database, NOW + LEASE / 2) == ["b1", "c1"]
+    assert line(database, lapsed) == ["a1", "b1", "c1"]
+    again = claim(database, lapsed)
+    assert again is not None
+    assert (again["id"], again["attempt"], again["started_at"]) == ("a1", 2, NOW)
+
+
+def test_a_dead_service_gives_no_tenant_a_running_job(database: Database) -> None:
+    fill(database, "a1", "a2", "b1")
+    assert started(database, NOW) == "a1"
+    with database.read() as connection:
+        alive = job_queue._loads(connection, {"a", "b"}, NOW)
+        lapsed = job_queue._loads(connection, {"a", "b"}, NOW + LEASE + timedelta(seconds=1))
+    assert alive == {"a": TenantUsage(1, NOW), "b": TenantUsage()}
+    assert lapsed == {"a": TenantUsage(0, NOW), "b": TenantUsage()}
+
+
+@pytest.mark.parametrize(
+    ("loads", "order"),
+    [
+        ({}, ["a1", "b1", "a2", "b2", "a3"]),
+        ({"a": TenantUsage(2)}, ["b1", "b2", "a1", "a2", "a3"]),
+        ({"a": TenantUsage(1), "b": TenantUsage(2)}, ["a1", "b1", "a2", "b2", "a3"]),
+        ({"a": TenantUsage(0, datetime(2026, 1, 1, tzinfo=UTC))}, ["b1", "a1", "b2", "a2", "a3"]),
+    ],
+)
+def test_turns_by_what_each_tenant_has_had(loads: dict[str, Any], order: list[str]) -> None:
+    fresh = [("a", "a1"), ("a", "a2"), ("b", "b1"), ("b", "b2"), ("a", "a3")]
+    assert turns(fresh, loads) == order
+
+
+def test_a_started_job_is_not_in_line(database: Database) -> None:
+    add_job(database, "ft_1", status=JobStatus.COMPLETED)
+    add_job(database, "ft_2", status=JobStatus.CANCELLING)
+    assert line(database, NOW) == []

@@ -1,0 +1,261 @@
+"""Every width says the same, whatever the order in which observations come; each is forgotten in its time."""
+
+import json
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuneship.metrics import columns
+from tuneship.metrics.observations import Observation, RequestOutcome
+from tuneship.metrics.recorder import Recorder, WindowKey
+from tuneship.metrics.windows import MetricWindow
+from tuneship.store import metric_windows, tables
+from tuneship.store.database import Database, sqlite_url
+from tuneship.store.metric_windows import HOUR, MINUTE, SECOND, WIDTHS, WindowSource, covering
+
+pytestmark = pytest.mark.both_databases
+
+NOW = 1_800_000_000 // HOUR * HOUR
+DAY = 24 * HOUR
+
+
+def window(count: int = 1, latency: int = 10) -> MetricWindow:
+    return MetricWindow(count, 0, 0, 1.0 * count, count, count, {latency: count})
+
+
+def counts(
+    connection: sa.Connection,
+    width: int,
+    endpoint_id: str = "",
+    span: tuple[int, int] = (0, NOW * 2),
+) -> dict[int, int]:
+    starts, found = metric_windows.facts(
+        connection, WindowSource("dep_1", endpoint_id), width, *span
+    )
+    return dict(zip(starts.tolist(), found["requests"].tolist(), strict=True))
+
+
+OFFSETS = st.lists(
+    st.lists(st.tuples(st.integers(0, 3 * HOUR), st.sampled_from(["", "cep_1"])), max_size=6),
+    max_size=4,
+)
+
+
+@given(ticks=OFFSETS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_width_and_the_hours_minutes_say_the_same(
+    database: Database, ticks: list[list[tuple[int, str]]]
+) -> None:
+    told: Counter[tuple[str, int]] = Counter()
+    with database.write() as connection:
+        connection.execute(sa.delete(tables.metric_windows))  # of the example before
+        for tick in ticks:  # late ones among them
+            windows = {WindowKey("dep_1", one, NOW - offset): window() for offset, one in tick}
+            metric_windows.store(connection, windows, NOW)
+            told.update((key.endpoint_id, key.start) for key in windows)
+        for width in WIDTHS:
+            every, canary = Counter[int](), Counter[int]()
+            for (endpoint_id, start), count in told.items():
+                every[start // width * width] += count
+                canary[start // width * width] += count * bool(endpoint_id)
+            assert counts(connection, width) == every
+            assert counts(connection, width, "cep_1") == +canary
+            starts, found = metric_windows.sketches(
+                connection, WindowSource("dep_1"), width, 0, NOW * 2
+            )
+            assert starts.tolist() == sorted(every)
+            assert found.facts["requests"].tolist() == [every[start] for start in sorted(every)]
+            assert found.sketches["count"].sum() == told.total()
+
+
+def test_more_windows_than_are_written_at_once(database: Database) -> None:
+    windows = {WindowKey("dep_1", "", NOW - second): window() for second in range(1, 1001)}
+    with database.write() as connection:
+        metric_windows.store(connection, windows, NOW)
+        metric_windows.store(connection, windows, NOW)
+        for width in WIDTHS:
+            assert sum(counts(connection, width).values()) == 2000
+        assert set(counts(connection, SECOND).values()) == {2}
+
+
+def test_what_was_rolled_back_is_stored_once_by_the_next_try(database: Database) -> None:
+    recorder = Recorder()
+    recorder.record(Observation("dep_1", "", NOW + 0.5, RequestOutcome.SUCCESS, 10.0))
+
+    def fail(windows: Mapping[WindowKey, MetricWindow]) -> None:
+        with database.write() as connection:
+            metric_windows.store(connection, windows, NOW)
+            raise OSError("disk full")
+
+    def succeed(windows: Mapping[WindowKey, MetricWindow]) -> None:
+        with database.write() as connection:
+            metric_windows.store(connection, windows, NOW)
+
+    with pytest.raises(OSError, match="disk"):
+        recorder.hand_over(fail)
+    recorder.hand_over(succeed)
+    recorder.hand_over(succeed)
+    with database.read() as connection:
+        assert [sum(counts(connection, width).values()) for width in WIDTHS] == [1, 1, 1]
+
+
+def test_only_the_span_is_read_and_only_the_series(database: Database) -> None:
+    with database.write() as connection:
+        for start in (NOW, NOW + 60, NOW + 120):
+            metric_windows.store(connection, {WindowKey("dep_1", "", start): window()}, NOW)
+        metric_windows.store(connection, {WindowKey("dep_2", "", NOW): window()}, NOW)
+        assert counts(connection, MINUTE, span=(NOW + 60, NOW + 120)) == {NOW + 60: 1}
+
+
+def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
+    ages = (0, 3 * DAY, 91 * DAY)
+    with database.write() as connection:
+        for age in ages:
+            then = {WindowKey("dep_1", "", NOW - age): window()}
+            metric_windows.store(connection, then, NOW - age)
+        metric_windows.forget(connection, NOW)
+        found = {
+            width: sorted(NOW - start for start in counts(connection, width)) for width in WIDTHS
+        }
+        late = {WindowKey("dep_1", "", NOW - age): window() for age in ages}
+        metric_windows.store(connection, late, NOW)
+        again = {width: set(counts(connection, width).values()) for width in WIDTHS}
+    assert found == {SECOND: [0], MINUTE: [0, 3 * DAY], HOUR: [0, 3 * DAY]}
+    assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}  # what came back was not made again
+
+
+def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:
+    lost = {
+        WindowKey("dep_1", "cep_1", NOW): MetricWindow(cancelled_count=1),
+        WindowKey("dep_1", "", NOW + 61): MetricWindow(refused_count=2),
+    }
+    with database.write() as connection:
+        metric_windows.store(connection, lost, NOW)
+        metric_windows.store(connection, lost, NOW)
+        for width in WIDTHS:
+            starts, found = metric_windows.facts(
+                connection, WindowSource("dep_1"), width, 0, NOW * 2
+            )
+            assert starts.tolist() == sorted({one.start // width * width for one in lost})
+            assert found[["requests", "uncounted"]].tolist() == [(0, 0)] * len(starts)
+            assert (found["cancelled"].sum(), found["refused"].sum()) == (2, 4)
+
+
+def test_callers_are_counted_once_however_often_a_window_is_added_to(database: Database) -> None:
+    def met(first: int, last: int) -> MetricWindow:
+        return MetricWindow(last - first, last - first, error_callers=set(range(first, last)))
+
+    with database.write() as connection:
+        for second, (first, last) in enumerate([(0, 10), (5, 15), (0, 15), (2**32 - 1, 2**32)]):
+            windows = {WindowKey("dep_1", "", NOW + second % 2): met(first, last)}
+            metric_windows.store(connection, windows, NOW)
+        _, seconds = metric_windows.facts(connection, WindowSource("dep_1"), SECOND, 0, NOW * 2)
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, 0, NOW * 2)
+    assert seconds["error_callers"].tolist() == [15, 11]
+    assert hours.facts["error_callers"].tolist() == [16]
+    assert hours.callers.tolist() == [*range(15), 2**32 - 1]
+
+
+def test_requests_that_do_not_count_leave_no_row(database: Database) -> None:
+    with database.write() as connection:
+        metric_windows.store(connection, {WindowKey("dep_1", "", NOW): MetricWindow()}, NOW)
+        assert connection.execute(sa.select(tables.metric_windows)).all() == []
+
+
+@given(st.integers(0, 3 * HOUR), st.integers(1, 3 * HOUR))
+def test_a_span_is_covered_exactly_once_by_aligned_pieces(start: int, length: int) -> None:
+    pieces = covering(start, start + length)
+    moments = sorted(moment for _, low, high in pieces for moment in range(low, high))
+    assert moments == list(range(start, start + length))
+    assert all(low % width == high % width == 0 for width, low, high in pieces)
+
+
+def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "old.sqlite"
+    _upgrade(file, "0001")
+    old = {"n": 3, "errors": 1, "empty": 0, "ms": 20.0, "in": 5, "out": 7, "latencies": [[10, 2]]}
+    with sqlite3.connect(file) as raw:
+        raw.executemany(
+            "INSERT INTO metric_windows (deployment_id, endpoint_id, start, window) VALUES (?, ?, ?, ?)",
+            [
+                ("dep_1", endpoint, start, json.dumps(old))
+                for endpoint in ("", "cep_1")
+                for start in (NOW - 3 * DAY, NOW, NOW + 1)
+            ],
+        )
+    raw.close()
+    database = Database(sqlite_url(file))
+    with database.read() as connection:
+        assert counts(connection, SECOND) == {NOW: 6, NOW + 1: 6}
+        assert counts(connection, MINUTE) == {NOW - 3 * DAY: 6, NOW: 12}
+        assert counts(connection, HOUR, "cep_1") == {NOW - 3 * DAY: 3, NOW: 6}
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
+        _, minutes = metric_windows.facts(
+            connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
+        )
+    assert np.array_equal(hours.sketches["count"], [8])
+    for records in (hours.facts, minutes):  # that nobody hung up is not known of them
+        names = ["uncounted", "cancelled", "refused", "error_callers"]
+        assert records[names].tolist() == [(12, 0, 0, 0)]
+    with database.write() as connection:
+        later = MetricWindow(1, 1, cancelled_count=2, refused_count=3, error_callers={4, 5})
+        metric_windows.store(connection, {WindowKey("dep_1", "cep_1", NOW + 2): later}, NOW)
+        _, hours = metric_windows.sketches(connection, WindowSource("dep_1"), HOUR, NOW, NOW + 1)
+        _, seconds = metric_windows.facts(
+            connection, WindowSource("dep_1"), SECOND, NOW + 2, NOW + 3
+        )
+    assert hours.facts[[*names, "requests"]].tolist() == [(12, 2, 3, 2, 13)]
+    assert hours.callers.tolist() == [4, 5]
+    assert np.array_equal(hours.sketches["count"], [8])
+    assert seconds[names].tolist() == [(0, 2, 3, 2)]
+    database.close()
+
+
+def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
+    """More than the migration reads at once."""
+    file = tmp_path / "old.sqlite"
+    _upgrade(file, "0007")
+    old = struct.pack("<5q4d19I", 3, *bytes(27)) + struct.pack("<hI", 10, 3)
+    keys = [(f"dep_{number % 3}", width, number) for number in range(700) for width in WIDTHS]
+    with sqlite3.connect(file) as raw:
+        raw.executemany(
+            "INSERT INTO metric_windows (deployment_id, endpoint_id, width, start, window, minutes)"
+            " VALUES (?, '', ?, ?, ?, ?)",
+            [(*key, old, old[:148] * 60 if key[1] == HOUR else None) for key in keys],
+        )
+    raw.close()
+    database = Database(sqlite_url(file))
+    with database.read() as connection:
+        rows = connection.execute(sa.select(tables.metric_windows)).all()
+    database.close()
+    assert len(rows) == len(keys)
+    whole = columns.from_stored([row.window for row in rows])
+    assert set(whole.facts[["requests", "uncounted", "error_callers"]].tolist()) == {(3, 3, 0)}
+    assert set(whole.sketches.tolist()) == {(10, 3)}
+    assert whole.lengths.tolist() == [1] * len(rows)
+    minutes = [row.minutes for row in rows if row.width == HOUR]
+    found = np.frombuffer(b"".join(minutes), columns.FACTS)
+    assert set(found[["requests", "uncounted"]].tolist()) == {(3, 3)}
+    assert len(found) == 60 * 700
+
+
+def _upgrade(file: Path, revision: str) -> None:
+    folder = Path(metric_windows.__file__).parent / "migrations"
+    engine = sa.create_engine(sqlite_url(file))
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(folder))
+        config.attributes["connection"] = connection
+        config.attributes["metadata"] = tables.METADATA
+        command.upgrade(config, revision)
+    engine.dispose()

@@ -1,0 +1,88 @@
+"""What was read is given again until something is written, and nothing older than an answered write is ever given."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+import sqlalchemy as sa
+
+from tuneship.store import read_cache, tables
+from tuneship.store.database import Database
+from tuneship.store.outbox import emit
+
+pytestmark = pytest.mark.both_databases
+
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+def write(database: Database) -> None:
+    with database.write() as connection:
+        emit(connection, "dataset.uploaded", {"id": "ds_1", "client_id": "alice"}, NOW)
+
+
+def count(database: Database) -> int:
+    with database.read() as connection:
+        return connection.execute(
+            sa.select(sa.func.count()).select_from(tables.events)
+        ).scalar_one()
+
+
+def test_a_value_is_read_once_between_two_writes(database: Database) -> None:
+    cache = database.cache
+    assert cache.find("events") is None
+    assert cache.read("events", lambda: count(database)) == 0
+    assert cache.find("events") == 0
+    write(database)
+    assert cache.find("events") is None
+    assert cache.read("events", lambda: count(database)) == 1
+
+
+def test_a_write_that_fails_clears_it_too(database: Database) -> None:
+    """Its commit may be in force all the same."""
+    database.cache.read("events", lambda: count(database))
+    with pytest.raises(ZeroDivisionError), database.write():
+        _ = 1 / 0
+    assert database.cache.find("events") is None
+
+
+def test_a_write_to_tables_that_nobody_keeps_leaves_it(database: Database) -> None:
+    database.cache.read("events", lambda: count(database))
+    with database.write(clears=False):
+        pass
+    assert database.cache.find("events") == 0
+
+
+def test_what_was_read_before_a_write_and_comes_after_it_is_not_kept(database: Database) -> None:
+    has_read, may_return = threading.Event(), threading.Event()
+
+    def slowly() -> int:
+        found = count(database)
+        has_read.set()
+        assert may_return.wait(60)
+        return found
+
+    reader = threading.Thread(target=database.cache.read, args=["events", slowly])
+    reader.start()
+    assert has_read.wait(60)
+    write(database)
+    may_return.set()
+    reader.join()
+    assert database.cache.find("events") is None
+
+
+def test_what_a_reading_raises_is_not_kept_and_neither_is_nothing(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        database.cache.read("events", lambda: 1 // 0)
+    assert database.cache.read("events", lambda: None) is None
+    assert database.cache.read("events", lambda: 7) == 7
+    assert database.cache.find("events") == 7
+
+
+def test_it_holds_so_many_values_and_no_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_cache, "MOST_KEPT", 3)
+    database.cache.read(0, lambda: None)
+    for number in range(1, 5):
+        database.cache.read(number, lambda number=number: number)
+    assert [database.cache.find(number) for number in range(1, 5)] == [None, None, None, 4]

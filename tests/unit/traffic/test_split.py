@@ -1,0 +1,74 @@
+"""A split in whole percent and a draw: each deployment gets its share, each key its place."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from tuneship.traffic.split import DRAWS, Share, TrafficSplit, draw_of_key, split_of
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> TrafficSplit:
+    """1 to 10 members whose shares sum to 100."""
+    cuts = sorted(draw(st.lists(st.integers(0, 100), max_size=9)))
+    bounds = [0, *cuts, 100]
+    shares = [high - low for low, high in pairwise(bounds)]
+    names = draw(st.permutations([f"dep_{number:02}" for number in range(len(shares))]))
+    return TrafficSplit(tuple(Share(*one) for one in zip(names, shares, strict=True)))
+
+
+@given(splits())
+def test_every_draw_has_one_answer_and_each_share_is_exact(split: TrafficSplit) -> None:
+    counted = Counter(split.choose(draw) for draw in range(0, DRAWS, 100))
+    assert counted == {
+        one.deployment_id: one.traffic_percentage for one in split.shares if one.traffic_percentage
+    }
+
+
+@settings(max_examples=10)
+@given(splits(), st.integers())
+def test_ten_thousand_callers_fall_within_binomial_bounds(split: TrafficSplit, salt: int) -> None:
+    counted = Counter(
+        split.choose(draw_of_key("cep_1", f"{salt}-{number}")) for number in range(DRAWS)
+    )
+    for share in split.shares:
+        low, high = binom.interval(1 - 1e-9, DRAWS, share.traffic_percentage / 100)
+        assert low <= counted[share.deployment_id] <= high
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.text(max_size=30))
+def test_a_shift_of_two_moves_only_keys_at_the_boundary(before: int, after: int, key: str) -> None:
+    draw = draw_of_key("cep_1", key)
+
+    def chosen(share: int) -> str:
+        return TrafficSplit((Share("dep_a", 100 - share), Share("dep_b", share))).choose(draw)
+
+    low, high = sorted((100 - before, 100 - after))
+    moved = low * 100 <= draw < high * 100
+    assert (chosen(before) != chosen(after)) == moved
+
+
+@given(st.text(max_size=50))
+def test_a_key_is_stable_and_bound_to_its_endpoint(key: str) -> None:
+    assert draw_of_key("cep_1", key) == draw_of_key("cep_1", key)
+    assert 0 <= draw_of_key("cep_1", key) < DRAWS
+
+
+def test_known_keys_keep_their_draw_over_releases() -> None:
+    assert [draw_of_key("cep_1", key) for key in ("a", "b")] == [8027, 6890]
+
+
+@pytest.mark.parametrize("total", [0, 99, 101])
+def test_what_does_not_sum_to_100_is_no_split(total: int) -> None:
+    with pytest.raises(ValueError, match="sum to 100"):
+        split_of([{"id": "dep_a", "traffic_percentage": total}])
+
+
+@pytest.mark.parametrize("draw", [DRAWS, DRAWS + 1])
+def test_a_draw_beyond_the_last_has_no_answer(draw: int) -> None:
+    with pytest.raises(ValueError, match="draw"):
+        TrafficSplit((Share("dep_a", 100),)).choose(draw)

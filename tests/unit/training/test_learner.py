@@ -1,0 +1,144 @@
+"""The quick ways through the model give what peft and transformers give."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tuneship.training.base_model import load_base
+from tuneship.training.batches import collate
+from tuneship.training.learner import Learner
+from tuneship.training.lora import FusedLinear, Noise
+from tuneship.training.spec import ResolvedHyperparameters
+from tuneship.training.tokenized_examples import TokenizedExamples
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+
+def settings(**changes: object) -> ResolvedHyperparameters:
+    values: dict[str, object] = {
+        "learning_rate": 0.01,
+        "batch_size": 4,
+        "epochs": 1,
+        "warmup_steps": 0,
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+        "lora_dropout": 0.0,
+        "target_modules": ("all-linear",),
+        "seed": 3,
+    }
+    return ResolvedHyperparameters(**(values | changes))  # type: ignore[arg-type]
+
+
+def some_rows() -> TokenizedExamples:
+    """Four rows of very different lengths, the last 3 tokens of each learnt."""
+    random = np.random.Generator(np.random.PCG64(1))
+    lengths = [4, 21, 9, 14]
+    learnt = np.concatenate([np.arange(length) >= length - 3 for length in lengths])
+    tokens = random.integers(5, 200, sum(lengths), dtype=np.int32)
+    return TokenizedExamples(tokens, learnt, np.cumsum([0, *lengths]))
+
+
+def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
+    """The same adapter as peft and transformers run it by themselves."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.load_state_dict(adapter, strict=False)
+    return model
+
+
+def peft_loss(model: PeftModel, rows: TokenizedExamples) -> torch.Tensor:
+    batch = collate(rows, np.arange(len(rows)))
+    labels = torch.full(batch.tokens.shape, -100)
+    labels.view(-1)[torch.from_numpy(batch.places + 1)] = torch.from_numpy(batch.targets)
+    filled = torch.zeros(batch.tokens.size, dtype=torch.int64)
+    filled[torch.from_numpy(batch.filled)] = 1
+    return model(
+        input_ids=torch.from_numpy(batch.tokens),
+        attention_mask=filled.view(batch.tokens.shape),
+        labels=labels,
+    ).loss
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    """Filled by the next step: the gradient of each weight before it is clipped."""
+    found: dict[str, torch.Tensor] = {}
+
+    def remember(name: str) -> Callable[[torch.Tensor], None]:
+        return lambda weight: found.__setitem__(name, weight.grad.clone())  # type: ignore[union-attr]
+
+    for name, weight in learner.model.named_parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(remember(name))
+    return found
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_step_has_the_loss_and_the_gradients_of_peft(tiny_model: Path, parts: int) -> None:
+    rows = some_rows()
+    learner = Learner(load_base(str(tiny_model)), settings())
+    with torch.no_grad():
+        for name, weight in learner.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    peft = peft_model(tiny_model, learner.adapter())
+    loss = peft_loss(peft, rows)
+    loss.backward()
+    wanted = {name: p.grad for name, p in peft.named_parameters() if p.grad is not None}
+
+    found = gradients(learner)
+    batches = [collate(rows, part) for part in np.array_split(np.arange(4), parts)]
+    assert learner.learn(batches, 12, step=1, rate=0.0) == pytest.approx(loss.item(), rel=1e-5)
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5)
+
+
+def test_measuring_gives_the_loss_of_peft(tiny_model: Path) -> None:
+    rows = some_rows()
+    learner = Learner(load_base(str(tiny_model)), settings())
+    learner.learn([collate(rows, np.arange(4))], 12, step=1, rate=0.1)
+    with torch.inference_mode():
+        wanted = peft_loss(peft_model(tiny_model, learner.adapter()).eval(), rows).item()
+    packed = learner.measure(collate(rows, np.arange(4)))
+    assert packed.tokens == 12
+    assert packed.loss / 12 == pytest.approx(wanted, rel=1e-5)
+    alone = [learner.measure(collate(rows, np.array([number]))).loss for number in range(4)]
+    assert sum(alone) / 12 == pytest.approx(wanted, rel=1e-5)
+
+
+def test_dropout_keeps_the_asked_share_and_follows_from_seed_and_step() -> None:
+    noise, again = Noise(1), Noise(1)
+    for source in (noise, again):
+        source.begin_step(5)
+    like = torch.empty(301, 33)
+    kept = noise.kept(like, 0.2)
+    assert kept.unique().tolist() == [0.0, 1.0]
+    assert kept.mean().item() == pytest.approx(0.8, abs=0.02)
+    assert torch.equal(kept, again.kept(like, 0.2))
+    assert not torch.equal(kept, noise.kept(like, 0.2))
+    noise.begin_step(6)
+    assert not torch.equal(kept, noise.kept(like, 0.2))
+
+
+def test_dropout_is_on_while_learning_and_has_the_expected_mean(tiny_model: Path) -> None:
+    learner = Learner(load_base(str(tiny_model)), settings(lora_dropout=0.5))
+    layer = next(module for module in learner.model.modules() if isinstance(module, FusedLinear))
+    with torch.no_grad():
+        for weight in layer.lora_B["default"].parameters():
+            weight.normal_()
+    x = torch.randn(1, int(layer.in_features or 0))
+    exact = layer.eval()(x)
+    layer.train()
+    draws = torch.stack([layer(x) for _ in range(2000)])
+    assert not torch.equal(draws[0], draws[1])
+    torch.testing.assert_close(
+        draws.mean(0), exact, rtol=0.0, atol=4 * draws.std().item() / 2000**0.5
+    )

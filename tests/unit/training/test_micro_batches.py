@@ -1,0 +1,117 @@
+"""A batch is cut so that memory is enough, and learnt as one however it is cut."""
+
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.families import build_family
+from tests.unit.training.test_learner import settings, some_rows
+from tuneship.training.base_model import load_base, load_encoder
+from tuneship.training.device import free_memory, kept_number_format, number_format
+from tuneship.training.learner import Learner
+from tuneship.training.micro_batches import MOST_TOKENS, bytes_per_token, tokens_at_once
+from tuneship.training.progress_file import ProgressFile, StopRequest
+from tuneship.training.run import Standing, TrainingLoop, read_data
+
+if TYPE_CHECKING:
+    from tests.unit.training.conftest import JobMaker
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+
+
+@given(each=st.floats(1, 1e9), free=st.integers(0, 2**45))
+def test_what_goes_through_at_once_fits_half_of_the_free_memory(each: float, free: int) -> None:
+    most = tokens_at_once(each, free)
+    assert 1 <= most <= MOST_TOKENS
+    assert most == 1 or most * each <= free / 2
+    assert most == MOST_TOKENS or 2 * most * each > free / 2, "twice as many would not fit"
+
+
+def test_the_machine_says_how_much_memory_is_free() -> None:
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.cuda.is_available():
+        everything = torch.cuda.mem_get_info()[1]
+    assert 1 << 26 < free_memory() < everything
+
+
+def test_the_number_format_of_a_job_is_chosen_once(tmp_path: Path) -> None:
+    """A second measurement might come out otherwise, and the job would not go on to the same bits."""
+    folder = tmp_path / "checkpoints"
+    assert kept_number_format(folder, 10, lambda _: torch.bfloat16) is torch.bfloat16
+    assert kept_number_format(folder, 10, lambda _: torch.float32) is torch.bfloat16
+    (folder / "number_format").write_text("")  # killed while it was written
+    assert kept_number_format(folder, 10, lambda _: torch.float32) is torch.float32
+
+
+def test_a_small_model_is_read_in_float32_and_a_large_one_in_what_is_quicker_here() -> None:
+    assert number_format(1_000_000) is torch.float32
+    assert number_format(10_000_000) in (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_larger_model_and_a_larger_vocabulary_take_more(
+    tmp_path: Path,
+) -> None:
+    def each(name: str, family: str = "llama", **changes: int) -> float:
+        base = load_base(str(build_family(tmp_path / name, family, **changes)))
+        return bytes_per_token(Learner(base, settings()), some_rows())
+
+    plain = each("plain")
+    assert each("deep", num_hidden_layers=4) > 1.5 * plain
+    assert each("wide", hidden_size=64, intermediate_size=128) > 1.5 * plain
+    assert each("words", vocab_size=261 * 8) > plain + 0.9 * 261 * 7 * 4
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_the_activations_of_a_layer_are_known_to_be(
+    tmp_path: Path,
+) -> None:
+    """A layer of Llama keeps at least its inputs to seven products and to two norms, 4 bytes a number."""
+    base = load_base(str(build_family(tmp_path / "a", "llama", num_hidden_layers=8)))
+    other = load_base(str(build_family(tmp_path / "b", "llama", num_hidden_layers=2)))
+    rows = some_rows()
+    layer = (
+        bytes_per_token(Learner(base, settings()), rows)
+        - bytes_per_token(Learner(other, settings()), rows)
+    ) / 6
+    least = 4 * (32 + 64 + 64)
+    assert least < layer < 10 * least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [12, 5])
+def test_little_memory_changes_how_often_the_model_is_called_and_not_what_it_learns(
+    make_job: "JobMaker", tiny_model: Path, batch_size: int
+) -> None:
+    job = make_job(batch_size=batch_size, lora_dropout=0.0, epochs=1, validation_frequency=1)
+    base = load_base(str(tiny_model))
+    encoder = load_encoder(str(tiny_model), base)
+    found: dict[int, tuple[float, int, dict[str, torch.Tensor]]] = {}
+    for most in (MOST_TOKENS, 64, 1):
+        spec = replace(job.spec, checkpoint_dir=job.directory / str(most))
+        with closing(ProgressFile(job.directory / f"{most}.jsonl")) as progress:
+            learner = Learner(load_base(str(tiny_model)), spec.hyperparameters)
+            calls: list[bool] = []
+            learner.model.register_forward_pre_hook(
+                lambda model, _, to=calls: to.append(model.training)
+            )
+            data = read_data(spec, encoder, progress)
+            stop = StopRequest(job.directory / "cancel")
+            run = TrainingLoop(spec, data, learner, progress, stop)
+            run._standing = Standing(tokens_at_once=most)
+            standing = run.execute(1e9)
+        assert standing.step == -(-48 // batch_size)
+        found[most] = standing.validation_loss, sum(calls), learner.adapter()
+    whole, some, single = found.values()
+    assert whole[1] < some[1] < single[1] == 48
+    for cut in (some, single):
+        assert cut[0] == pytest.approx(whole[0], rel=1e-3)
+        for name, weights in whole[2].items():
+            torch.testing.assert_close(cut[2][name], weights, rtol=0.05, atol=2e-3)

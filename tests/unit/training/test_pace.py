@@ -1,0 +1,49 @@
+"""How fast a training goes, by a moved clock."""
+
+from tuneship.training.speed import RECENT_STEPS, TrainingSpeed
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(pace: TrainingSpeed, clock: Clock, seconds: float, tokens: int) -> None:
+    pace.begin_step()
+    clock.now += seconds
+    pace.end_step(tokens)
+
+
+def test_tokens_count_while_learning_and_steps_with_what_lies_between() -> None:
+    clock = Clock()
+    pace = TrainingSpeed(clock)
+    step(pace, clock, 2.0, 100)
+    clock.now += 4.0  # a measurement
+    step(pace, clock, 2.0, 300)
+    assert pace.news() == {"tokens_per_second": 100.0, "seconds_per_step": 4.0}
+
+
+def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
+    clock = Clock()
+    pace = TrainingSpeed(clock)
+    for _ in range(RECENT_STEPS):
+        step(pace, clock, 1.0, 100)
+    for _ in range(RECENT_STEPS):
+        step(pace, clock, 4.0, 100)
+    assert pace.news() == {"tokens_per_second": 25.0, "seconds_per_step": 2.5}
+
+
+def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
+    clock = Clock()
+    pace = TrainingSpeed(clock)
+    told: list[int] = []
+    for number in range(10):
+        step(pace, clock, 0.25, 1)
+        if pace.news():
+            told.append(number)
+    assert told == [0, 4, 8]

@@ -1,0 +1,158 @@
+"""A training that is killed anywhere goes on to the same bits: losses of every step, epochs, and the adapter.
+
+A kill is played by an exception that no code of ours catches, raised at any line of `tuneship/training/` (before, in
+and after a step, in the middle of a measurement, of a checkpoint or of the adapter); really killed processes are in
+`test_process.py`.
+"""
+
+import copy
+import random
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+import tuneship.training
+from tuneship.training.progress_file import ProgressFile, StopRequest
+
+if TYPE_CHECKING:
+    from tests.unit.training.conftest import Job, JobMaker
+
+ROOM = str(Path(tuneship.training.__file__).parent)
+POINTS = {"": 8, "learner.py": 6, "checkpoints.py": 6}
+"""How often a training is killed anywhere, in a step or a measurement, and in writing what must survive."""
+
+
+NO_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class Lines:
+    """The executed lines of the room, by file and function; at the line of number `last` the world ends."""
+
+    last: int = 0
+    passed: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> "Lines":
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(ROOM) else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.passed.append(f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_name}")
+            if len(self.passed) == self.last:
+                raise Killed
+        return self._line
+
+
+class Attempt(Protocol):
+    def __call__(
+        self, job: "Job", lines: Lines, clock: Callable[[], float] = lambda: 0.0
+    ) -> None: ...
+
+
+def progress_of(job: "Job") -> ProgressFile:
+    return ProgressFile(job.directory / "progress.jsonl")
+
+
+@pytest.fixture(scope="module")
+def attempt(whole_job: "Job") -> Attempt:
+    """What a process does once it has read the model and the rows, which every attempt reads alike."""
+    import torch
+
+    from tuneship.training.base_model import load_base, load_encoder
+    from tuneship.training.checkpoints import make_directory
+    from tuneship.training.learner import Learner
+    from tuneship.training.run import TrainingLoop, read_data
+
+    torch.set_num_threads(1)
+    spec = whole_job.spec
+    base = load_base(spec.base_model)
+    with closing(progress_of(whole_job)) as progress:
+        data = read_data(spec, load_encoder(spec.base_model, base), progress)
+    assert len(data.training.lengths) > len(data.validation.lengths)  # counted once, then known
+
+    def attempt(job: "Job", lines: Lines, clock: Callable[[], float] = lambda: 0.0) -> None:
+        learner = Learner(copy.deepcopy(base), job.spec.hyperparameters)
+        stop = StopRequest(job.directory / "cancel")
+        with closing(progress_of(job)) as progress, lines:
+            run = TrainingLoop(job.spec, data, learner, progress, stop)
+            run.execute(1e6, clock)
+            make_directory(job.adapter, run.save_best)
+
+    return attempt
+
+
+def outcome(job: "Job") -> tuple[Any, ...]:
+    """What a supervisor knows in the end: a repeated step or epoch overwrites the one before."""
+    curve = {line["step"]: line for line in job.of_kind("step")}
+    epochs = {line["epoch"]: line for line in job.of_kind("epoch")}
+    return curve, epochs, job.weights()
+
+
+@pytest.fixture(scope="module")
+def way(whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every line of an uninterrupted training, which a process of its own made to the same bits."""
+    from tests.unit.training.conftest import JobMaker
+
+    job = JobMaker(tmp_path_factory.mktemp("way"), Path(whole_job.spec.base_model))()
+    lines = Lines()
+    attempt(job, lines)
+    assert outcome(job) == outcome(whole_job)
+    return lines.passed
+
+
+@pytest.mark.slow
+@NO_WARNING
+@pytest.mark.parametrize(
+    ("file", "number"),
+    [(file, number) for file, count in POINTS.items() for number in range(count)],
+)
+def test_a_training_killed_at_any_line_ends_with_the_same_bits(
+    whole_job: "Job",
+    attempt: Attempt,
+    way: list[str],
+    make_job: "JobMaker",
+    file: str,
+    number: int,
+) -> None:
+    """One line at random of each part of the way (or of the way's lines in that file)."""
+    places = [place for place, line in enumerate(way, 1) if line.startswith(file)]
+    dice = random.Random(number)  # noqa: S311 - a draw of a test
+    last = places[int((number + dice.random()) * len(places) / POINTS[file])]
+    job = make_job()
+    assert job.spec.hyperparameters.lora_dropout > 0
+    lines = Lines(last)
+    with pytest.raises(Killed):
+        attempt(job, lines)
+    assert lines.passed[-1] == way[last - 1]
+    attempt(job, Lines())
+    assert outcome(job) == outcome(whole_job)
+
+
+@pytest.mark.slow
+@NO_WARNING
+def test_a_checkpoint_is_kept_every_ten_minutes_at_least(
+    attempt: Attempt, make_job: "JobMaker"
+) -> None:
+    """On a slow machine: a step takes three minutes. Without a break it would be kept at the end only."""
+    job = make_job(validation_frequency=12)
+    attempt(job, Lines(), clock=lambda: 180.0 * len(job.of_kind("step")))
+    kept = sorted(path.name for path in job.spec.checkpoint_dir.iterdir())
+    assert kept == ["step-000000008", "step-000000012"]
+    assert job.of_kind("pace")[-1]["seconds_per_step"] == 180

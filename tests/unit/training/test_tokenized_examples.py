@@ -1,0 +1,158 @@
+"""What of an example is learnt, and how it is cut."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.tiny_model import CHAT_TEMPLATE
+from tuneship.contract.dataset_lines import Message
+from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.training.progress_file import TrainingFailed
+from tuneship.training.tokenized_examples import (
+    Encoder,
+    Segment,
+    TokenizedExamples,
+    carve_out,
+    read_rows,
+    segments,
+)
+
+TALK: list[Message] = [
+    {"role": "user", "content": "colour?"},
+    {"role": "assistant", "content": "red"},
+    {"role": "user", "content": "and now?"},
+    {"role": "assistant", "content": "blue"},
+]
+DROPS_EARLIER_ANSWERS = """\
+{%- for message in messages -%}
+{%- if message['role'] != 'assistant' or loop.last -%}{{ message['content'] }}|{%- endif -%}
+{%- endfor -%}"""
+
+
+@pytest.fixture
+def template() -> PromptTemplate:
+    return PromptTemplate(CHAT_TEMPLATE, {})
+
+
+@pytest.fixture
+def encoder(tiny_model: Path) -> Encoder:
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    return Encoder(PromptTemplate.load(tiny_model), tokenizer, 64, frozenset([1]), 261)
+
+
+def test_only_what_the_assistant_says_is_learnt(template: PromptTemplate) -> None:
+    assert segments(TALK, template) == [
+        Segment("<|user|>colour?<|end|><|assistant|>", learnt=False),
+        Segment("red<|end|>", learnt=True),
+        Segment("<|user|>and now?<|end|><|assistant|>", learnt=False),
+        Segment("blue<|end|>", learnt=True),
+    ]
+
+
+def test_a_turn_of_weight_0_is_read_and_not_learnt(template: PromptTemplate) -> None:
+    ignored: list[Message] = [*TALK[:1], {**TALK[1], "weight": 0}, *TALK[2:]]
+    assert [segment.text for segment in segments(ignored, template) if segment.learnt] == [
+        "blue<|end|>"
+    ]
+    rest_ignored: list[Message] = [*TALK[:3], {**TALK[3], "weight": 0}]
+    assert [segment.text for segment in segments(rest_ignored, template)] == [
+        "<|user|>colour?<|end|><|assistant|>",
+        "red<|end|>",
+    ]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+    template = PromptTemplate(DROPS_EARLIER_ANSWERS, {})
+    assert segments(TALK[:2], template)[1] == Segment("red|", learnt=True)
+    with pytest.raises(TemplateFailed, match="turn 2 differently"):
+        segments(TALK, template)
+
+
+def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
+    [(tokens, learnt)] = encoder.encode(
+        [[Segment("a", learnt=False), Segment("b<|end|>\n", learnt=True)]]
+    )
+    assert (len(tokens), learnt) == (4, [False, True, True, False])
+
+
+def write(path: Path, *lines: dict[str, str]) -> Path:
+    path.write_text("\ufeff" + "\n\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_rows_hold_the_tokens_of_the_rendered_text(encoder: Encoder, tmp_path: Path) -> None:
+    """Blank lines and a byte order mark are no rows."""
+    path = write(
+        tmp_path / "a.jsonl",
+        *[{"instruction": f"say {word}", "response": word} for word in ("red", "blue")],
+    )
+    rows = read_rows(path, "instruction", encoder).rows
+    assert len(rows) == 2
+    second = slice(rows.starts[1], rows.starts[2])
+    assert encoder.tokenizer.decode(rows.tokens[second].tolist(), skip_special_tokens=False) == (
+        "<|user|>say blue<|end|><|assistant|>blue<|end|>"
+    )
+    learnt = rows.tokens[second][rows.learnt[second]]
+    assert encoder.tokenizer.decode(learnt.tolist(), skip_special_tokens=False) == "blue<|end|>"
+
+
+def test_rows_are_cut_at_the_context_length_or_dropped_when_nothing_is_left(
+    encoder: Encoder, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        {"instruction": "short", "response": "yes"},
+        {"instruction": "short", "response": "y" * 100},
+        {"instruction": "l" * 100, "response": "yes"},
+    )
+    read = read_rows(path, "instruction", encoder)
+    assert (len(read.rows), read.truncated, read.dropped) == (2, 2, 1)
+    assert read.rows.lengths.tolist() == [12, 64]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"instruction": "CANARY", "response": 3}\n', "line 1: wrong_type response"),
+        (b'\n{"instruction": "CANARY"\n', "line 2: invalid_json"),
+        (b'["CANARY"]\n', "line 1: missing_field instruction"),
+        (b"7\n", "line 1: invalid_json"),
+        (b"", "no example"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_by_line_and_never_by_text(
+    encoder: Encoder, tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "broken.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TrainingFailed) as failure:
+        read_rows(path, "instruction", encoder)
+    assert failure.value.reason == "data_unreadable"
+    assert problem in failure.value.message
+    assert "CANARY" not in failure.value.message
+
+
+def some_rows(words: list[int]) -> TokenizedExamples:
+    tokens = np.array([number for word in words for number in (word, 9)], dtype=np.int32)
+    return TokenizedExamples(
+        tokens, np.tile([False, True], len(words)), np.arange(0, 2 * len(words) + 1, 2)
+    )
+
+
+def test_a_tenth_is_set_aside_whatever_the_order_of_the_rows() -> None:
+    words = list(range(100, 145))
+    learnt, measured = carve_out(some_rows(words))
+    assert (len(learnt), len(measured)) == (41, 4)
+    assert sorted([*learnt, *measured]) == list(range(45))
+    again = carve_out(some_rows(words[::-1]))[1]
+    assert {words[::-1][index] for index in again} == {words[index] for index in measured}
+
+
+def test_at_least_one_row_is_set_aside() -> None:
+    learnt, measured = carve_out(some_rows([1, 2]))
+    assert (len(learnt), len(measured)) == (1, 1)

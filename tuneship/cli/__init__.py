@@ -1,0 +1,1 @@
+"""The command `tuneship`. Each file is one group of subcommands; `main.py` joins them."""

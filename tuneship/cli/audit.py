@@ -1,0 +1,142 @@
+"""`tuneship audit`: check the audit chain of a service, and write it out. Works while the service runs or not.
+
+`verify` ends with 0 when every row follows from the one before and every signed head is found in the chain, with 4 when
+not, and with 5 when there are rows but no signed head to compare them with. `export` writes JSON Lines or CSV to
+standard output.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.contract.common import render_time_ms
+
+if TYPE_CHECKING:  # the light install has no service
+    from tuneship.store.audit import Chain
+    from tuneship.store.audit_heads import Head, Heads
+    from tuneship.store.database import Database
+
+BROKEN, NO_HEADS = 4, 5
+# How a cell begins that a spreadsheet would run.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+app = typer.Typer(no_args_is_help=True, help="The audit chain: verify, export.")
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
+]
+
+
+class Format(StrEnum):
+    """Of an export."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+@app.command()
+def verify(
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="A kept copy of the signed heads; default: the service's own."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Check every row and every signed head."""
+    with _opened(data_dir, heads) as (database, chain, signed):
+        from tuneship.store import audit  # noqa: PLC0415 - the light install
+        from tuneship.store.audit_heads import HeadsDamaged  # noqa: PLC0415
+
+        try:
+            kept = list(signed.read())
+        except HeadsDamaged as error:
+            fail(f"signed heads: {error}", BROKEN)
+        with database.read() as connection:
+            fault = chain.fault(audit.rows_of(connection))
+            last, _ = audit.head_of(connection)
+            if fault is not None:
+                fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
+            _check_heads(
+                kept,
+                last,
+                {
+                    row["seq"]: row["mac"]
+                    for row in audit.rows_at(connection, [head.seq for head in kept])
+                },
+            )
+    if last and not kept:
+        fail(
+            f"{last} rows follow from each other, but {signed.file} is missing or holds no signed "
+            "head: whether rows were removed from the end cannot be told",
+            NO_HEADS,
+        )
+    typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")
+
+
+def _check_heads(kept: Iterable["Head"], last: int, macs: dict[int, bytes]) -> None:
+    for head in kept:
+        if head.seq > last:
+            fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)
+        if macs[head.seq] != head.mac:
+            fail(
+                f"the chain was written again: row {head.seq} is not the one that was signed",
+                BROKEN,
+            )
+
+
+@app.command()
+def export(
+    client_id: Annotated[str | None, typer.Option(help="One tenant; default: all.")] = None,
+    after: Annotated[int, typer.Option(min=0, help="Only rows behind this number.")] = 0,
+    form: Annotated[Format, typer.Option("--format", help="How rows are written.")] = Format.JSONL,
+    data_dir: DataDir = None,
+) -> None:
+    """Write rows to standard output, oldest first, with their seals in hexadecimal."""
+    with _opened(data_dir, None) as (database, _, _), database.read() as connection:
+        from tuneship.store import audit  # noqa: PLC0415 - the light install
+
+        rows = map(_plain, audit.rows_of(connection, after=after, client_id=client_id))
+        if form is Format.JSONL:
+            for row in rows:
+                typer.echo(json.dumps(row))
+        else:
+            names = [column.name for column in audit.audit.columns]
+            table = csv.DictWriter(sys.stdout, names)
+            table.writeheader()
+            table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    moment: datetime = row["at"]
+    return {**row, "at": render_time_ms(moment), "mac": row["mac"].hex()}
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+@contextmanager
+def _opened(
+    data_dir: Path | None, heads: Path | None
+) -> Generator[tuple["Database", "Chain", "Heads"]]:
+    settings = service_settings(data_dir=data_dir)
+    with opened_database(settings) as (database, secret):
+        from tuneship.service.access.api_keys import derived_secret  # noqa: PLC0415 - the light install
+        from tuneship.store.audit import Chain  # noqa: PLC0415
+        from tuneship.store.audit_heads import Heads, heads_file  # noqa: PLC0415
+
+        file = heads or heads_file(settings.audit_heads, settings.data_dir)
+        yield (
+            database,
+            Chain(derived_secret(secret, "audit")),
+            Heads(file, derived_secret(secret, "audit heads")),
+        )

@@ -1,0 +1,160 @@
+"""`tuneship backup`, `restore` and `check`. Backup and check work while the service runs or not.
+
+`backup` ends with 4 when it is complete but files were missing or damaged before it, and `check` when something is
+wrong. Complaints are one line on standard error with exit code 1; what was begun is taken away again, also on Ctrl-C.
+"""
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.settings import ServiceSettings
+from tuneship.startup import StartupError
+
+if TYPE_CHECKING:  # the light install has no service
+    from tuneship.store.backup_format import Manifest
+    from tuneship.store.restore import RestoreTarget
+
+WRONG = 4
+
+app = typer.Typer()
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
+]
+Folder = Annotated[Path, typer.Argument(help="The folder of the backup.")]
+
+
+@app.command()
+def backup(
+    folder: Folder,
+    with_master_key: Annotated[
+        bool,
+        typer.Option(help="Put the master key into the backup, which then opens everything in it."),
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Read again what earlier backups have put into the folder.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a complete backup into a folder, or bring the one there up to date."""
+    settings = service_settings(data_dir=data_dir)
+    place = folder.resolve()
+    own = settings.data_dir.resolve()
+    if place.is_relative_to(own) or own.is_relative_to(place):
+        fail(f"{folder} and the data directory lie in each other: name a folder elsewhere")
+    with opened_database(settings) as (database, _), _plain_faults():
+        from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
+        from tuneship.store.backup import Backup, Source  # noqa: PLC0415
+
+        heads = heads_file(settings.audit_heads, settings.data_dir)
+        source = Source(database, settings.data_dir, heads, settings.master_key)
+        run = Backup(source, folder, datetime.now(UTC), version("tuneship"), verifies=verify)
+        manifest = run.make(with_master_key=with_master_key)
+    typer.echo(
+        f"backup of {_counted(manifest)} in {folder}: {run.copied} files were copied, the others "
+        "were there"
+    )
+    if manifest.has_master_key:
+        typer.echo("the backup holds the master key: whoever has it can read everything", err=True)
+    else:
+        text = f"the master key is not in it: keep a copy of {settings.master_key} elsewhere"
+        typer.echo(text, err=True)
+    if manifest.missing:
+        text = "the backup is complete, but %d files of datasets or models were missing or damaged"
+        fail(text % len(manifest.missing) + ": `tuneship check` names them", WRONG)
+
+
+@app.command()
+def restore(folder: Folder, data_dir: DataDir = None) -> None:
+    """Put a backup into a new data directory and an empty database; nothing is overwritten."""
+    settings = service_settings(data_dir=data_dir)
+    os.umask(0o077)
+    try:
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
+
+        from tuneship.store.restore import complete_backup, prepared, settle  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
+    try:
+        with _plain_faults():
+            manifest, target = complete_backup(folder), _target(settings)
+            with prepared(folder, manifest, target) as made:
+                key = _master_key(folder, made, target)
+                settle(made, target, key)
+    except SQLAlchemyError as error:  # its own text may hold the URL
+        fail(f"the database failed: {type(error).__name__}")
+    typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
+    if not settings.master_key.exists():
+        text = f"put the master key into {settings.master_key} before you start the service"
+        typer.echo(text, err=True)
+
+
+@app.command()
+def check(data_dir: DataDir = None) -> None:
+    """Compare rows, files, digests and keys, and name what is wrong."""
+    settings = service_settings(data_dir=data_dir)
+    with opened_database(settings) as (database, secret):
+        from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
+        from tuneship.service.checking import check as compare  # noqa: PLC0415 - the light install
+
+        report = compare(database, settings.data_dir, keyring_of(secret), time.sleep)
+    for name, fault in sorted(report.faults.items()):
+        typer.echo(f"{name}: {fault}")
+    if report.faults:
+        fail(f"{len(report.faults)} things are wrong", WRONG)
+    typer.echo(
+        f"{report.objects} datasets and models and {report.keys} data keys are as they should be"
+    )
+
+
+def _counted(manifest: "Manifest") -> str:
+    names = {path.rpartition("/")[0] for path in manifest.files}
+    datasets = sum(name.startswith("datasets/") for name in names)
+    return f"{datasets} datasets and {len(names) - datasets} models"
+
+
+def _target(settings: ServiceSettings) -> "RestoreTarget":
+    from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
+    from tuneship.store.database import url_of  # noqa: PLC0415
+    from tuneship.store.restore import RestoreTarget  # noqa: PLC0415
+
+    url = url_of(settings.database_url, settings.data_dir)
+    heads = heads_file(settings.audit_heads, settings.data_dir)
+    return RestoreTarget(settings.data_dir, url, heads, settings.master_key)
+
+
+def _master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
+    """The key of the backup where the target has none. Either must be that of the rows."""
+    from tuneship.service.access.api_keys import read_secret  # noqa: PLC0415 - the light install
+    from tuneship.service.opening import check_key  # noqa: PLC0415
+    from tuneship.store.backup_format import KEY  # noqa: PLC0415
+    from tuneship.store.restore import restored_rows  # noqa: PLC0415
+
+    file = target.master_key if target.master_key.exists() else folder / KEY
+    if not file.exists():
+        return None
+    secret = read_secret(file)
+    with restored_rows(made) as rows, rows.read() as connection:
+        check_key(connection, secret)
+    return None if file == target.master_key else secret.hex() + "\n"
+
+
+@contextmanager
+def _plain_faults() -> Generator[None]:
+    try:
+        yield
+    except StartupError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except KeyboardInterrupt:
+        fail("broken off; nothing was changed", 130)

@@ -1,0 +1,219 @@
+"""`tuneship keys`: make, list, rotate and revoke API keys, while the service runs or not.
+
+It works on the service's database, found by the same settings as `serve`; a running service obeys within a second.
+A key is shown once, where it is made. Results go to standard output (`--json` for programs), complaints to standard
+error with exit code 1, or 2 when an option cannot be read.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.contract.common import render_time
+from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+
+if TYPE_CHECKING:  # the light install has no service
+    from tuneship.service.access.api_keys import Keys
+
+CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+LABEL = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
+DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+NOT_READABLE = 2
+# Columns of a list that are shown whole.
+WHOLE = ("key", "state", "expires", "last used")
+
+app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revoke.")
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+KeyId = Annotated[
+    str, typer.Argument(help="The eight letters and digits after `tsk_`, as `list` shows them.")
+]
+Expires = Annotated[
+    str | None,
+    typer.Option(help="Lifetime: a whole number of m, h, d or w, such as 90d; or never."),
+]
+
+
+@app.command()
+def create(
+    client_id: Annotated[
+        str, typer.Option(help="The tenant: what the caller sends as X-Client-ID.")
+    ],
+    scopes: Annotated[
+        str, typer.Option(help=f"Scopes or presets ({', '.join(PRESETS)}), separated by commas.")
+    ],
+    expires: Expires = None,
+    label: Annotated[str, typer.Option(help="A note for people, shown by `list`.")] = "",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and show it, once. Without --expires it lives until it is revoked."""
+    if not CLIENT_ID.fullmatch(client_id):
+        fail("--client-id takes letters, digits and . _ @ -, 128 at most", NOT_READABLE)
+    if not LABEL.fullmatch(label):
+        fail("--label takes 128 characters on one line at most", NOT_READABLE)
+    wanted, lifetime = _scopes(scopes), _lifetime(expires)
+    with opened(data_dir) as keys:
+        end = None if lifetime is None else utc_now() + lifetime
+        _show(keys, keys.issue(client_id, wanted, end, label), as_json)
+
+
+@app.command(name="list")
+def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show every key: whose it is, what it may do, and whether it is in force. Never its secret."""
+    with opened(data_dir) as keys:
+        found = [_record(row) for row in keys.listed()]
+    if as_json:
+        typer.echo(json.dumps({"keys": found}, indent=2))
+        return
+    table = Table()
+    for name in ("key", "client", "may", "state", "expires", "last used", "label"):
+        # In a narrow place people's own words are broken; half a date or half a key says nothing.
+        table.add_column(name, no_wrap=name in WHOLE, overflow="fold")
+    for one in found:
+        may = _in_short(frozenset(one["scopes"]))
+        moments = ((one[name] or "never")[:10] for name in ("expires_at", "last_used_at"))
+        table.add_row(one["key_id"], one["client_id"], may, one["state"], *moments, one["label"])
+    Console().print(table)
+
+
+@app.command()
+def rotate(
+    key_id: KeyId,
+    expires: Expires = None,
+    overlap: Annotated[
+        str | None, typer.Option(help="How long the old key still works, such as 24h; else not.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a key by one with the same client, scopes and lifetime, and show that one, once."""
+    kept = timedelta(0) if overlap is None else _duration(overlap)
+    with opened(data_dir) as keys:
+        from tuneship.service.access.api_keys import KeyEnded, replace_credentials  # noqa: PLC0415 - light
+
+        row = next((one for one in keys.listed() if one["id"] == key_id), None)
+        if row is None:
+            fail(f"there is no key {key_id}")
+        lifetime = _lifetime(expires) if expires else _span(row)
+        end = None if lifetime is None else utc_now() + lifetime
+        try:
+            made = keys.rotate(key_id, end, kept)
+        except KeyEnded:
+            fail(f"the key {key_id} is not in force any more: create a new one")
+        _show(keys, made, as_json, replaces=key_id)  # first: it is the only copy
+        replace_credentials(_credentials(data_dir), key_id, made, end)
+
+
+@app.command()
+def revoke(key_id: KeyId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a key; a running service refuses it within a second."""
+    with opened(data_dir) as keys:
+        from tuneship.service.access.api_keys import NoSuchKey  # noqa: PLC0415 - the light install
+
+        try:
+            row = keys.revoke(key_id)
+        except NoSuchKey:
+            fail(f"there is no key {key_id}")
+    answer = {"key_id": key_id, "revoked_at": _text(row["revoked_at"])}
+    typer.echo(json.dumps(answer) if as_json else f"revoked {key_id}")
+
+
+def utc_now() -> datetime:
+    """The wall clock."""
+    return datetime.now(UTC)
+
+
+@contextmanager
+def opened(data_dir: Path | None) -> Generator["Keys"]:
+    """The keys of the service on a data directory; ends the command with one clear line when there is none."""
+    with opened_database(service_settings(data_dir=data_dir)) as (database, secret):
+        from tuneship.service.access.api_keys import Keys, derived_secret  # noqa: PLC0415 - the light install
+        from tuneship.store.audit import Chain  # noqa: PLC0415
+
+        chain = Chain(derived_secret(secret, "audit"))
+        yield Keys(database, derived_secret(secret, "keys"), utc_now, chain)
+
+
+def _credentials(data_dir: Path | None) -> Path:
+    return service_settings(data_dir=data_dir).data_dir / "credentials.json"
+
+
+def _scopes(names: str) -> frozenset[str]:
+    try:
+        return scopes_of(names)
+    except UnknownScope as error:
+        fail(f"{error}; there are {', '.join((*PRESETS, *sorted(SCOPES)))}", NOT_READABLE)
+
+
+def _lifetime(text: str | None) -> timedelta | None:
+    return None if text is None or text == "never" else _duration(text)
+
+
+def _duration(text: str) -> timedelta:
+    found = DURATION.fullmatch(text)
+    if found is None:
+        fail(f"{text!r} is no duration: write a whole number of m, h, d or w, as 90d", NOT_READABLE)
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
+
+
+def _span(row: Mapping[str, Any]) -> timedelta | None:
+    return None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else render_time(moment)
+
+
+def _in_short(scopes: frozenset[str]) -> str:
+    """By the largest preset that it holds, and what it has beyond."""
+    held = [name for name in PRESETS if scopes >= PRESETS[name]]
+    best = max(held, key=lambda name: len(PRESETS[name]), default=None)
+    beyond = sorted(scopes - PRESETS[best]) if best else sorted(scopes)
+    return ", ".join([best, *beyond] if best else beyond)
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    from tuneship.service.access.api_keys import is_in_force  # noqa: PLC0415 - the light install
+
+    ended = "expired" if row["revoked_at"] is None else "revoked"
+    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    return {
+        "key_id": row["id"],
+        "client_id": row["client_id"],
+        "scopes": row["scopes"],
+        "label": row["label"],
+        "state": "in force" if is_in_force(row, utc_now()) else ended,
+        **{name: _text(row[name]) for name in moments},
+    }
+
+
+def _show(keys: "Keys", key: str, as_json: bool, **more: str) -> None:
+    """The only place where a key is readable."""
+    row = next(one for one in keys.listed() if one["id"] == key.split("_")[1])
+    record = _record(row)
+    answer = {
+        "key_id": record["key_id"],
+        "api_key": key,
+        **{name: record[name] for name in ("client_id", "scopes", "expires_at")},
+        **more,
+    }
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    typer.echo(key)
+    may, end = _in_short(frozenset(record["scopes"])), record["expires_at"] or "never"
+    typer.echo(f"for {record['client_id']}: {may}; expires {end}. It is not shown again.", err=True)

@@ -1,0 +1,48 @@
+"""`tuneship models export`: a tuned model's files in plain, as peft reads them. Works while the service runs or not."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuneship.cli.common import fail, opened_database, service_settings
+
+app = typer.Typer(no_args_is_help=True, help="Tuned models: export.")
+
+
+@app.callback()
+def models() -> None:
+    """Tuned models: what their files can be used for elsewhere."""
+
+
+@app.command()
+def export(
+    model_id: Annotated[str, typer.Argument(help="As in `GET /v1/models`.")],
+    folder: Annotated[Path, typer.Argument(help="Is made; the files in it are not sealed.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The data directory, as for `tuneship serve`.")
+    ] = None,
+) -> None:
+    """Write a tuned model's adapter in plain into a new folder. Needs the master key."""
+    settings = service_settings(data_dir=data_dir)
+    with opened_database(settings) as (database, master):
+        from tuneship.security.sealed_files import read_plain  # noqa: PLC0415 - the light install
+        from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
+        from tuneship.store import queries as rows  # noqa: PLC0415
+        from tuneship.store import tables  # noqa: PLC0415
+        from tuneship.store.blobs import blobs_of  # noqa: PLC0415
+
+        with database.read() as connection:
+            row = rows.fetch(connection, tables.models, model_id, client_id=None)
+            if row is None:
+                fail("there is no tuned model with this id")
+            try:
+                key = keyring_of(master).find(connection, row["client_id"], row["blob"])
+                files = blobs_of(settings.data_dir).local(row["blob"])
+                content = {name: read_plain(files / name, key) for name in row["sha256"]}
+                folder.mkdir(mode=0o700)
+                for name, data in content.items():
+                    (folder / name).write_bytes(data)
+            except OSError as error:
+                fail(f"the model cannot be exported: {error}")
+    typer.echo(f"{len(content)} files in {folder}")

@@ -1,0 +1,44 @@
+"""A worker that is a program of others: this process keeps it, and leaves nothing of it behind.
+
+`python -m tuneship.runtime.launch PARENT_PID tuneship.runtime.external_program FOLDER PROGRAM ARGUMENTS...`. Such a
+program starts processes of its own that do not notice the service's death, so when the service or the program ends,
+the whole process group is ended, and FOLDER (the program's working directory, with its socket) is removed.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+from tuneship.runtime.launch import die_with_parent
+
+
+def main() -> None:
+    """Run the program until it or the service ends."""
+    folder, *command = sys.argv[1:]
+
+    def end(_number: int = 0, _frame: FrameType | None = None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)  # this process too
+
+    signal.signal(signal.SIGHUP, end)
+    die_with_parent(os.getppid(), signal.SIGHUP)  # instead of the SIGKILL that `launch` asked for
+    signal.signal(signal.SIGTERM, _leave_it_to_the_program)
+    try:
+        code = subprocess.call(command, cwd=folder)  # noqa: S603 - from the service's settings
+        sys.stderr.write(f"the program ended with {code}\n")
+    except OSError as error:
+        sys.stderr.write(f"the program could not be started: {error.strerror}\n")
+    finally:
+        sys.stderr.flush()
+        end()
+
+
+def _leave_it_to_the_program(_number: int, _frame: FrameType | None) -> None:
+    """The group's SIGTERM reached the program as well."""
+
+
+if __name__ == "__main__":
+    main()

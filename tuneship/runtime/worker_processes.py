@@ -1,0 +1,126 @@
+"""Workers as processes on this machine: own process group, minimal environment, dead when the service dies."""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from tuneship.runtime.launch import ISOLATED, OPEN, READ, WEAKLY_ISOLATED, WRITE
+from tuneship.runtime.worker_protocol import Worker, WorkerSpec
+from tuneship.settings import worker_environment
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    # Two busy thread pools on few cores cost more than half the speed unless waiting threads sleep.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Without threads that start with the library, a waiting trainer can give up the files of other jobs for all it has.
+    "OPENBLAS_NUM_THREADS": "1",
+}
+# How the folders for temporary files begin; `service/isolation.py` removes what a killed service
+# left.
+TEMPORARY = "worker-"
+
+
+# A killed process ends at once, unless the kernel waits in it for a disk or a network file
+# system.
+KILL_PATIENCE_S = 3.0
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """A worker in a process group of its own."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", temporary: Path | None) -> None:
+        """Watch a process that was started as leader of its group; its folder for temporary files goes with it."""
+        self._process = process
+        self._temporary = temporary
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its group's."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        code = self._process.poll()
+        if code is not None:
+            self._tidy()
+        return code
+
+    def stop(self) -> None:
+        """SIGTERM to the group."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the group; waits until the process is gone, unless the kernel cannot end it."""
+        self._signal(signal.SIGKILL)
+        try:
+            self._process.wait(KILL_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("process %s was killed and does not end", self.pid)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+class LocalProcesses:
+    """The default runtime. Call `start` from a thread that lives as long as the service (see `launch.py`)."""
+
+    def __init__(self, *, isolated: bool) -> None:
+        """`isolated`: a worker that cannot be isolated does not start; else it is isolated as far as the host can.
+
+        Neither holds for those that say that they need the network. See `isolation.py`.
+        """
+        self._isolated = isolated
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        """Start the module in a new process group."""
+        threads = {"OMP_NUM_THREADS": str(spec.threads)} if spec.threads else {}
+        temporary = None if spec.needs_network else Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        places = {} if temporary is None else {"TMPDIR": str(temporary)}
+        try:
+            with spec.log.open("ab") as log:
+                process = subprocess.Popen(  # noqa: S603 - our own module and paths
+                    [*self._launch(spec, temporary), spec.module, *spec.arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=worker_environment({**OFFLINE, **threads, **places, **spec.environment}),
+                    pass_fds=spec.inherited,
+                    start_new_session=True,
+                )
+        except BaseException:
+            if temporary is not None:
+                temporary.rmdir()
+            raise
+        return WorkerProcess(process, temporary)
+
+    def _launch(self, spec: WorkerSpec, temporary: Path | None) -> list[str]:
+        launch = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
+        if temporary is None:
+            return [*launch, OPEN]
+        writable = (temporary, *spec.places.writable)
+        return [
+            *launch,
+            ISOLATED if self._isolated else WEAKLY_ISOLATED,
+            *(f"{READ}{path.absolute()}" for path in spec.places.readable),
+            *(f"{WRITE}{path.absolute()}" for path in writable),
+        ]

@@ -1,0 +1,1 @@
+"""Who may do what: API keys, data keys, HIPAA mode, isolation of workers, the audit trail."""

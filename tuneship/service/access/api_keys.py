@@ -1,0 +1,366 @@
+"""Who may ask: API keys, the tenant behind them, and their scopes. Knows no HTTP framework.
+
+A change in the table, also by `tuneship keys` in another process, is in force within `CACHE_SECONDS`.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+import sqlalchemy as sa
+
+from tuneship.contract.errors import AuthenticationError, PermissionDenied
+from tuneship.contract.scopes import SCOPES
+from tuneship.host.durable import write_private
+from tuneship.startup import StartupError
+from tuneship.store.audit import AuditRecord, Chain
+from tuneship.store.database import Database
+from tuneship.store.queries import Row
+from tuneship.store.tables import api_keys
+
+KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
+LONGEST_HEADER = 256
+SECRET_BYTES = 32
+# Where the public part stands in a key.
+KEY_PART = slice(4, 12)
+# … and in its header.
+KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
+FIRST_KEY_LIFETIME = timedelta(days=90)
+RENEW_BEFORE = timedelta(days=30)
+# A revocation takes effect within this time.
+CACHE_SECONDS = 1.0
+# `last_used_at` is at most this much too old, and the time until it is stored.
+USE_GRAIN = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An authenticated caller."""
+
+    client_id: str
+    key_id: str
+    scopes: frozenset[str]
+    lifetime: timedelta | None = None
+    """Of the key, from its making to its end; None: it never ends."""
+
+    def require(self, scope: str) -> None:
+        """Raises `PermissionDenied` without the scope."""
+        if scope not in self.scopes:
+            raise PermissionDenied(f"this key lacks the scope {scope}")
+
+
+def _checksum(text: str) -> str:
+    digits = zlib.crc32(text.encode()).to_bytes(4, "big")
+    return base64.b32encode(digits).decode()[:6].lower()
+
+
+def new_key() -> str:
+    """`tsk_<id>_<secret>_<checksum>`: typos fail offline, scanners can find it."""
+    identifier = secrets.token_hex(4)
+    text = f"tsk_{identifier}_{secrets.token_urlsafe(32)}"
+    return f"{text}_{_checksum(text)}"
+
+
+def key_id(key: str) -> str | None:
+    """The public part of a well-formed key."""
+    if len(key) != KEY_LENGTH or not key.startswith("tsk_"):
+        return None
+    text, checksum = key[:-7], key[-6:]
+    matches = hmac.compare_digest(checksum.encode(), _checksum(text).encode())
+    return key[KEY_PART] if matches else None
+
+
+def _key_in(authorization: str) -> str | None:
+    """The key of a header `Authorization: Bearer ...`."""
+    scheme, _, key = authorization.partition(" ")
+    is_one = scheme.lower() == "bearer" and len(authorization) <= LONGEST_HEADER
+    return key if is_one else None
+
+
+def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
+    """Whether a key is neither revoked nor, at a moment, expired."""
+    expires: datetime | None = row["expires_at"]
+    return row["revoked_at"] is None and (expires is None or expires > moment)
+
+
+class NoSuchKey(LookupError):
+    """There is no key of this id."""
+
+
+class KeyEnded(Exception):
+    """The key was revoked or has expired."""
+
+
+def _found(connection: sa.Connection, identifier: str) -> Row:
+    query = sa.select(api_keys).where(api_keys.c.id == identifier)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NoSuchKey(identifier)
+    return dict(row)
+
+
+def _change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
+    connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))
+
+
+class Keys:
+    """Issues keys and recognises them. Only a peppered hash is stored: the secret has 256 random bits."""
+
+    def __init__(
+        self, database: Database, pepper: bytes, clock: Callable[[], datetime], chain: Chain
+    ) -> None:
+        """`pepper` lies outside the database; `chain` is told of every key that is made or ended."""
+        self._database = database
+        self._chain = chain
+        self._pepper = pepper
+        self._clock = clock
+        self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
+        self._issued: tuple[float, frozenset[str]] | None = None
+        """When the ids of all keys were last read, and what they were."""
+        self._noted: dict[str, datetime] = {}
+        self._unstored: set[str] = set()
+
+    def _hash(self, key: str) -> bytes:
+        return hmac.digest(self._pepper, key.encode(), hashlib.sha256)
+
+    def issue(
+        self, client_id: str, scopes: frozenset[str], expires_at: datetime | None, label: str = ""
+    ) -> str:
+        """Make a key; it is shown only here."""
+        with self._database.write() as connection:
+            return self._issue(connection, client_id, scopes, expires_at, label)
+
+    def _issue(
+        self,
+        connection: sa.Connection,
+        client_id: str,
+        scopes: frozenset[str],
+        expires_at: datetime | None,
+        label: str,
+    ) -> str:
+        key = new_key()
+        connection.execute(
+            sa.insert(api_keys).values(
+                id=key_id(key),
+                client_id=client_id,
+                secret_hash=self._hash(key),
+                scopes=sorted(scopes),
+                label=label,
+                created_at=self._clock(),
+                expires_at=expires_at,
+            )
+        )
+        self._write_down(connection, "create_key", client_id, key[KEY_PART])
+        return key
+
+    def _write_down(
+        self, connection: sa.Connection, action: str, client_id: str, identifier: str
+    ) -> None:
+        """Keys are made and ended on the host, by nobody's request: there is no address."""
+        entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
+        self._chain.add(connection, entry)
+
+    def listed(self) -> list[Row]:
+        """Every key of every client, oldest first; of its secret only the hash."""
+        query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
+        with self._database.read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def revoke(self, identifier: str) -> Row:
+        """End a key now; one that was revoked before stays as it is. Raises `NoSuchKey`."""
+        with self._database.write() as connection:
+            row = _found(connection, identifier)
+            if row["revoked_at"] is None:
+                now = self._clock()
+                _change(connection, identifier, revoked_at=now)
+                self._write_down(connection, "revoke_key", row["client_id"], identifier)
+                row = {**row, "revoked_at": now}
+        return row
+
+    def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:
+        """Replace a key by one of the same client, scopes and label; the old one lives on for `overlap`.
+
+        Raises `NoSuchKey`, `KeyEnded` when it is not in force any more.
+        """
+        now = self._clock()
+        with self._database.write() as connection:
+            row = _found(connection, identifier)
+            if not is_in_force(row, now):
+                raise KeyEnded(identifier)
+            key = self._issue(
+                connection, row["client_id"], frozenset(row["scopes"]), expires_at, row["label"]
+            )
+            if not overlap:
+                _change(connection, identifier, revoked_at=now)
+            elif row["expires_at"] is None or row["expires_at"] > now + overlap:
+                _change(connection, identifier, expires_at=now + overlap)
+            self._write_down(connection, "rotate_key", row["client_id"], identifier)
+        return key
+
+    def is_good_for(self, key: str, scopes: frozenset[str], until: datetime) -> bool:
+        """Whether a key is ours, holds exactly these scopes and lives beyond a moment."""
+        row = self._row(key_id(key) or "")
+        return (
+            row is not None
+            and hmac.compare_digest(row["secret_hash"], self._hash(key))
+            and frozenset(row["scopes"]) == scopes
+            and is_in_force(row, until)
+        )
+
+    def store_uses(self) -> None:
+        """Write down which keys were used since the last call; requests only note it in memory."""
+        used = list(self._unstored)
+        if not used:
+            return
+        with self._database.write() as connection:
+            for identifier in used:
+                _change(connection, identifier, last_used_at=self._noted[identifier])
+        self._unstored.difference_update(used)
+
+    def _note_use(self, identifier: str, now: datetime) -> None:
+        before = self._noted.get(identifier)
+        if before is None or not timedelta(0) <= now - before < USE_GRAIN:
+            self._noted[identifier] = now
+            self._unstored.add(identifier)
+
+    def recognise(self, authorization: list[str], client_ids: list[str]) -> Principal:
+        """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
+        if len(authorization) != 1 or len(client_ids) != 1:
+            raise AuthenticationError("one Authorization and one X-Client-ID header are required")
+        key = _key_in(authorization[0])
+        public = None if key is None else key_id(key)
+        if key is None or public is None:
+            raise AuthenticationError("the Authorization header holds no API key of this service")
+        row, now, digest = self._row(public), self._clock(), self._hash(key)
+        if (
+            row is None
+            or not hmac.compare_digest(row["secret_hash"], digest)
+            or row["client_id"] != client_ids[0]
+            or not is_in_force(row, now)
+        ):
+            raise AuthenticationError("the API key or the client id is not valid")
+        self._note_use(public, now)
+        lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
+        return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+
+    def knows_issued(self) -> bool:
+        """Whether `has_issued` need not ask the database."""
+        return self._issued is not None and self._is_fresh(self._issued[0])
+
+    def has_issued(self, authorization: list[str]) -> bool:
+        """Whether there is a key of the id that a header names, whatever its secret.
+
+        All ids are read together, at most once a second: whoever makes up keys costs no look-up each.
+        """
+        issued = self._issued
+        if issued is None or not self._is_fresh(issued[0]):
+            moment = self._clock().timestamp()
+            with self._database.read() as connection:
+                issued = moment, frozenset(connection.scalars(sa.select(api_keys.c.id)))
+            self._issued = issued
+        key = _key_in(authorization[0]) if authorization else None
+        return key is not None and key_id(key) in issued[1]
+
+    def is_at_hand(self, authorization: list[str]) -> bool:
+        """Whether `recognise` need not ask the database: then it may run on the event loop."""
+        kept = self._cache.get(authorization[0][KEY_ID]) if authorization else None
+        return kept is not None and self._is_fresh(kept[0])
+
+    def _is_fresh(self, moment: float) -> bool:
+        return 0 <= self._clock().timestamp() - moment < CACHE_SECONDS
+
+    def _row(self, identifier: str) -> sa.RowMapping | None:
+        moment = self._clock().timestamp()
+        kept = self._cache.get(identifier)
+        if kept is not None and self._is_fresh(kept[0]):
+            return kept[1]
+        if len(self._cache) > 10_000:
+            self._cache.clear()
+        with self._database.read() as connection:
+            query = sa.select(api_keys).where(api_keys.c.id == identifier)
+            row = connection.execute(query).mappings().first()
+        self._cache[identifier] = (moment, row)
+        return row
+
+
+def write_credentials(keys: Keys, file: Path, base_url: str, now: datetime) -> None:
+    """The first key, for the person who started the service (0600).
+
+    A new one is put there in the last 30 days of the one before, which lives to its end; also when that one is
+    revoked, is not of this database, or lacks a scope that a newer version knows.
+    """
+    kept = read_credentials(file)
+    if not keys.is_good_for(kept.get("api_key", ""), SCOPES, now + RENEW_BEFORE):
+        expires = now + FIRST_KEY_LIFETIME
+        kept = {
+            "api_key": keys.issue("local", SCOPES, expires, "credentials.json"),
+            "client_id": "local",
+            "expires_at": expires.astimezone(UTC).isoformat(),
+        }
+    write_private(file, json.dumps({**kept, "base_url": base_url}, indent=2) + "\n")
+
+
+def replace_credentials(file: Path, identifier: str, key: str, expires_at: datetime | None) -> None:
+    """Put a new key where the one it replaces stood, if it stood in this file."""
+    kept = read_credentials(file)
+    if key_id(kept.get("api_key", "")) == identifier:
+        end = {} if expires_at is None else {"expires_at": expires_at.astimezone(UTC).isoformat()}
+        kept.pop("expires_at", None)
+        write_private(file, json.dumps({**kept, "api_key": key, **end}, indent=2) + "\n")
+
+
+def read_credentials(file: Path) -> dict[str, str]:
+    """What `write_credentials` wrote; empty when there is no such file or it was broken by hand."""
+    try:
+        found: object = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return cast("dict[str, str]", found) if isinstance(found, dict) else {}
+
+
+class MasterKeyDamaged(StartupError):
+    """The file does not hold what was written into it: nothing that was sealed or hashed with it can be used."""
+
+
+class MasterKeyMissing(StartupError):
+    """There is a database that was made with a master key, and no file with that key."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(
+            f"the master key {file} is missing, and another one would open nothing in the database: "
+            "put it back, mount its place, or name the right file by TUNESHIP_MASTER_KEY_FILE"
+        )
+
+
+def read_or_make_secret(file: Path) -> bytes:
+    """The master key; it is made where there is none, so call it only for a new database. Raises `MasterKeyDamaged`."""
+    if not file.is_file():
+        write_private(file, secrets.token_hex(SECRET_BYTES) + "\n")
+    return read_secret(file)
+
+
+def read_secret(file: Path) -> bytes:
+    """The master key. Raises `MasterKeyMissing`, `MasterKeyDamaged`."""
+    if not file.is_file():
+        raise MasterKeyMissing(file)
+    try:
+        secret = bytes.fromhex(file.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        text = f"{file} does not hold {SECRET_BYTES} bytes in hexadecimal: put the copy of your backup there"
+        raise MasterKeyDamaged(text)
+    return secret
+
+
+def derived_secret(master: bytes, purpose: str) -> bytes:
+    """A secret for one purpose; knowing it tells nothing about the others."""
+    return hmac.digest(master, purpose.encode(), hashlib.sha256)

@@ -1,0 +1,91 @@
+"""What workers of this installation may reach, and whether they really reach nothing else: tried at every start."""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tuneship.runtime.intrusion_targets import opened
+from tuneship.runtime.landlock import Places
+from tuneship.runtime.worker_processes import TEMPORARY, LocalProcesses
+from tuneship.runtime.worker_protocol import WorkerSpec
+from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
+from tuneship.settings import ServiceSettings
+from tuneship.store.audit_heads import heads_file
+from tuneship.store.database import SQLITE_FILE
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+LOOK_EVERY_S = 0.02
+
+
+def worker_folder(data_dir: Path, kind: str) -> Path:
+    """Where the stored objects of one kind lie; it is made if need be, for a process must be given what is there."""
+    folder = data_dir / "blobs" / kind
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def training_places(data_dir: Path, work: Path, bases: Iterable[CataloguedModel]) -> Places:
+    """What a training process may need before it has a job; then it keeps what is the job's."""
+    datasets = worker_folder(data_dir, "datasets")
+    return Places((*(base.path for base in bases), datasets), (work,))
+
+
+def can_isolate(settings: ServiceSettings) -> bool:
+    """Start a worker like those that serve, which tries every way out; True when none succeeds."""
+    for left in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        found = _tried(settings)
+    except (OSError, ValueError) as error:
+        logger.warning("workers are not isolated, the test could not be made: %s", error)
+        return False
+    open_ways = [name for name, outcome in found.items() if outcome != "refused"]
+    if open_ways:
+        logger.warning("workers are not isolated, these ways are open: %s", ", ".join(open_ways))
+    return not open_ways
+
+
+def _tried(settings: ServiceSettings) -> dict[str, str]:
+    """The outcome by the name of the way. Raises ValueError when the intruder could not even try."""
+    data_dir = settings.data_dir
+    files = [
+        *(settings.master_key, heads_file(settings.audit_heads, data_dir)),
+        *(data_dir / name for name in ("credentials.json", SQLITE_FILE, "lock")),
+    ]
+    folders = [data_dir, *(data_dir / name for name in ("scratch", "work", "logs"))]
+    bases = Catalogue(settings.model_catalogue)
+    places = Places((*(base.path for base in bases), worker_folder(data_dir, "models")))
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder,
+        opened(
+            data_dir / "scratch",
+            processes={"the service": os.getpid()},
+            secrets=[str(file) for file in files if file.is_file()],
+            folders=[str(one) for one in (*folders, worker_folder(data_dir, "datasets"))],
+            descriptors=[theirs.fileno()],
+        ) as targets,
+    ):
+        log = Path(folder) / "log"
+        arguments, line = (targets.to_json(),), (theirs.fileno(),)
+        worker = LocalProcesses(isolated=True).start(
+            WorkerSpec("tuneship.runtime.intrusion", arguments, log, inherited=line, places=places)
+        )
+        end = time.monotonic() + PATIENCE_S
+        while worker.exit_code() is None and time.monotonic() < end:
+            time.sleep(LOOK_EVERY_S)
+        worker.kill()
+        last = log.read_text().splitlines()[-1:]
+    if worker.exit_code() != 0:
+        raise ValueError(*last)
+    return json.loads("".join(last))

@@ -1,0 +1,32 @@
+"""Keeps the keys' rows true while the service runs: when each was used, and a first key that has not run out."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tuneship.service.access.api_keys import Keys, write_credentials
+
+EVERY_S = 10.0
+RENEW_EVERY = timedelta(hours=1)
+
+
+class KeyKeeper:
+    """What is due for the keys, by the clock."""
+
+    def __init__(
+        self, keys: Keys, credentials: Path, base_url: str, clock: Callable[[], datetime]
+    ) -> None:
+        """`credentials`: the file of the first key."""
+        self._keys = keys
+        self._credentials = credentials
+        self._base_url = base_url
+        self._clock = clock
+        self._renew_at = clock()
+
+    def tend(self) -> None:
+        """Store uses; once an hour look whether the first key must be renewed."""
+        self._keys.store_uses()
+        now = self._clock()
+        if now >= self._renew_at:
+            write_credentials(self._keys, self._credentials, self._base_url, now)
+            self._renew_at = now + RENEW_EVERY

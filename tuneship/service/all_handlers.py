@@ -1,0 +1,33 @@
+"""All resource files of this room: importing one binds its handlers to the declared operations."""
+
+from tuneship.service.context.bindings import SERVED
+from tuneship.service.datasets import handlers as datasets
+from tuneship.service.datasets import merging as dataset_merging
+from tuneship.service.deployments import handlers as deployments
+from tuneship.service.deployments import logs as deployment_logs
+from tuneship.service.deployments import metrics
+from tuneship.service.endpoints import handlers as endpoints
+from tuneship.service.events import audit, webhooks
+from tuneship.service.events import handlers as events
+from tuneship.service.generation import handlers as generation
+from tuneship.service.jobs import handlers as jobs
+from tuneship.service.models import handlers as models
+from tuneship.service.models import instances
+
+RESOURCES = (
+    audit,
+    dataset_merging,
+    datasets,
+    deployment_logs,
+    deployments,
+    endpoints,
+    events,
+    generation,
+    instances,
+    jobs,
+    metrics,
+    models,
+    webhooks,
+)
+
+__all__ = ["RESOURCES", "SERVED"]

@@ -1,0 +1,1 @@
+"""What the operator offers: base models and instance types, read from files at startup."""

@@ -1,0 +1,59 @@
+"""How a service ends within a bounded time, whatever hangs: what does not end is named in the log and left behind."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tuneship.host.thread_pools import wait_for_threads, where_is, where_waits
+from tuneship.service.common.fair_threads import RequestThreads
+
+logger = logging.getLogger(__name__)
+
+# For all background tasks together, from their cancellation on: they store what is not stored
+# yet.
+TASKS_END_S = 11.0
+LAST_TASKS_END_S = 1.0
+# For threads that are still at work when everything is stored.
+THREADS_END_S = 1.0
+
+
+async def end_tasks(
+    tasks: Collection["asyncio.Task[Any]"], patience_s: float
+) -> set["asyncio.Task[Any]"]:
+    """Cancel tasks and wait for their end; name and return those that have not ended when the patience is over."""
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return set()
+    ended, late = await asyncio.wait(tasks, timeout=patience_s)
+    for task in late:
+        logger.warning("a task does not end and is left behind: %s", where_waits(task))
+    for task in ended:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("a task failed at its end: %s", type(error).__name__, exc_info=error)
+    return late
+
+
+async def leave(spare: ThreadPoolExecutor, threads: RequestThreads) -> None:
+    """Return when the interpreter can end by itself; otherwise name what is stuck and end the process (exit code 0).
+
+    The interpreter would wait for ever for a thread that is stuck. Call this when everything that matters is stored.
+    `spare`: the event loop's own pool; its idle threads and those of `threads` are dismissed.
+    """
+    late = await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, LAST_TASKS_END_S)
+    spare.shutdown(wait=False, cancel_futures=True)
+    threads.dismiss()
+    stuck = wait_for_threads(THREADS_END_S)
+    for thread in stuck:
+        logger.warning(
+            "a thread is stuck and is left behind: %s: %s", thread.name, where_is(thread)
+        )
+    if late or stuck:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

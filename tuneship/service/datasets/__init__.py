@@ -1,0 +1,1 @@
+"""Handlers of datasets, and how a dataset is read, checked, merged and explained."""

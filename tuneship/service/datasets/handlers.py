@@ -1,0 +1,287 @@
+"""What the dataset operations do: validate, upload, show, list, delete. Merging is in `merging.py`.
+
+A file is read by `reading.py`; a big one later, by `processing.py`. Whole or not at all.
+"""
+
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+
+from tuneship.contract import datasets as contract
+from tuneship.contract.common import Deleted
+from tuneship.contract.dataset_lines import DatasetFormat
+from tuneship.contract.datasets import (
+    Dataset,
+    DatasetCreated,
+    DatasetMerge,
+    DatasetPage,
+    DatasetStatus,
+    DatasetSummary,
+    DatasetUpload,
+    DatasetValidate,
+    DatasetValidation,
+    FormatDetails,
+    TokenDistribution,
+)
+from tuneship.contract.errors import (
+    DatasetError,
+    ErrorDetail,
+    InternalError,
+    ModelNotFound,
+    QuotaExceeded,
+    ResourceNotFound,
+)
+from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
+from tuneship.service.context.bindings import serves, serves_long
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.datasets.advice import suggestions
+from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
+from tuneship.service.models.handlers import base_of
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.blobs import DATA_FILE, StagedFile
+from tuneship.store.identifiers import new_id
+from tuneship.store.list_counters import DATASETS
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
+
+UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
+
+
+@serves_long(contract.validate_dataset)
+def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
+    """Read the file and report; nothing is kept."""
+    base = _counting_model(context, form.base_model)
+    reading = read_now(context, _staged(file), form.format, base)
+    return DatasetValidation(
+        is_valid=reading.error_count == 0,
+        num_examples=reading.num_examples,
+        total_tokens=reading.prompt_tokens + reading.response_tokens,
+        token_distribution=TokenDistribution(
+            prompt_tokens=reading.prompt_tokens, response_tokens=reading.response_tokens
+        ),
+        format_details=FormatDetails(
+            format=form.format,
+            has_instructions=reading.has_instructions,
+            has_responses=reading.num_examples > 0,  # every good example has one
+        ),
+        suggestions=suggestions(reading),
+        errors=reading.errors,
+        warnings=reading.warnings,
+        error_count=reading.error_count,
+        errors_truncated=reading.error_count > len(reading.errors),
+        warning_count=reading.warning_count,
+        tokenizer=base.id,
+    )
+
+
+@serves_long(contract.upload_dataset)
+def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
+    """Check a small file now, a big one later; a bad line refuses the file and leaves nothing behind."""
+    staged = _staged(file)
+    base = _counting_model(context, form.base_model)
+    row = new_row(context, form) | {"format": form.format, "tokenizer": base.id}
+    if is_big(context, staged):
+        row |= {"status": DatasetStatus.PROCESSING, **UNKNOWN_YET}
+    else:
+        reading = read_now(context, staged, form.format, base)
+        refuse_errors(reading)
+        row |= {"status": DatasetStatus.PROCESSED, **counts(reading)}
+    return DatasetCreated(**store(context, row, staged))
+
+
+def _counting_model(context: Context, identifier: str | None) -> CataloguedModel:
+    if identifier is None:
+        return context.parts.catalogue.default
+    base = base_of(context.parts, identifier, "base_model")
+    try:
+        _ = base.tokenizer
+    except CatalogueFault as fault:
+        text = f"base_model names a base model whose files cannot be used: {fault}"
+        raise ModelNotFound(text, param="base_model") from None
+    return base
+
+
+def _staged(file: BinaryIO) -> StagedFile:
+    if not isinstance(file, StagedFile):
+        raise TypeError("the border stages a form's file before its handler runs")
+    return file
+
+
+def is_big(context: Context, staged: StagedFile) -> bool:
+    """Whether reading the file takes longer than a caller should wait."""
+    return staged.size > context.parts.settings.inline_dataset_bytes
+
+
+def read_now(
+    context: Context,
+    staged: StagedFile,
+    dataset_format: DatasetFormat,
+    base: CataloguedModel | None,
+) -> DatasetReading:
+    """Read a file while its caller waits. Raises `InternalError` (503) when the service ends meanwhile."""
+    plan = Plan(dataset_format, base, context.parts.halted.is_set)
+    try:
+        with staged.open() as file:
+            return read_dataset(file, staged.size, plan)
+    except ReadingStopped:
+        text = "the service is shutting down"
+        raise InternalError(text, status=503, retry_after=1) from None
+
+
+def refuse_errors(reading: DatasetReading) -> None:
+    """Raises `DatasetError` with what validate would report."""
+    if reading.error_count == 0:
+        return
+    details = [
+        ErrorDetail(one.field, one.code, one.message, line=one.line) for one in reading.errors
+    ]
+    raise DatasetError(verdict(reading), param="file", details=details)
+
+
+def verdict(reading: DatasetReading) -> str:
+    """One sentence on a bad file."""
+    first = reading.errors[0]
+    where = "the file" if first.line is None else f"line {first.line}"
+    return (
+        f"the dataset has {reading.error_count} problems; the first: {where}: "
+        f"{first.field or 'it'} {first.message}"
+    )
+
+
+def counts(reading: DatasetReading) -> dict[str, int]:
+    """The columns that a reading fills."""
+    return {name: getattr(reading, name) for name in UNKNOWN_YET}
+
+
+def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, Any]:
+    """What every new dataset has, however it came about."""
+    dataset_id = new_id("ds")
+    return {
+        "id": dataset_id,
+        "client_id": context.client_id,
+        "name": form.name,
+        "description": form.description,
+        "tags": form.tags,
+        "created_at": context.now,
+        "updated_at": context.now,
+        "blob": f"datasets/{dataset_id}/{DATA_FILE}",
+        "came_safely": context.caller.is_safe,
+    }
+
+
+def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
+    """Store the file first, then its row: a file that a kill leaves without a row is set aside at the next start."""
+    blobs = context.parts.blobs
+    context.otherwise.append(lambda: _take_back(context.parts, row["id"]))
+    blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
+    _check_quota(context, staged.size)
+    row = {**row, "sha256": staged.sha256, "bytes": staged.size}
+    stored = rows.insert(context.transaction, tables.datasets, row)
+    context.parts.keyring.add(
+        context.transaction, context.client_id, object_of(row), staged.key, context.now
+    )
+    emit(context.transaction, "dataset.uploaded", stored, context.now, status="uploaded")
+    if stored["status"] == DatasetStatus.PROCESSED:
+        announce(context.transaction, stored, context.now)
+    return fields(stored)
+
+
+def _take_back(parts: Parts, dataset_id: str) -> None:
+    """Remove the file of a dataset that was not stored. A commit that failed may be in force all the same.
+
+    In a transaction for writing: it waits for a commit that the database has not ended yet.
+    """
+    with parts.database.write() as connection:
+        is_stored = rows.count(connection, tables.datasets, tables.datasets.c.id == dataset_id) > 0
+    if not is_stored:
+        parts.blobs.delete(object_of({"id": dataset_id}))
+
+
+def object_of(row: Row) -> str:
+    """The folder of a dataset's file, and the name of its key."""
+    return f"datasets/{row['id']}"
+
+
+def announce(connection: sa.Connection, row: Row, now: Any) -> None:
+    """Say that a dataset is ready."""
+    told = {name: row[name] for name in UNKNOWN_YET}
+    emit(connection, "dataset.processed", row, now, status=DatasetStatus.PROCESSED, **told)
+
+
+def _check_quota(context: Context, more_bytes: int) -> None:
+    settings, table = context.parts.settings, tables.datasets
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
+        table.c.client_id == context.client_id
+    )
+    number, size = context.transaction.execute(query).one()
+    if number >= settings.maximum_datasets:
+        most = settings.maximum_datasets
+        raise QuotaExceeded(f"this client has {most} datasets, the most it may have")
+    if size + more_bytes > settings.maximum_dataset_bytes:
+        most = settings.maximum_dataset_bytes
+        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
+
+
+def fields(row: Row) -> dict[str, Any]:
+    """A row with the sum that answers hold."""
+    return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
+
+
+def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> Row:
+    """The caller's dataset. Raises `ResourceNotFound`, the same for a missing and for another's."""
+    with context.read() as connection:
+        row = rows.fetch(connection, tables.datasets, dataset_id, client_id=context.client_id)
+    if row is None:
+        raise ResourceNotFound("there is no such dataset", param=param)
+    return row
+
+
+@serves(contract.get_dataset)
+def get_dataset(context: Context, dataset_id: str) -> Dataset:
+    """The record."""
+    row = own_dataset(context, dataset_id)
+    return Dataset(
+        **fields(row),
+        token_distribution=TokenDistribution(
+            prompt_tokens=row["prompt_tokens"], response_tokens=row["response_tokens"]
+        ),
+    )
+
+
+@serves(contract.list_datasets)
+def list_datasets(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    format: DatasetFormat | None = None,  # noqa: A002 - the description's name
+    tags: dict[str, str] | None = None,
+) -> DatasetPage:
+    """Newest first."""
+    table = tables.datasets
+    filters = rows.tags_match(table, tags)
+    if format is not None:
+        filters.append(table.c.format == format)
+    with context.read() as connection:
+        page = rows.listed(
+            connection, DATASETS, context.client_id, filters, limit=limit, offset=offset
+        )
+    return DatasetPage.model_validate(
+        {
+            "datasets": [DatasetSummary(**fields(row)) for row in page.rows],
+            "pagination": page.pagination,
+        }
+    )
+
+
+@serves(contract.delete_dataset)
+def delete_dataset(context: Context, dataset_id: str) -> Deleted:
+    """Remove row and key in the transaction and the file after it; one that a kill leaves is set aside at a start."""
+    connection = context.transaction
+    row = own_dataset(context, dataset_id)
+    if job_records.is_dataset_needed(connection, dataset_id):
+        raise DatasetError("a job that has not ended uses the dataset", status=409)
+    rows.remove(connection, tables.datasets, dataset_id)
+    context.parts.keyring.destroy(connection, object_of(row))
+    context.afterwards.append(lambda: context.parts.blobs.delete(object_of(row)))
+    return Deleted(id=dataset_id)

@@ -1,0 +1,108 @@
+"""Merging: datasets of one format are copied one after another into a new one. Nothing is dropped."""
+
+from collections.abc import Sequence
+
+from tuneship.contract import datasets as contract
+from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
+from tuneship.contract.errors import DatasetError, ResourceNotFound
+from tuneship.host.disk_space import check_room
+from tuneship.security.sealed_files import ObjectDamaged, open_plain
+from tuneship.service.catalogues.base_models import CataloguedModel
+from tuneship.service.common.refusals import refused
+from tuneship.service.context.bindings import serves_long
+from tuneship.service.context.context import Context
+from tuneship.service.datasets.handlers import (
+    UNKNOWN_YET,
+    counts,
+    is_big,
+    new_row,
+    object_of,
+    own_dataset,
+    read_now,
+    store,
+    verdict,
+)
+from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
+from tuneship.store.blobs import StagedFile, check_digest
+from tuneship.store.queries import Row
+
+BLOCK = 1 << 20
+
+
+@serves_long(contract.merge_datasets)
+def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
+    """Copy in the given order, so that the sources may be deleted, and count what stands in it twice."""
+    sources = _sources(context, merge.dataset_ids)
+    check_room(context.parts.settings, sum(source["bytes"] for source in sources))
+    base, known = _counting(context, sources)
+    with context.parts.blobs.staged() as staged:
+        for source in sources:
+            _append(context, source, staged)
+        staged.finish()
+        row = new_row(context, merge) | {
+            "format": sources[0]["format"],
+            "tokenizer": sources[0]["tokenizer"],
+            "source_datasets": merge.dataset_ids,
+            "came_safely": all(source["came_safely"] for source in sources),
+            **known,
+        }
+        if is_big(context, staged):
+            row |= {"status": DatasetStatus.PROCESSING}
+        else:
+            reading = read_now(context, staged, sources[0]["format"], base)
+            if reading.error_count:
+                raise DatasetError(verdict(reading), param="dataset_ids")
+            row |= {
+                "status": DatasetStatus.PROCESSED,
+                **(known if base is None else counts(reading)),
+            }
+            row["duplicate_examples"] = reading.codes["duplicate_example"]
+        return DatasetCreated(**store(context, row, staged))
+
+
+def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
+    """Own, processed, of one format, and together no larger than a file may be."""
+    if len(set(dataset_ids)) != len(dataset_ids):
+        raise refused("dataset_ids", "must name different datasets")
+    sources = [own_dataset(context, one, "dataset_ids") for one in dataset_ids]
+    if any(source["status"] != DatasetStatus.PROCESSED for source in sources):
+        raise DatasetError("a dataset is not processed", param="dataset_ids", status=409)
+    if len({source["format"] for source in sources}) > 1:
+        raise DatasetError("the datasets have different formats", param="dataset_ids")
+    if sum(source["bytes"] for source in sources) > FILE_LIMIT:
+        text = f"the datasets together are larger than {FILE_LIMIT >> 20} MiB"
+        raise DatasetError(text, param="dataset_ids")
+    if sum(source["num_examples"] for source in sources) > LINES_LIMIT:
+        text = f"the datasets together have over {LINES_LIMIT} examples"
+        raise DatasetError(text, param="dataset_ids")
+    return sources
+
+
+def _counting(
+    context: Context, sources: Sequence[Row]
+) -> tuple[CataloguedModel | None, dict[str, int]]:
+    """The sums of the sources where one tokenizer counted them all; else who counts again, and nothing known."""
+    if len({source["tokenizer"] for source in sources}) == 1:
+        return None, {name: sum(source[name] for source in sources) for name in UNKNOWN_YET}
+    catalogue = context.parts.catalogue
+    return catalogue.get(sources[0]["tokenizer"]) or catalogue.default, UNKNOWN_YET
+
+
+def _append(context: Context, source: Row, staged: StagedFile) -> None:
+    path, last = context.parts.blobs.local(source["blob"]), b"\n"
+    try:
+        with context.read() as connection:
+            key = context.parts.keyring.find(connection, context.client_id, object_of(source))
+        check_digest(path, source["sha256"])
+        with open_plain(path, key) as file:
+            staged.write(file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK))
+            while block := file.read(BLOCK):
+                staged.write(block)
+                last = block[-1:]
+    except FileNotFoundError:  # it was deleted a moment ago
+        raise ResourceNotFound("there is no such dataset", param="dataset_ids") from None
+    except ObjectDamaged:
+        text = "a stored dataset is damaged"
+        raise DatasetError(text, param="dataset_ids", status=409) from None
+    if last != b"\n":
+        staged.write(b"\n")

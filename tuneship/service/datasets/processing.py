@@ -1,0 +1,156 @@
+"""Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
+
+One file at a time, in a thread; the supervisor runs it. It needs no memory of its own: a row in `processing` is read
+from its start again after a kill, and what it becomes is written once, with its event. One that cannot be processed is
+tried a few times, then it is `failed`. Next: `reading.py`.
+"""
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.host.thread_pools import Threads
+from tuneship.security.sealed_files import open_plain
+from tuneship.service.catalogues.base_models import CatalogueFault
+from tuneship.service.common.background_retries import BackgroundRetries
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
+from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+class DatasetProcessing:
+    """The loop over rows in `processing`."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Nothing was tried yet."""
+        self._parts = parts
+        self._woken = asyncio.Event()
+        self._stopped = threading.Event()
+        self._troubles = BackgroundRetries(parts.clock)
+        self.threads = Threads("dataset processing", 1)
+
+    def wake(self) -> None:
+        """Look at the rows now; called on the event loop's thread."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled; the file under way is then left, to be read again at the next start."""
+        self._stopped.clear()
+        try:
+            while True:
+                self._woken.clear()
+                if not await self.threads.run(self._process_next):
+                    with suppress(
+                        TimeoutError
+                    ):  # not `wait_for`: 3.11's may swallow a cancellation
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._woken.wait()
+        finally:
+            self._stopped.set()
+
+    def _process_next(self) -> bool:
+        """Process the oldest one that is due; answers whether to go on at once."""
+        try:
+            row = self._next()
+        except Exception:  # the database is away: the next look tries again
+            logger.exception("datasets could not be looked for")
+            return False
+        if row is None:
+            return False
+        try:
+            self._process(row)
+        except ReadingStopped:
+            return False
+        except Exception as error:  # the loop must outlive any single failure, e.g. a full disk
+            logger.exception("a dataset could not be processed: %s", row["id"])
+            self._troubles.add(row["id"], error)
+        return True
+
+    def _next(self) -> Row | None:
+        table = tables.datasets
+        query = (
+            sa.select(table.c.id)
+            .where(table.c.status == DatasetStatus.PROCESSING)
+            .order_by(table.c.created_at, table.c.id)
+        )
+        with self._parts.database.read() as connection:
+            waiting = list(connection.scalars(query))
+            self._troubles.keep_only(waiting)
+            due = next((one for one in waiting if not self._troubles.is_waiting(one)), None)
+            return None if due is None else rows.fetch(connection, table, due, client_id=None)
+
+    def _process(self, row: Row) -> None:
+        given_up = self._troubles.given_up(row["id"])
+        if given_up is not None:
+            text = f"the dataset could not be processed: {given_up}"
+            self._end(row, _failure("internal_error", text))
+            return
+        try:
+            reading = self._read(row)
+        except CatalogueFault as fault:
+            text = f"the files of the base model that counts tokens cannot be used: {fault}"
+            self._end(row, _failure("internal_error", text))
+            return
+        except FileNotFoundError:
+            logger.exception("the file of a dataset is missing: %s", row["id"])
+            self._end(row, _failure("internal_error", "the stored file is missing"))
+            return
+        if reading.error_count:
+            details = [one.model_dump() for one in reading.errors]
+            self._end(row, _failure("dataset_error", verdict(reading), details))
+        else:
+            self._end(row, _result(row, reading))
+
+    def _read(self, row: Row) -> DatasetReading:
+        """A merged dataset may bring its counts along: then only repetitions are counted."""
+        catalogue = self._parts.catalogue
+        base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
+        plan = Plan(row["format"], base, self._stopped.is_set)
+        path = self._parts.blobs.local(row["blob"])
+        with self._parts.database.read() as connection:
+            key = self._parts.keyring.find(connection, row["client_id"], object_of(row))
+        with open_plain(path, key) as file:
+            return read_dataset(file, row["bytes"], plan)
+
+    def _end(self, row: Row, values: dict[str, Any]) -> None:
+        """Write what became of it with its event, unless it was deleted meanwhile."""
+        now, table = self._parts.clock(), tables.datasets
+        is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
+        with self._parts.database.write() as connection:
+            change = sa.update(table).where(is_waiting).values(updated_at=now, **values)
+            if connection.execute(change).rowcount != 1:
+                return
+            ended = {**row, **values}
+            if values["status"] == DatasetStatus.PROCESSED:
+                announce(connection, ended, now)
+            else:
+                emit(connection, "dataset.failed", ended, now, code=values["error"]["code"])
+
+
+def _result(row: Row, reading: DatasetReading) -> dict[str, Any]:
+    values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
+    if not row["num_examples"]:
+        values |= counts(reading)
+    if row["source_datasets"]:
+        values["duplicate_examples"] = reading.codes["duplicate_example"]
+    return values
+
+
+def _failure(
+    code: str, message: str, details: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    error = {"code": code, "message": message, "details": details or []}
+    return {"status": DatasetStatus.FAILED, "error": error}

@@ -1,0 +1,55 @@
+"""Reads the filter of a deployment's log, `level>=warning,message~took`, into conditions on its rows. Pure.
+
+Conditions are joined by `,` or ` AND `. Keys: `level`, `component`, `request_id`, `message`; signs: `=`, `!=`, `>=` for
+a level (and above), `~` for a message (contains, whatever the case).
+"""
+
+import re
+
+import sqlalchemy as sa
+
+from tuneship.contract.errors import ValidationRefused
+from tuneship.service.common.refusals import refused
+from tuneship.store.deployment_logs import LEVELS
+from tuneship.store.tables import deployment_logs
+
+JOINT = re.compile(r",| AND ")
+CONDITION = re.compile(r"\s*(level|component|request_id|message)\s*(!=|>=|=|~)\s*(.+?)\s*")
+MOST_CONDITIONS = 16
+
+
+def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
+    """What a line must be; nothing sent: anything. Raises `ValidationRefused`."""
+    if text is None:
+        return []
+    parts = JOINT.split(text)
+    if len(parts) > MOST_CONDITIONS:
+        raise refused("filter", f"must have at most {MOST_CONDITIONS} conditions")
+    return [_condition(part) for part in parts]
+
+
+def _condition(part: str) -> sa.ColumnElement[bool]:
+    found = CONDITION.fullmatch(part)
+    if found is None:
+        raise _unreadable()
+    key, sign, value = found.groups()
+    column = deployment_logs.c[key]
+    if key == "level" and value not in LEVELS:
+        raise refused("filter", f"must compare level with one of {', '.join(LEVELS)}")
+    if sign == "=":
+        return column == value
+    if sign == "!=":  # a line without a request is another one's too
+        return column.is_distinct_from(value)
+    if sign == ">=" and key == "level":
+        return column.in_(LEVELS[LEVELS.index(value) :])
+    if sign == "~" and key == "message":
+        return column.icontains(value, autoescape=True)
+    raise _unreadable()
+
+
+def _unreadable() -> ValidationRefused:
+    return refused(
+        "filter",
+        "must hold conditions like level=error, level>=warning, component!=replica or message~text,"
+        " joined by a comma or AND",
+    )

@@ -1,0 +1,1 @@
+"""Handlers of events, webhooks and the audit chain; `tuneship/events/` delivers."""

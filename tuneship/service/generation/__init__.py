@@ -1,0 +1,1 @@
+"""Generation from the request to the recorded answer."""

@@ -1,0 +1,173 @@
+"""Reads an operation's arguments from plain path, query and body values, as strictly as the contract says.
+
+Knows no HTTP framework: `http.py` hands it text and bytes. What pydantic refuses becomes an error in
+`common/refusals.py`.
+"""
+
+import re
+import types
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from email.message import Message
+from functools import cache
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from tuneship.contract import strict_json
+from tuneship.contract.common import SERVICE
+from tuneship.contract.errors import (
+    ErrorDetail,
+    InvalidRequestError,
+    ModelNotFound,
+    ResourceNotFound,
+    ValidationRefused,
+)
+from tuneship.contract.operation import Operation
+from tuneship.service.common.refusals import DECLARED_NAME, refusal, refused
+
+M = TypeVar("M", bound=BaseModel)
+
+WHOLE = re.compile(r"-?[0-9]{1,19}")
+ZONED = re.compile(r".*(Z|[+-]\d\d:?\d\d)", re.ASCII)
+JSON_CHARSETS = (None, "utf-8", "utf8")
+FILE_TYPES = (
+    None,
+    "application/jsonl",
+    "application/x-ndjson",
+    "application/octet-stream",
+    "text/plain",
+)
+
+
+def path_arguments(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids of the path. One that cannot be an id names nothing: `ResourceNotFound`, without a look-up."""
+    found: dict[str, Any] = {}
+    for name in operation.path_parameters:
+        try:
+            found[name] = _adapter(operation.hints[name]).validate_python(
+                given[name], context=SERVICE
+            )
+        except ValidationError:
+            if name == "model_id":
+                text = "model_id names a model that does not exist"
+                raise ModelNotFound(text, param=name) from None
+            raise ResourceNotFound("there is no such resource") from None
+    return found
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """Making one takes longer than all else that a get does."""
+    return TypeAdapter(hint)
+
+
+def query_arguments(
+    operation: Operation[..., Any], pairs: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """The query's values and the defaults of what was not sent; `tags[k]=v` makes an object."""
+    parameters = operation.query_model.model_fields
+    for raw, _ in pairs:
+        if raw.partition("[")[0] not in parameters:
+            raise _unknown(raw)
+    fields: dict[str, Any] = {}
+    for raw, value in pairs:
+        name, bracket, key = raw.partition("[")
+        kinds = _kinds(operation.hints[name])
+        if list in kinds and key in ("", "]"):
+            fields.setdefault(name, []).extend(value.split(","))
+        elif dict in kinds:
+            _add_member(fields, name, bracket + key, value)
+        elif bracket or name in fields:
+            raise refused(name, "must be given once")
+        else:
+            fields[name] = _scalar(kinds, name, value)
+    model = validated(operation.query_model, fields)
+    return {name: getattr(model, name) for name in parameters}
+
+
+def _unknown(raw: str) -> InvalidRequestError:
+    """A name that no operation could have is not echoed: it may be a patient's."""
+    named = raw if DECLARED_NAME.fullmatch(raw) else None
+    detail = ErrorDetail(named, "unknown_field", "is not a parameter of this operation")
+    text = f"{named or 'a name in the query'} is not a parameter of this operation"
+    return InvalidRequestError(text, param=named, details=[detail])
+
+
+def _add_member(fields: dict[str, Any], name: str, bracketed: str, value: str) -> None:
+    members: dict[str, str] = fields.setdefault(name, {})
+    key = bracketed[1:-1]
+    if len(bracketed) < 3 or bracketed[-1] != "]" or "[" in key or "]" in key:
+        raise refused(name, f"must be sent as {name}[key]=value")
+    if key in members:
+        raise refused(name, "must name each key once")
+    members[key] = value
+
+
+@cache
+def _kinds(hint: Any) -> frozenset[type]:
+    """The plain types of a parameter: `Annotated[int, ...] | None` is `int`."""
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return frozenset(kind for one in get_args(hint) for kind in _kinds(one))
+    origin = get_origin(hint) or hint
+    return frozenset({origin}) if isinstance(origin, type) else frozenset()
+
+
+def _scalar(kinds: frozenset[type], name: str, value: str) -> Any:
+    """Only `true` and `false` are booleans, only plain digits are integers."""
+    if bool in kinds:
+        if value not in ("true", "false"):
+            raise refused(name, "must be true or false")
+        return value == "true"
+    if int in kinds and not WHOLE.fullmatch(value):
+        raise refused(name, "must be a whole number")
+    if datetime in kinds and not ZONED.fullmatch(value):
+        raise refused(name, "must be an RFC 3339 time with a zone")
+    return value
+
+
+def validated(model: type[M], fields: Any) -> M:
+    """The model of what was sent. Raises 400 (cannot be read) or 422 (read and refused)."""
+    try:
+        return model.model_validate(fields, context=SERVICE, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def check_json_media(content_type: str, *, encoded: bool) -> None:
+    """Only JSON in UTF-8, never compressed: nothing is ever inflated. Raises 415."""
+    head = Message()
+    head["content-type"] = content_type or "none"
+    charset = head.get_content_charset()
+    if encoded or head.get_content_type() != "application/json" or charset not in JSON_CHARSETS:
+        raise InvalidRequestError("the body must be application/json in UTF-8", status=415)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The one JSON object of a body. Raises 400; 422 for U+0000, which one of the databases cannot hold."""
+    try:
+        value = strict_json.parse(body)
+    except strict_json.JsonRefused as fault:
+        if fault.fault == "nul":
+            raise ValidationRefused(f"the body {fault.message}") from None
+        raise InvalidRequestError(f"the body {fault.message}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def form_tags(text: object) -> Any:
+    """`tags` travel through a form as JSON text."""
+    try:
+        return strict_json.parse(str(text).encode("utf-8", "surrogatepass"))
+    except strict_json.JsonRefused as fault:
+        raise refused("tags", fault.message) from None
+
+
+def check_file_media(content_type: str | None) -> None:
+    """The file part is text or JSON Lines. Raises 422."""
+    media = None if not content_type else content_type.partition(";")[0].strip().lower()
+    if media not in FILE_TYPES:
+        raise refused("file", "must be of the media type application/jsonl")

@@ -1,0 +1,101 @@
+"""How many requests a client may send: fixed windows of a minute, counted in this process. Knows no HTTP framework.
+
+A fixed window is the only one with a moment at which it resets, and §8 wants that moment in a header. It is counted
+here, by the service's own clock, so that it is exact to the request; the event loop is its only caller.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+WINDOW_S = 60
+FAILURES_PER_MINUTE = 20
+# Of one client, with a time to wait. Whoever did not wait so often is answered late from then on.
+REFUSALS_PER_MINUTE = 60
+# So many failures of a minute, of all addresses, become rows of the audit chain, which is never
+# shortened.
+FAILURES_WRITTEN = 200
+# Callers remembered before those of past windows are forgotten.
+MOST_KEPT = 10_000
+
+
+@dataclass(frozen=True)
+class RateWindow:
+    """Where a caller stands in the current minute."""
+
+    limit: int
+    remaining: int
+    reset: int
+    """Epoch seconds at which the next window begins."""
+    exceeded: bool
+    retry_after: int
+    """Whole seconds, at least 1, after which a request passes."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The three headers of §8."""
+        return {
+            "X-RateLimit-Limit": str(self.limit),
+            "X-RateLimit-Remaining": str(self.remaining),
+            "X-RateLimit-Reset": str(self.reset),
+        }
+
+
+class RateLimits:
+    """Counts requests by client and kind, and failed authentications by source address."""
+
+    def __init__(self, control: int, generate: int, clock: Callable[[], datetime]) -> None:
+        """Requests a minute and client; 0 turns a limit off."""
+        self._limits = {"control": control, "generate": generate}
+        self._clock = clock
+        self._counts: dict[tuple[str, str], tuple[int, int]] = {}
+        """The end of a caller's window and the requests in it."""
+        self._room = MOST_KEPT
+
+    def count(self, client_id: str, kind: str) -> RateWindow | None:
+        """Count a request of `kind`; None when that limit is off."""
+        limit = self._limits[kind]
+        return None if limit == 0 else self._hit(kind, client_id, limit)
+
+    def failures(self, source: str) -> RateWindow:
+        """Where an address stands with its failed authentications."""
+        return self._window("failed", source, FAILURES_PER_MINUTE)
+
+    def count_failure(self, source: str) -> RateWindow:
+        """Count a failed authentication."""
+        return self._hit("failed", source, FAILURES_PER_MINUTE)
+
+    def count_written(self) -> bool:
+        """Whether one more failure may be written down in this minute; it is counted as if it was."""
+        return not self._hit("failed, all", "", FAILURES_WRITTEN).exceeded
+
+    def count_refusal(self, client_id: str) -> bool:
+        """Count a refusal that asked the client to wait; answers whether there were too many in this minute."""
+        return self._hit("refused", client_id, REFUSALS_PER_MINUTE).exceeded
+
+    def _hit(self, kind: str, caller: str, limit: int) -> RateWindow:
+        before = self._window(kind, caller, limit)
+        if before.remaining == 0:
+            return before
+        if len(self._counts) >= self._room:
+            self._forget(before.reset)
+        self._counts[kind, caller] = (before.reset, limit - before.remaining + 1)
+        return RateWindow(limit, before.remaining - 1, before.reset, False, before.retry_after)
+
+    def _window(self, kind: str, caller: str, limit: int) -> RateWindow:
+        """Each caller's windows begin at a second of its own, so that not all come back at once."""
+        now = self._clock().timestamp()
+        offset = zlib.crc32(f"{kind} {caller}".encode()) % WINDOW_S
+        reset = (math.floor(now - offset) // WINDOW_S + 1) * WINDOW_S + offset
+        end, number = self._counts.get((kind, caller), (reset, 0))
+        remaining = limit - number if end == reset else limit
+        return RateWindow(limit, remaining, reset, remaining == 0, max(1, math.ceil(reset - now)))
+
+    def _forget(self, reset: int) -> None:
+        """Windows that ended before the one that ends at `reset` began."""
+        old = [caller for caller, (end, _) in self._counts.items() if end <= reset - WINDOW_S]
+        for caller in old:
+            del self._counts[caller]
+        self._room = max(MOST_KEPT, 2 * len(self._counts))

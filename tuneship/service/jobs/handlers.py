@@ -1,0 +1,248 @@
+"""What the job operations do: check what a job refers to, queue it, show it, cancel it. `supervisor.py` runs it.
+
+What "auto" means is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
+"""
+
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from tuneship.contract import jobs as contract
+from tuneship.contract.common import LogCursor, render_time
+from tuneship.contract.datasets import DatasetStatus
+from tuneship.contract.errors import (
+    DatasetError,
+    InstanceTypeUnavailable,
+    InvalidRequestError,
+    ResourceNotFound,
+)
+from tuneship.contract.jobs import (
+    ALIVE,
+    MOVES,
+    Job,
+    JobCancelled,
+    JobCreate,
+    JobCreated,
+    JobLogEntry,
+    JobLogs,
+    JobPage,
+    JobStatus,
+    JobSummary,
+)
+from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
+from tuneship.service.catalogues.base_models import CataloguedModel
+from tuneship.service.common.refusals import refused
+from tuneship.service.common.streaming import Stream
+from tuneship.service.context.bindings import serves, serves_encoded, serves_or_streams
+from tuneship.service.context.context import Context
+from tuneship.service.context.quotas import check_quota
+from tuneship.service.datasets.advice import SMALLEST_DATASET
+from tuneship.service.datasets.handlers import object_of, own_dataset
+from tuneship.service.jobs.attempts import KEPT_OF_A_JOB
+from tuneship.service.jobs.record_progress import forecast_end
+from tuneship.service.jobs.stream import job_frames, place_of
+from tuneship.service.models import hyperparameters
+from tuneship.service.models.handlers import TUNED, base_of
+from tuneship.service.models.instances import require_training_type
+from tuneship.service.models.safeguards import in_force, is_sealed_as_asked
+from tuneship.store import job_queue, job_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.identifiers import new_id
+from tuneship.store.list_counters import JOBS
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
+
+
+@serves(contract.create_job)
+def create_job(context: Context, job: JobCreate) -> JobCreated:
+    """Refuse what cannot work, then queue it together with its event."""
+    safeguards = in_force(context, job.security_settings)
+    job = job.model_copy(update={"security_settings": safeguards})
+    if job.base_model.startswith(TUNED):
+        raise refused("base_model", "must be a base model: tuning a tuned model is not available")
+    base = base_of(context.parts, job.base_model, "base_model")
+    _check_modules(base, job.hyperparameters.target_modules)
+    parameters = base.parameters  # read from files: before the transaction
+    connection = context.transaction  # before the datasets: none may be deleted from here on
+    chosen = hyperparameters.resolved(
+        job.hyperparameters,
+        examples=_training_examples(context, job),
+        has_validation_set=job.validation_dataset_id is not None,
+        parameters=parameters,
+    )
+    _require_instances(context, job)
+    most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
+    check_quota(context, tables.jobs, most, "active jobs", is_active)
+    stored = rows.insert(connection, tables.jobs, _row(context, job, chosen))
+    for kind in KEPT_OF_A_JOB:
+        name = f"{kind}/{stored['id']}"
+        context.parts.keyring.make(connection, context.client_id, name, context.now)
+    emit(connection, "fine_tuning.job.queued", stored, context.now)
+    job_records.add_log(connection, stored["id"], context.now, "info", "job queued")
+    return JobCreated(**stored)
+
+
+def _training_examples(context: Context, job: JobCreate) -> int:
+    """How many lines there are to train on, once both datasets can be used together."""
+    dataset = _usable(context, job, job.dataset_id, "dataset_id")
+    if job.validation_dataset_id is not None:
+        validation = _usable(context, job, job.validation_dataset_id, "validation_dataset_id")
+        if validation["format"] != dataset["format"]:
+            raise DatasetError(
+                "the two datasets have different formats", param="validation_dataset_id"
+            )
+    return dataset["num_examples"]
+
+
+def _require_instances(context: Context, job: JobCreate) -> None:
+    if job.compute_config.instance_count > 1:
+        raise InstanceTypeUnavailable(
+            "this installation trains on one instance", param="compute_config.instance_count"
+        )
+    name = job.compute_config.instance_type
+    require_training_type(context.parts, name, "compute_config.instance_type")
+
+
+def _check_modules(base: CataloguedModel, modules: list[str]) -> None:
+    if modules == ["all-linear"] or set(modules) <= base.linear_modules:
+        return
+    known = ", ".join(sorted(base.linear_modules))
+    raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+
+
+def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Row:
+    row = own_dataset(context, dataset_id, param)
+    if row["status"] != DatasetStatus.PROCESSED:
+        raise DatasetError("the dataset is not processed", param=param, status=409)
+    if not is_sealed_as_asked(context, job.security_settings, object_of(row)):
+        text = "the dataset's file was stored unsealed by an earlier version: upload it again"
+        raise DatasetError(text, param=param, status=409)
+    if job.security_settings.compliance_mode == HIPAA and not row["came_safely"]:
+        text = f"the dataset did not come by {GOOD_WAY}, and with {GOOD_KEY}: upload it again"
+        raise DatasetError(text, param=param, status=409)
+    if param == "dataset_id" and row["num_examples"] < SMALLEST_DATASET:
+        raise DatasetError(f"a job needs at least {SMALLEST_DATASET} examples", param=param)
+    return row
+
+
+def _row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": new_id("ft"),
+        "client_id": context.client_id,
+        "created_at": context.now,
+        "updated_at": context.now,
+        "base_model": job.base_model,
+        "dataset_id": job.dataset_id,
+        "validation_dataset_id": job.validation_dataset_id,
+        "fine_tuning_method": job.fine_tuning_method,
+        "model_name": job.model_name,
+        "status": JobStatus.QUEUED,
+        "hyperparameters": chosen,
+        "validation_frequency": job.validation_frequency,
+        "compute_config": job.compute_config.model_dump(),
+        "security_settings": job.security_settings.model_dump(),
+        "tags": job.tags,
+        "total_epochs": chosen["epochs"],
+    }
+
+
+def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
+    row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
+    if row is None:
+        raise ResourceNotFound("there is no such job")
+    context.touch(row)
+    return row
+
+
+@serves(contract.get_job)
+def get_job(context: Context, job_id: str) -> Job:
+    """The record as it stands."""
+    with context.read() as connection:
+        row = _own(context, job_id, connection)
+        place = None
+        if row["status"] == JobStatus.QUEUED:
+            place = job_queue.in_line(connection, context.now).index(job_id) + 1
+    end = forecast_end(row, context.now)
+    return Job(**row, queue_position=place, estimated_completion_at=end)
+
+
+@serves(contract.list_jobs)
+def list_jobs(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    status: JobStatus | None = None,
+    base_model: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> JobPage:
+    """Newest first."""
+    table = tables.jobs
+    filters = rows.tags_match(table, tags)
+    if status is not None:
+        filters.append(table.c.status == status)
+    if base_model is not None:
+        filters.append(table.c.base_model == base_model)
+    with context.read() as connection:
+        page = rows.listed(connection, JOBS, context.client_id, filters, limit=limit, offset=offset)
+    for row in page.rows:
+        context.touch(row)
+    return JobPage.model_validate(
+        {"jobs": [JobSummary(**row) for row in page.rows], "pagination": page.pagination}
+    )
+
+
+@serves(contract.cancel_job)
+def cancel_job(context: Context, job_id: str) -> JobCancelled:
+    """Mark it; the supervisor ends the processes and then says `cancelled`."""
+    connection = context.transaction
+    row = _own(context, job_id, connection)
+    status, moment = JobStatus(row["status"]), row["updated_at"]
+    if status is not JobStatus.CANCELLING:
+        if JobStatus.CANCELLING not in MOVES[status]:
+            raise InvalidRequestError(f"the job has ended: it is {status}", status=409)
+        status, moment = JobStatus.CANCELLING, context.now
+        rows.change(connection, tables.jobs, job_id, moment, status=status)
+        job_records.add_log(connection, job_id, moment, "info", "cancellation asked for")
+    return JobCancelled(id=job_id, status=status, updated_at=moment)
+
+
+@serves_encoded(contract.get_job_metrics)
+def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> bytes:
+    """One entry a step, in rising order; rendered from columns, for there may be thousands."""
+    with context.read() as connection:
+        row = _own(context, job_id, connection)
+        curve = job_records.curve_of(connection, job_id, evaluated_only=evaluated_only)
+    names = ("steps", "epochs", *(str(column.name) for column in job_records.SHOWN[2:]))
+    columns = zip(*curve.rows, strict=True) if curve.rows else ((),) * len(names)
+    answer: dict[str, Any] = {
+        "job_id": job_id,
+        **dict(zip(names, columns, strict=True)),
+        "created_at": render_time(row["created_at"]),
+    }
+    if curve.is_thinned:
+        answer["thinned"] = True
+    return orjson.dumps(answer)
+
+
+@serves_or_streams(contract.get_job_logs)
+def get_job_logs(
+    context: Context,
+    job_id: str,
+    limit: int = 100,
+    after: str | None = None,
+    stream: bool = False,
+) -> JobLogs | Stream:
+    """Oldest first, behind `after`; a stream goes on behind the last frame that the reader has seen."""
+    parts = context.parts
+    seen = context.last_event_id if stream and context.last_event_id else after
+    place = place_of(parts, job_id, seen)
+    with context.read() as connection:
+        _own(context, job_id, connection)
+        if stream:
+            return Stream(job_frames(parts, job_id, place))
+        entries = job_records.logs_of(connection, job_id, after=place.log_id, limit=limit)
+    last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
+    return JobLogs(
+        logs=[JobLogEntry(**entry) for entry in entries], pagination=LogCursor(after=last)
+    )

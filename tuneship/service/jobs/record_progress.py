@@ -1,0 +1,146 @@
+"""What the lines of a training process mean in rows: metrics, log entries, the job's record, events.
+
+Everything happens in the transaction of the caller, who holds the job's lease. Next: `supervisor.py`.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.jobs import JobStatus
+from tuneship.service.jobs.attempts import ENDS, Attempt
+from tuneship.store import job_leases as leases
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.outbox import emit
+from tuneship.store.queries import Row
+
+STEP_FIELDS = (
+    "step",
+    "training_loss",
+    "validation_loss",
+    "learning_rate",
+    "epoch",
+    "accuracy",
+    "perplexity",
+    "evaluated",
+)
+# What every event of a job tells of it, as far as it is known.
+SUMMARY = (
+    "status",
+    "current_epoch",
+    "current_step",
+    "total_steps",
+    "training_loss",
+    "validation_loss",
+)
+
+# A forecast stays a date that can be written.
+FARTHEST_S = 10 * 365 * 86_400.0
+PACE = ("tokens_per_second", "seconds_per_step")
+
+Line = dict[str, Any]
+
+
+def forecast_end(job: Row, now: datetime) -> datetime | None:
+    """When a running job will end, if its next steps take as long as those of this attempt; None before the first."""
+    if job["status"] != JobStatus.RUNNING or job["seconds_per_step"] is None:
+        return None
+    left_s = (job["total_steps"] - job["current_step"]) * job["seconds_per_step"]
+    left_s = min(left_s, FARTHEST_S)
+    return max(now, job["updated_at"] + timedelta(seconds=left_s))
+
+
+def tell(connection: sa.Connection, job_id: str, event: str, now: datetime, **more: Any) -> None:
+    """Emit `fine_tuning.job.<event>` with the job's summary as the transaction leaves it."""
+    job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
+    if job is None:
+        raise RuntimeError("a job that changes has no row")
+    known = {name: job[name] for name in SUMMARY if job[name] is not None}
+    emit(connection, f"fine_tuning.job.{event}", dict(job), now, **{**known, **more})
+
+
+def store_lines(
+    connection: sa.Connection, attempt: Attempt, lines: Sequence[Line], now: datetime
+) -> None:
+    """In their order, so that a stream tells steps and log as they came."""
+    steps: list[Line] = []
+    for line in lines:
+        if line["kind"] == "step":
+            steps.append(line)
+            continue
+        _store_steps(connection, attempt, steps, now)
+        steps = []
+        _store_line(connection, attempt, line, now)
+    _store_steps(connection, attempt, steps, now)
+
+
+def _store_steps(
+    connection: sa.Connection, attempt: Attempt, steps: Sequence[Line], now: datetime
+) -> None:
+    if not steps:
+        return
+    metrics = [{name: step[name] for name in STEP_FIELDS} for step in steps]
+    job_records.put_metrics(connection, attempt.claim.job_id, metrics)
+    last = steps[-1]
+    attempt.last_step = last["step"]
+    leases.write(
+        connection,
+        attempt.claim,
+        updated_at=now,
+        current_step=last["step"],
+        current_epoch=last["current_epoch"],
+        training_loss=last["training_loss"],
+        validation_loss=last["validation_loss"],
+    )
+
+
+def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
+    if line["kind"] == "started":
+        _store_start(connection, attempt, line, now)
+    elif line["kind"] == "pace":
+        leases.write(connection, attempt.claim, **{name: line[name] for name in PACE})
+    elif line["kind"] == "epoch":
+        _store_epoch(connection, attempt.claim.job_id, line, now)
+    elif line["kind"] == "log":
+        job_records.add_log(connection, attempt.claim.job_id, now, line["level"], line["message"])
+    elif line["kind"] == "ended_early":
+        _store_early_end(connection, attempt, line, now)
+    elif line["kind"] in ENDS:
+        attempt.end = line
+
+
+def _store_start(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
+    resumed_from: int = line["resumed_from_step"] or 0
+    attempt.first_step = resumed_from
+    attempt.last_step = max(attempt.last_step, resumed_from)
+    attempt.furthest_step = job_records.last_step_of(connection, attempt.claim.job_id)
+    totals = {name: line[name] for name in ("total_steps", "total_epochs")}
+    leases.write(connection, attempt.claim, updated_at=now, **totals)
+    text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
+    if resumed_from:
+        text += f", from step {resumed_from} on"
+    job_records.add_log(connection, attempt.claim.job_id, now, "info", text)
+
+
+def _store_early_end(
+    connection: sa.Connection, attempt: Attempt, line: Line, now: datetime
+) -> None:
+    """Its steps are those that were done; of its epochs some are missing."""
+    leases.write(connection, attempt.claim, updated_at=now, total_steps=line["step"])
+    text = (
+        f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
+        f"than after step {line['best_step']} in {line['patience']} measurements"
+    )
+    job_records.add_log_once(connection, attempt.claim.job_id, now, "info", text)
+
+
+def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: datetime) -> None:
+    """A resumed attempt may complete an epoch again; its event is sent once."""
+    text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
+    job_records.add_log(connection, job_id, now, "info", text)
+    if job_records.is_first_told(connection, job_id, line["epoch"]):
+        losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
+        tell(connection, job_id, "epoch_completed", now, **losses)

@@ -1,0 +1,1 @@
+"""Handlers of models and instance types, and what may be asked of a model."""

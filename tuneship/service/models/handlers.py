@@ -1,0 +1,233 @@
+"""What the model operations do: base models of the catalogue and fine-tuned models as one list.
+
+What may be asked of a model is in `limits.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tuneship.contract import models as contract
+from tuneship.contract.common import Deleted
+from tuneship.contract.deployments import DeploymentStatus
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
+from tuneship.contract.models import Model, ModelLimits, ModelPage
+from tuneship.runtime.replica_set import Adapter
+from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.service.catalogues.base_models import CataloguedModel
+from tuneship.service.common.refusals import some_of
+from tuneship.service.context.bindings import serves
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.models.limits import limits_of_base, limits_of_tuned
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.list_counters import MODELS
+from tuneship.store.queries import Row
+from tuneship.template import PromptTemplate
+
+# How the id of every fine-tuned model begins, and of no base model.
+TUNED = "ft:"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What serving a model takes: its base, and the adapter when it is a fine-tuned one."""
+
+    base: CataloguedModel
+    adapter: Adapter | None
+    template: PromptTemplate
+    object_id: str = ""
+    """Of the adapter's files and their key."""
+
+
+@serves(contract.list_models)
+def list_models(
+    context: Context,
+    limit: int = 20,
+    offset: int = 0,
+    base_model: str | None = None,
+    fine_tuned_only: bool = False,
+    tags: dict[str, str] | None = None,
+) -> ModelPage:
+    """Base models by id, then fine-tuned ones, newest first."""
+    limit = context.page_size(limit)
+    shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
+    table = tables.models
+    filters = rows.tags_match(table, tags)
+    if base_model is not None:
+        filters.append(table.c.base_model == base_model)
+    bases = shown[offset : offset + limit]
+    with context.read() as connection:
+        page = rows.listed(
+            connection,
+            MODELS,
+            context.client_id,
+            filters,
+            limit=limit - len(bases),
+            offset=max(0, offset - len(shown)),
+        )
+        _touch_jobs(context, connection, page.rows)
+    whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
+    items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
+    return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
+
+
+def _base_item(base: CataloguedModel) -> Model:
+    return Model(
+        id=base.id,
+        name=base.name,
+        version=base.version,
+        description=base.description,
+        parameters=base.parameters,
+        context_length=base.context_length,
+        supported_fine_tuning=True,
+    )
+
+
+def _tuned_item(parts: Parts, row: Row) -> Model:
+    base = parts.catalogue.get(row["base_model"])
+    if base is not None and base.fault is not None:
+        base = None
+    return Model(
+        id=row["id"],
+        name=row["name"],
+        version="1",
+        description="",
+        parameters=base.parameters if base else None,
+        context_length=base.context_length if base else None,
+        supported_fine_tuning=False,
+        base_model=row["base_model"],
+        fine_tuning_job_id=row["job_id"],
+        created_at=row["created_at"],
+        fine_tuning_method=row["fine_tuning_method"],
+        tags=row["tags"],
+    )
+
+
+@serves(contract.get_model)
+def get_model(context: Context, model_id: str) -> Model:
+    """The item of the list."""
+    if not model_id.startswith(TUNED):
+        return _base_item(base_of(context.parts, model_id, "model_id"))
+    with context.read() as connection:
+        return _tuned_item(context.parts, _own(context, connection, model_id))
+
+
+@serves(contract.get_model_limits)
+def get_model_limits(context: Context, model_id: str) -> ModelLimits:
+    """Taken from the checks themselves, so that they cannot say something else."""
+    if not model_id.startswith(TUNED):
+        return limits_of_base(base_of(context.parts, model_id, "model_id"))
+    with context.read() as connection:
+        row = _own(context, connection, model_id)
+    return limits_of_tuned(model_id, base_of(context.parts, row["base_model"], "model_id"))
+
+
+@serves(contract.delete_model)
+def delete_model(context: Context, model_id: str) -> Deleted:
+    """Remove the row first, then the files; those that a kill leaves are set aside at the next start."""
+    if not model_id.startswith(TUNED):
+        base_of(context.parts, model_id, "model_id")
+        raise InvalidRequestError("a base model cannot be deleted", status=409)
+    connection = context.transaction
+    row = _own(context, connection, model_id)
+    _refuse_deployed(connection, row)
+    rows.remove(connection, tables.models, model_id)
+    context.parts.keyring.destroy(connection, row["blob"])
+    context.afterwards.append(lambda: context.parts.blobs.delete(row["blob"]))
+    return Deleted(id=model_id)
+
+
+def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
+    row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
+    if row is None:
+        raise ModelNotFound("model_id names a model that does not exist", param="model_id")
+    _touch_jobs(context, connection, [row])
+    return row
+
+
+def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Row]) -> None:
+    """A tuned model has no settings of its own: who looks at it is held to those of its job."""
+    table = tables.jobs
+    query = sa.select(table.c.security_settings).where(
+        table.c.id.in_([row["job_id"] for row in models])
+    )
+    for job in connection.execute(query).mappings():
+        context.touch(dict(job))
+
+
+def _refuse_deployed(connection: sa.Connection, row: Row) -> None:
+    """A failed deployment counts too: a change can bring it back."""
+    table = tables.deployments
+    query = sa.select(table.c.id).where(
+        table.c.client_id == row["client_id"],
+        table.c.model_name == row["id"],
+        table.c.status != DeploymentStatus.DELETED,
+    )
+    found = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
+    if found:
+        raise InvalidRequestError(
+            f"the model is deployed, delete its deployments first: {some_of(found)}",
+            param="model_id",
+            status=409,
+        )
+
+
+def model_id(base_model: str, name: str, job_id: str) -> str:
+    """`ft:<base>:<name>:<suffix>`; the suffix is the job id without its prefix (§1)."""
+    return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
+
+
+def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
+    """The base model with this id. Raises `ModelNotFound`, also for one whose files nobody can use."""
+    base = parts.catalogue.get(identifier)
+    if base is None:
+        known = ", ".join(one.id for one in parts.catalogue)
+        raise ModelNotFound(
+            f"{param} names a model that does not exist; the base models are {known}", param=param
+        )
+    if base.fault is not None:
+        raise ModelNotFound(
+            f"{param} names a base model whose files cannot be used: {base.fault}", param=param
+        )
+    return base
+
+
+def served_model(
+    connection: sa.Connection, parts: Parts, client_id: str, identifier: str
+) -> ServedModel:
+    """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's.
+
+    Raises `DeploymentError` where its files were damaged.
+    """
+    if not identifier.startswith(TUNED):
+        base = base_of(parts, identifier, "model_name")
+        return ServedModel(base, None, base.template)
+    row = rows.fetch(connection, tables.models, identifier, client_id=client_id)
+    if row is None:
+        raise ModelNotFound("model_name names a model that does not exist", param="model_name")
+    base = base_of(parts, row["base_model"], "model_name")
+    folder: Path = parts.blobs.local(row["blob"])
+    try:
+        key = parts.keyring.find(connection, client_id, row["blob"])
+        template = _template(folder, key)
+    except ObjectDamaged as damage:
+        raise DeploymentError(f"the model cannot be served: {damage}", status=409) from damage
+    return ServedModel(base, Adapter(identifier, folder, key), template, row["blob"])
+
+
+def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
+    """The job that a fine-tuned model came from; None for a base model."""
+    if not identifier.startswith(TUNED):
+        return None
+    model = rows.fetch(connection, tables.models, identifier, client_id=client_id)
+    return model and rows.fetch(connection, tables.jobs, model["job_id"], client_id=client_id)
+
+
+@lru_cache(maxsize=256)
+def _template(folder: Path, key: str | None) -> PromptTemplate:
+    """A stored model never changes, and compiling its template takes longer than a token."""
+    return PromptTemplate.load(folder, key)

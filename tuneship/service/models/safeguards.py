@@ -1,0 +1,145 @@
+"""Security settings: what is not enforced is refused by name, never accepted and ignored.
+
+A resource keeps its settings for life, its host does not keep what it can: after a restart what was accepted is
+compared again, before a process is started for it and before it answers.
+"""
+
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from typing import Any, TypeVar
+
+from tuneship.contract.deployments import DeploymentSecuritySettings
+from tuneship.contract.jobs import JobSecuritySettings
+from tuneship.service.access import hipaa
+from tuneship.service.catalogues.base_models import OUR_RUNTIME, CataloguedModel
+from tuneship.service.common.refusals import refused
+from tuneship.service.context.context import Context, Parts
+from tuneship.service.models.handlers import ServedModel
+from tuneship.store.queries import Row
+
+# Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it.
+OFF = (False, "standard", "none")
+# What an engine of others cannot keep: it speaks over sockets of its own, and reads adapters in
+# plain.
+OTHERS_LACK = ("network_isolation", "encryption_level")
+
+S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
+
+
+class SafeguardLost(Exception):
+    """What was promised when the resource was made cannot be kept now; the text says what, and what it needs."""
+
+
+def capabilities(parts: Parts) -> dict[str, bool]:
+    """What this installation can enforce on this host, by the names of the settings."""
+    able = {
+        "encryption_level": True,  # by every file that is kept: `security/sealed_files.py`, `access/data_keys.py`
+        "audit_logging": True,  # by the boundary: `access/audit_trail.py`
+        "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
+        "private_endpoints": True,  # by `is_within_reach`
+    }
+    return {**able, "compliance_mode": not hipaa.missing_here(able, parts.settings)}
+
+
+def in_force(context: Context, settings: S) -> S:
+    """The settings of a new resource with all that `compliance_mode` turns on.
+
+    Raises `ValidationRefused` for a contradiction, and for what cannot be enforced here or for this caller.
+    """
+    if settings.compliance_mode == hipaa.HIPAA:
+        settings = hipaa.united(settings)
+        missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
+        hipaa.refuse_create(missing, context.caller)
+    _refuse_what_is_not_enforced(context.parts, settings)
+    return settings
+
+
+def _refuse_what_is_not_enforced(
+    parts: Parts, settings: JobSecuritySettings | DeploymentSecuritySettings
+) -> None:
+    """Raises `ValidationRefused` for the first setting that cannot be enforced here."""
+    able = capabilities(parts)
+    for name in _not_enforced(able, settings.model_dump()):
+        here = "this host does not allow" if name in able else "this release does not enforce"
+        raise refused(
+            f"security_settings.{name}",
+            f"asks for a safeguard that {here}",
+            code="not_enforced",
+        )
+
+
+def _not_enforced(able: Mapping[str, bool], settings: Mapping[str, Any]) -> list[str]:
+    """The names of the settings that ask for what is not among the safeguards."""
+    return [name for name, value in settings.items() if value not in OFF and not able.get(name)]
+
+
+def check_kept(parts: Parts, settings: Mapping[str, Any]) -> None:
+    """Compare stored settings with what this installation can enforce now. Raises `SafeguardLost`."""
+    able = capabilities(parts)
+    lost = [f"security_settings.{name}" for name in _not_enforced(able, settings)]
+    if not lost:
+        return
+    text = f"{', '.join(lost)} cannot be enforced here any more (GET /healthz)"
+    if hipaa.MODE in lost:
+        text += f"; {hipaa.MODE} needs {'; and '.join(hipaa.missing_here(able, parts.settings))}"
+    raise SafeguardLost(text)
+
+
+def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> None:
+    """`keys`: of all that is read and written. Raises `SafeguardLost` where one lacks that `maximum` insists on."""
+    if settings["encryption_level"] == "maximum" and None in keys:
+        text = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
+        raise SafeguardLost(text)
+
+
+def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel) -> None:
+    """The same for a model that is to be loaded, or asked, for a deployment. Raises `SafeguardLost`."""
+    check_kept(parts, settings)
+    if lacked := _lacked_by_others(settings, served.base):
+        engine = f"which {served.base.runtime} serves now"
+        raise SafeguardLost(
+            f"security_settings.{lacked} cannot be had with the base model, {engine}"
+        )
+    if served.adapter is not None:
+        check_sealed(settings, [served.adapter.key])
+
+
+def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
+    """The first setting that the base model's engine cannot keep."""
+    asked = [name for name in OTHERS_LACK if settings[name] not in OFF]
+    return asked[0] if asked and base.runtime != OUR_RUNTIME else None
+
+
+def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
+    """Raises `ValidationRefused` for what the base model's engine cannot keep."""
+    if lacked := _lacked_by_others(settings.model_dump(), base):
+        raise refused(
+            f"security_settings.{lacked}",
+            f"cannot be had with a base model that {base.runtime} serves",
+            code="not_enforced",
+        )
+
+
+def is_sealed_as_asked(
+    context: Context,
+    settings: JobSecuritySettings | DeploymentSecuritySettings,
+    object_id: str,
+) -> bool:
+    """False where `encryption_level: maximum` meets files that an earlier version wrote in plain."""
+    if settings.encryption_level != "maximum":
+        return True
+    with context.read() as connection:
+        return context.parts.keyring.is_sealed(connection, object_id)
+
+
+def is_within_reach(context: Context, deployment: Row) -> bool:
+    """Whether this caller's address may use a deployment: a private one answers to the listed networks only.
+
+    Behind a proxy that nobody declared a caller's address is unknown, and so in none of them.
+    """
+    if not deployment["security_settings"]["private_endpoints"]:
+        return True
+    if not (context.trail.address and context.caller.is_address_known):
+        return False
+    address = ip_address(context.trail.address)
+    return any(address in network for network in context.parts.settings.private_networks)

@@ -1,0 +1,65 @@
+"""Proves, when an adapter is loaded, that base model and adapter together say what they said when training ended.
+
+A wrong scale, another base model of the same shape, an attention that differs: each shows in the logits of a few
+prompts, before the first answer is given. The prompts and logits lie beside the adapter (`tuneship/parity.py`).
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tuneship.parity import PARITY_FILE, Parity
+from tuneship.serving.adapters import AdapterRefused
+from tuneship.serving.batch import FlatBatch
+from tuneship.serving.kv_cache import SlotCache
+from tuneship.serving.lora import Lora
+from tuneship.serving.model import CausalModel
+from tuneship.serving.sequence import GenerateRequest, Sequence
+
+
+def prove(
+    model: CausalModel, lora: Lora, adapter: str, directory: Path, key: str | None = None
+) -> None:
+    """Of a loaded adapter and its directory; raises `AdapterRefused`.
+
+    One that was tuned elsewhere has nothing to compare with. The cache of the requests under way is not touched.
+    """
+    parity = _read(directory, key)
+    if parity is None:
+        return
+    dtype = str(model.facts.cache.dtype).removeprefix("torch.")
+    tolerance = parity.tolerance(dtype)
+    for probe in parity.probes:
+        highest = max([*probe.prompt, *probe.tokens], default=-1)
+        if not probe.prompt or highest >= model.facts.vocabulary:
+            raise AdapterRefused("the adapter was tuned on a base model with another vocabulary")
+        logits = _next_logits(model, lora, adapter, tuple(probe.prompt))
+        distance = probe.distance(logits[probe.tokens].tolist())
+        if not distance <= tolerance:  # NaN is no distance
+            raise AdapterRefused(
+                f"base model and adapter answer otherwise than after training: logits differ by {distance:.2g} of "
+                f"their spread, {tolerance:.2g} is allowed; the base model is another one, or its files have changed"
+            )
+
+
+def _read(directory: Path, key: str | None) -> Parity | None:
+    try:
+        return Parity.load(directory, key)
+    except (OSError, ValueError) as error:
+        raise AdapterRefused(
+            f"{PARITY_FILE} of the adapter cannot be read: {type(error).__name__}"
+        ) from error
+
+
+def _next_logits(model: CausalModel, lora: Lora, adapter: str, prompt: tuple[int, ...]) -> Tensor:
+    sequence = Sequence("parity", GenerateRequest(prompt, max_tokens=1, adapter=adapter), 1, row=0)
+    cache = SlotCache(model.facts.cache, rows=1, length=len(prompt))
+    cache.resize(1, len(prompt))
+    lora.hold(adapter)
+    try:
+        routes = lora.route([], [(adapter, 0, len(prompt))])
+        with torch.inference_mode():
+            return model.forward(FlatBatch.of([sequence], [len(prompt)]), cache, lora, routes)[0]
+    finally:
+        lora.release(adapter)
