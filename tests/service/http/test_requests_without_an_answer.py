@@ -22,7 +22,7 @@ from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.series import ArmTraffic, InFlightAges, read_series
 from tuneship.service.common.fault_injection import PromptLengths, shortened
-from tuneship.service.http.boundary import InFlightAges as Places
+from tuneship.service.http.boundary import InFlightLimits as Places
 from tuneship.store import tables
 
 Start = Callable[..., Service]
