@@ -5,10 +5,13 @@ PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
 BENCH_SECONDS = 1200
-PIPELINE = tests/flows tests/unit/tasks tests/system/faults tests/system/kill_matrix tests/deployments tests/ui tests/end_to_end
+# Tests of one file stay together: they share a service or a Prefect server. Files with many tests start first.
+PYTEST = $(BIN)/python -m pytest -q --dist loadfile --durations=10
+PURE = contract gates metrics traffic client
+TESTS = tests
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo up down test fast slow-pipeline slow-others soak check bench lock clean
+.PHONY: demo up down test test-all coverage soak check bench lock clean
 
 demo: $(VENV)/service.stamp ## three releases: a good one, bad data, bad behaviour
 	@$(BIN)/python examples/demo.py
@@ -19,17 +22,15 @@ up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on 
 down: $(VENV)/service.stamp ## end what `make up` started
 	@$(BIN)/python -m deployments.local down
 
-test: $(VENV)/dev.stamp ## every test but `make soak`: the pipeline's slow ones, which mostly wait, beside all others
-	@$(MAKE) -j2 --output-sync=line --no-print-directory slow-pipeline fast slow-others
+test: $(VENV)/dev.stamp ## what every change must pass: the fast tests and one of each kind of the slow ones
+	$(PYTEST) -n 2 -m "(not slow and not soak) or essential" $(TESTS)
 
-fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -q -m "not slow and not soak"
+test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`; most of them wait, so three run at a time
+	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
 
-slow-pipeline: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE)
-
-slow-others: fast
-	$(BIN)/python -m pytest -q -m "slow and not soak" --durations=10 $(PIPELINE:%=--ignore=%)
+coverage: $(VENV)/dev.stamp ## branch coverage of the pure packages by their own tests
+	$(PYTEST) -n 2 -m "not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
+	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
 	$(BIN)/python -m pytest -q --hypothesis-profile=soak -m "soak or hypothesis"
