@@ -1,0 +1,26 @@
+"""The documents name files that exist, and their links lead to files."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = {doc: doc.read_text() for doc in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
+PATH = re.compile(
+    r"(?<![\w./~<>-])(?:(?:benchmarks|deployments|docs|examples|flows|scripts|tasks|tests|tuneship)/[\w./-]*|[\w./-]+\.py\b)"
+)
+NAMES = {file.name for room in ("tests", "tuneship") for file in (ROOT / room).rglob("*.py")}
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
+
+
+def test_every_path_in_backticks_exists() -> None:
+    spans = [(doc, span) for doc in DOCS for span in re.findall(r"`([^`\n]+)`", DOCS[doc])]
+    named = {(doc.name, path) for doc, span in spans for path in PATH.findall(span)}
+    assert {("architecture.md", "tests/support/"), ("glossary.md", "tuneship/contract/")} <= named
+    lost = {(doc, path) for doc, path in named if path not in NAMES and not (ROOT / path).exists()}
+    assert lost == set()
+
+
+def test_every_relative_link_leads_to_a_file() -> None:
+    links = [(doc, link) for doc, text in DOCS.items() for link in LINK.findall(text)]
+    assert links
+    assert [(doc.name, link) for doc, link in links if not (doc.parent / link).exists()] == []
