@@ -82,7 +82,7 @@ def test_a_caller_who_hangs_up_ends_the_run_and_counts_for_nobody(service: Servi
     service.until(lambda: not service.engines.replicas[0].running)
     service.engines.may_answer.set()
     assert counts(service, made) == (0, 0)
-    assert lines(service, made) == [("info", "the caller hung up")]
+    assert lines(service, made) == [("info", "the caller disconnected")]
     assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 200
     assert counts(service, made) == (1, 0)
 
@@ -132,7 +132,7 @@ def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Servic
 
     asyncio.run(impatient())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     assert counts(service, made) == (0, 0)
 
 

@@ -202,7 +202,7 @@ def test_a_reader_who_hangs_up_frees_the_models_row(service: Service) -> None:
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     assert counts(service, made) == (0, 0)
     service.engines.may_go_on.set()
     assert texts(told(service.call("POST", path_of(made), json=ASK))) == ANSWER
@@ -225,7 +225,7 @@ def test_a_reader_who_hangs_up_before_the_first_text_frees_it_too(service: Servi
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     service.engines.may_answer.set()
 
 
