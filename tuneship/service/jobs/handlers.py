@@ -39,7 +39,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
 from tuneship.service.datasets.handlers import object_of, own_dataset
-from tuneship.service.jobs.attempts import KEPT_OF_A_JOB
+from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.record_progress import forecast_end
 from tuneship.service.jobs.stream import job_frames, place_of
 from tuneship.service.models import hyperparameters
@@ -75,7 +75,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
     check_quota(context, tables.jobs, most, "active jobs", is_active)
     stored = rows.insert(connection, tables.jobs, _row(context, job, chosen))
-    for kind in KEPT_OF_A_JOB:
+    for kind in SEALED_KINDS:
         name = f"{kind}/{stored['id']}"
         context.parts.keyring.make(connection, context.client_id, name, context.now)
     emit(connection, "fine_tuning.job.queued", stored, context.now)

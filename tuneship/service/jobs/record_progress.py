@@ -53,7 +53,9 @@ def forecast_end(job: Row, now: datetime) -> datetime | None:
     return max(now, job["updated_at"] + timedelta(seconds=left_s))
 
 
-def tell(connection: sa.Connection, job_id: str, event: str, now: datetime, **more: Any) -> None:
+def emit_event(
+    connection: sa.Connection, job_id: str, event: str, now: datetime, **more: Any
+) -> None:
     """Emit `fine_tuning.job.<event>` with the job's summary as the transaction leaves it."""
     job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
     if job is None:
@@ -143,4 +145,4 @@ def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: dateti
     job_records.add_log(connection, job_id, now, "info", text)
     if job_records.is_first_told(connection, job_id, line["epoch"]):
         losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
-        tell(connection, job_id, "epoch_completed", now, **losses)
+        emit_event(connection, job_id, "epoch_completed", now, **losses)
