@@ -90,7 +90,7 @@ def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text:
 
 
 def model_key(job: Row) -> str:
-    """Where the files of a job's model are stored, which is also the name of their data key."""
+    """The key under which the files of a job's model are stored, also the name of their data key."""
     return f"models/{job['id']}"
 
 

@@ -35,7 +35,7 @@ class TrainingNews:
 
     lines: Sequence[dict[str, Any]]
     offset: int
-    """Where to read on, once the lines are stored."""
+    """The offset to continue from, once the lines are stored."""
     exit_code: int | None = None
     """How the training ended, negative for a signal; None while it runs.
 

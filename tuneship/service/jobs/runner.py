@@ -47,6 +47,8 @@ FRUITLESS_ATTEMPTS = 3
 START_AGAIN_AFTER = (timedelta(seconds=10), timedelta(seconds=30))
 # Progress lines in one transaction.
 LINES_AT_ONCE = 500
+# Exit codes of a training whose process was killed, or one of the processes that it started.
+KILLED = (-signal.SIGKILL, SIGNALLED + signal.SIGKILL)
 # What a training process raises in its reader when it writes something that is no progress line.
 UNREADABLE = (KeyError, TypeError, ValueError)
 
@@ -161,10 +163,14 @@ class TrainingKeeper:
         try:
             await self._store_earlier(job)
             order = await self.threads.run(training_order, self._parts, job)
-            if not await self.threads.run(self._may_start, claim):
+            row = await self.threads.run(self._claimed_row, claim)
+            if row["status"] != JobStatus.RUNNING:
+                # Cancelled while its files were checked: from now on it is a cancelled job without a training.
+                self._preparing = None
                 return
             training = await self._launcher.start(order)
-        except LeaseLost:  # somebody has cancelled it
+        except LeaseLost:
+            self._preparing = None
             return
         except (SafeguardLost, DataDamaged, ObjectDamaged) as error:
             reason, message = "data_unreadable", str(error)
@@ -184,14 +190,13 @@ class TrainingKeeper:
         self._troubles.end(claim.job_id)
         self._preparing = None
 
-    def _may_start(self, claim: JobLease) -> bool:
-        """Whether nobody has cancelled the job while its files were checked."""
+    def _claimed_row(self, claim: JobLease) -> Row:
+        """Read the job's row. Raises `LeaseLost` when the job is not this attempt's any more."""
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
-        if row is None or (row["attempt"], row["status"]) != (claim.attempt, JobStatus.RUNNING):
-            self._preparing = None  # from now on it is a cancelled job without a training
-            return False
-        return True
+        if row is None or row["attempt"] != claim.attempt:
+            raise LeaseLost(claim.job_id)
+        return row
 
     async def _start_again(self, claim: JobLease, job: Row, error: Exception) -> None:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
@@ -242,8 +247,8 @@ class TrainingKeeper:
         """Store progress, which keeps the lease, pass a cancellation on, and finish what has ended."""
         try:
             exit_code = await self._store_progress(run, run.training)
-            is_cancelled = await self.threads.run(self._is_cancelled, run.claim)
-            if is_cancelled and run.cancelled_at is None:
+            row = await self.threads.run(self._claimed_row, run.claim)
+            if row["status"] == JobStatus.CANCELLING and run.cancelled_at is None:
                 run.cancelled_at = self._parts.clock()
                 await run.training.cancel()
                 self._parts.bell.ring(run.claim.job_id)
@@ -292,14 +297,6 @@ class TrainingKeeper:
         attempt.offset = news.offset
         self._parts.bell.ring(attempt.claim.job_id)
 
-    def _is_cancelled(self, claim: JobLease) -> bool:
-        """Whether the job is to be cancelled. Raises `LeaseLost` when it is not this attempt's any more."""
-        with self._parts.database.read() as connection:
-            row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
-        if row is None or row["attempt"] != claim.attempt:
-            raise LeaseLost(claim.job_id)
-        return row["status"] == JobStatus.CANCELLING
-
     # Ending.
 
     async def _finish(self, run: RunningAttempt, exit_code: int) -> None:
@@ -321,7 +318,15 @@ class TrainingKeeper:
                 )
                 await self.threads.run(ends.requeue, self._parts, claim, fruitless, text)
                 return
-            reason, message = _why_fruitless(fruitless, exit_code)
+            reason = "no_progress"
+            message = f"{fruitless} attempts ended without progress (exit code {exit_code})"
+            if exit_code in KILLED:
+                # Nobody but the system kills a training process that its service still wants.
+                reason = Reason.OUT_OF_MEMORY.value
+                message = (
+                    f"the system killed the training process in {fruitless} attempts that got no further, as it does "
+                    f"when the machine's memory is over; {NEEDS_LESS_MEMORY}"
+                )
             await self.threads.run(ends.fail, self._parts, claim, reason, message)
         await self._launcher.clear(claim.job_id)
 
@@ -341,17 +346,3 @@ class TrainingKeeper:
         with suppress(LeaseLost):
             await self.threads.run(ends.fail, self._parts, claim, reason, message)
             await self._launcher.clear(claim.job_id)
-
-
-def _why_fruitless(attempts: int, exit_code: int) -> tuple[str, str]:
-    """Reason and message for a job whose attempts got no further.
-
-    Nobody but the system kills a training process that its service still wants.
-    """
-    # The process itself was killed, or one of those that it started.
-    if exit_code in (-signal.SIGKILL, SIGNALLED + signal.SIGKILL):
-        return Reason.OUT_OF_MEMORY.value, (
-            f"the system killed the training process in {attempts} attempts that got no further, as it does when "
-            f"the machine's memory is over; {NEEDS_LESS_MEMORY}"
-        )
-    return "no_progress", f"{attempts} attempts ended without progress (exit code {exit_code})"
