@@ -83,15 +83,18 @@ class TextHints:
         """Yield a warning for each special token and each suspicion in one example."""
         for index, message in enumerate(messages):
             text = message["content"]
-            field = f"messages[{index}].content"
-            if self._format == "instruction":
-                field = INSTRUCTION_FIELDS[message["role"]]
             if self._markers is not None and self._markers.search(text):
+                field = self._field(index, message)
                 reason = "holds a special token of the tokenizer as text"
                 yield LineProblem(line=line, field=field, code="special_token", message=reason)
             for suspicion in _suspicions(text):
-                reason = f"may hold {suspicion}"
+                field, reason = self._field(index, message), f"may hold {suspicion}"
                 yield LineProblem(line=line, field=field, code="suspected_phi", message=reason)
+
+    def _field(self, index: int, message: Message) -> str:
+        if self._format == "instruction":
+            return INSTRUCTION_FIELDS[message["role"]]
+        return f"messages[{index}].content"
 
 
 def _suspicions(text: str) -> Iterator[str]:

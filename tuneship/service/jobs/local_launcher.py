@@ -72,11 +72,12 @@ class LocalTraining(LocalProgress):
         super().__init__(folder, threads)
         self._worker = worker
         self._blobs = blobs
+        self._is_killed = False
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended yet."""
-        return self._worker.exit_code() is None
+        """Whether the process is still to be ended: a second kill would not help where the kernel holds a process."""
+        return not self._is_killed and self._worker.exit_code() is None
 
     async def news(self, offset: int, most_lines: int) -> TrainingNews:
         """Read complete lines from the offset on. Raises `ValueError` where the first one cannot be read."""
@@ -108,11 +109,12 @@ class LocalTraining(LocalProgress):
 
     async def end(self) -> None:
         """Kill the process group; returns when the process is gone."""
-        await self._threads.run(self._worker.kill)
+        await self._threads.run(self.kill)
 
     def kill(self) -> None:
-        """Kill the process group from any thread."""
+        """Kill the process group, from any thread."""
         self._worker.kill()
+        self._is_killed = True
 
 
 class LocalTrainingLauncher:
@@ -196,7 +198,8 @@ class LocalTrainingLauncher:
         """End all processes, the waiting one too."""
         self._warm.stop()
         for training in self._running:
-            training.kill()
+            if training.is_running:
+                training.kill()
 
 
 def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
