@@ -1,4 +1,4 @@
-"""What validate and upload say of a file: errors, warnings and suggestions, counts; never its text."""
+"""Validate and upload report errors, warnings, suggestions and counts of a file, never its text."""
 
 import json
 from typing import Any

@@ -190,7 +190,7 @@ def test_a_stream_counts_as_a_whole_answer_does(service: Service) -> None:
     }
 
 
-def test_a_reader_who_hangs_up_frees_the_models_row(service: Service) -> None:
+def test_a_reader_who_disconnects_frees_the_slot(service: Service) -> None:
     made = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
@@ -208,7 +208,7 @@ def test_a_reader_who_hangs_up_frees_the_models_row(service: Service) -> None:
     assert texts(told(service.call("POST", path_of(made), json=ASK))) == ANSWER
 
 
-def test_a_reader_who_hangs_up_before_the_first_text_frees_it_too(service: Service) -> None:
+def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Service) -> None:
     made = service.deployment("one")
     service.listen()
     service.engines.may_answer.clear()

@@ -427,7 +427,7 @@ def test_the_place_of_a_page_is_its_last_entry() -> None:
     assert StreamPosition(41).number == 41
 
 
-def test_steps_lie_between_the_entries_of_their_time_even_when_told_anew() -> None:
+def test_steps_lie_between_the_entries_of_their_time_even_when_reported_again() -> None:
     logs = [{"id": number} for number in (1, 2, 5, 9)]
     steps = [{"step": 1, "log_id": 2}, {"step": 2, "log_id": 5}, {"step": 3, "log_id": 2}]
     order = [one.get("step", -one.get("id", 0)) for one in _merged(logs, steps)]
