@@ -27,7 +27,7 @@ from tuneship.service.all_handlers import SERVED
 from tuneship.service.context.context import Context
 from tuneship.service.datasets import merging as dataset_merging
 from tuneship.service.deployments.reconciler import DeploymentKeeper
-from tuneship.service.jobs import attempts as training_runs
+from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
 from tuneship.store import endpoint_records, idempotency, tables, webhook_records
 from tuneship.store import job_leases as leases
@@ -282,14 +282,16 @@ POINTS = {
     "claim: after commit": Point(
         trains, lambda one: one.after(TrainingKeeper, "_claim", lambda job, *_: job is not None)
     ),
-    "train: after spawn": Point(trains, lambda one: one.after(TrainingKeeper, "_worker")),
+    "train: after spawn": Point(trains, lambda one: one.after(LocalTrainingLauncher, "_spawn")),
     "train: mid-epoch": Point(trains, lambda _: None),
     "train: mid-checkpoint tmp": Point(trains, lambda one: one.after(checkpoints, "write_sealed")),
     "train: after checkpoint rename": Point(
         trains, lambda one: one.after(checkpoints, "make_directory")
     ),
     "train: before finish CAS": Point(trains, lambda one: one.before(leases, "end")),
-    "train: after finish CAS": Point(trains, lambda one: one.before(training_runs, "clear")),
+    "train: after finish CAS": Point(
+        trains, lambda one: one.before(LocalTrainingLauncher, "clear")
+    ),
     "model register": Point(trains, lambda one: one.after(rows, "insert", _is_model)),
     "deployment: after the row": Point(deploys, lambda one: one.after(Context, "commit")),
     "deployment: after spawn": Point(deploys, lambda one: one.after(PlayedEngines, "start")),

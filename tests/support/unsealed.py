@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tuneship.service.jobs import runner as training_keeper
+from tuneship.service.jobs import local_launcher
 from tuneship.store import blobs
 from tuneship.training.spec import DataKeys, Order
 
@@ -42,7 +42,7 @@ def without_key(name: str) -> Callable[[], None]:
         return Order(folder, replace(keys, **{name: None}))
 
     def remove() -> None:
-        training_keeper.Order = order  # type: ignore[assignment, misc]
+        local_launcher.Order = order  # type: ignore[assignment, misc]
 
     return remove
 

@@ -61,7 +61,7 @@ from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.connections import HEAD_LIMIT, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
-from tuneship.service.jobs import attempts as training_runs
+from tuneship.service.jobs.local_launcher import clear_work
 from tuneship.service.opening import Installation, open_for_service
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
@@ -252,7 +252,7 @@ def _recover(parts: Parts) -> None:
         text = "the files of %d datasets or models are missing: `tuneship check` names them"
         logger.error(text, len(missing))
     for one in files - known - unknown:  # of jobs that have ended
-        training_runs.clear(data_dir / "work", one.removeprefix("work/"))
+        clear_work(data_dir / "work", one.removeprefix("work/"))
 
 
 async def _run(

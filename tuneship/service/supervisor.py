@@ -21,6 +21,7 @@ from tuneship.service.context.context import Parts
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.reconciler import DeploymentKeeper
 from tuneship.service.endpoints.lease_expiry import LeaseKeeper
+from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
 from tuneship.store import deployment_logs, idempotency, metric_windows
 from tuneship.store import outbox as events
@@ -50,7 +51,9 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = Threads("records", 1)
         self._keeper = DeploymentKeeper(parts)
-        self._trainings = TrainingKeeper(parts, runtime, work, owner)
+        training_threads = Threads("training", 4)
+        launcher = LocalTrainingLauncher(parts, runtime, work, training_threads)
+        self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
         self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._store_at = parts.clock()

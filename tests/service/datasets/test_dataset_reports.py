@@ -1,4 +1,4 @@
-"""What validate and upload say of a file: errors, warnings and suggestions, counts; never its text."""
+"""Validate and upload report errors, warnings, suggestions and counts of a file, never its text."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.in_process import LINES, Service, jsonl
 from tuneship.service.datasets.hints import SeenExamples
-from tuneship.service.datasets.token_counting import SLICE, TokenCounter
+from tuneship.service.datasets.token_counting import SLICE_CHARACTERS, TokenCounter
 
 pytestmark = pytest.mark.both_databases
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
@@ -154,10 +154,10 @@ def test_tokens_are_those_of_the_tokenizer_by_role(shared: Service) -> None:
 
 def test_long_texts_are_counted_in_slices(shared: Service) -> None:
     tokenizer: Any = shared.parts.catalogue.default.tokenizer
-    words = "Fracture of rib and " * (SLICE // 4)
+    words = "Fracture of rib and " * (SLICE_CHARACTERS // 4)
     whole = len(tokenizer.encode(words, add_special_tokens=False).ids)
     assert TokenCounter(tokenizer).count(["a", words, "a"])[1] == whole
-    assert TokenCounter(tokenizer).count(["x" * (3 * SLICE + 1)])[0] > 3
+    assert TokenCounter(tokenizer).count(["x" * (3 * SLICE_CHARACTERS + 1)])[0] > 3
 
 
 def test_repetitions_are_found_while_the_memory_grows() -> None:

@@ -56,7 +56,7 @@ def blob(service: Service, dataset_id: str) -> Path:
 
 
 def stored(service: Service, dataset_id: str) -> bytes:
-    """What the file says to who has its key."""
+    """The file's content, opened with its key."""
     with service.database.read() as connection:
         key = service.parts.keyring.find(connection, "alice", f"datasets/{dataset_id}")
     assert key is not None
@@ -158,7 +158,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
     assert service.dataset()
 
 
-def test_a_client_has_few_uploads_under_way(service: Service) -> None:
+def test_a_client_has_few_uploads_in_flight(service: Service) -> None:
     service.limit(uploads=InFlightLimits(each=1, together=2))
     whole = part("name", b"n") + part("format", b"instruction") + part("file", jsonl(*LINES))
     form = {"data": {"format": "instruction"}, "files": {"file": ("x", jsonl(*LINES))}}
@@ -173,14 +173,14 @@ def test_a_client_has_few_uploads_under_way(service: Service) -> None:
 
         media = {"Content-Type": "multipart/form-data; boundary=b"}
         slow = service.ask("POST", "/v1/datasets", headers=media, content=body())
-        under_way = asyncio.create_task(slow)
+        in_flight = asyncio.create_task(slow)
         await has_begun.wait()
         others = [
             await service.ask("POST", "/v1/datasets/validate", client, **form)
             for client in ("alice", "bob")
         ]
         may_end.set()
-        return [*others, await under_way]
+        return [*others, await in_flight]
 
     mine, theirs, slow = service.run(upload())
     assert [one.status_code for one in (mine, theirs, slow)] == [429, 200, 201]

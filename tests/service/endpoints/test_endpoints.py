@@ -20,7 +20,7 @@ from tuneship.contract.endpoints import (
 )
 from tuneship.service.context.context import Context
 from tuneship.service.endpoints.handlers import own_endpoint
-from tuneship.service.generation.handlers import _by_split
+from tuneship.service.generation.routing import choose_by_split
 from tuneship.store import endpoint_records, tables
 from tuneship.traffic.split import DRAWS
 
@@ -164,7 +164,7 @@ def test_ten_thousand_draws_fall_as_the_split_says(service: Service) -> None:
     row = own_endpoint(context, endpoint)
 
     def shares() -> dict[str, float]:
-        counted = Counter(_by_split(context, row).deployment_id for _ in range(DRAWS))
+        counted = Counter(choose_by_split(context, row).deployment_id for _ in range(DRAWS))
         return {name: 100 * number / DRAWS for name, number in counted.items()}
 
     service.draws = iter(range(DRAWS)).__next__

@@ -67,7 +67,7 @@ def test_null_and_false_ask_for_nothing(service: Service) -> None:
     assert service.call("POST", path_of(made), json=body).status_code == 200
 
 
-def test_a_caller_who_hangs_up_ends_the_run_and_counts_for_nobody(service: Service) -> None:
+def test_a_caller_who_disconnects_ends_the_run_and_counts_for_nobody(service: Service) -> None:
     made = service.deployment("one")
     service.engines.may_answer.clear()
 
@@ -82,7 +82,7 @@ def test_a_caller_who_hangs_up_ends_the_run_and_counts_for_nobody(service: Servi
     service.until(lambda: not service.engines.replicas[0].running)
     service.engines.may_answer.set()
     assert counts(service, made) == (0, 0)
-    assert lines(service, made) == [("info", "the caller hung up")]
+    assert lines(service, made) == [("info", "the caller disconnected")]
     assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 200
     assert counts(service, made) == (1, 0)
 
@@ -112,7 +112,7 @@ async def _asgi(service: Service, path: str) -> None:
     await service.app(scope, receive, send)  # type: ignore[arg-type]
 
 
-def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Service) -> None:
+def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service) -> None:
     made = service.deployment("one")
     service.listen()
     service.engines.may_answer.clear()
@@ -132,7 +132,7 @@ def test_a_hung_up_connection_is_noticed_by_the_real_http_server(service: Servic
 
     asyncio.run(impatient())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     assert counts(service, made) == (0, 0)
 
 
@@ -268,7 +268,7 @@ def test_the_settings_of_a_request_reach_the_model(service: Service, stream: boo
     assert asked == [SETTINGS, own]
 
 
-def test_generations_read_the_database_anew_only_after_a_write(service: Service) -> None:
+def test_generations_read_the_database_again_only_after_a_write(service: Service) -> None:
     made = service.deployment("one")
     endpoint = service.canary("shop", {made: 100})
     service.rest()  # the supervisor writes when it likes

@@ -190,7 +190,7 @@ def test_a_stream_counts_as_a_whole_answer_does(service: Service) -> None:
     }
 
 
-def test_a_reader_who_hangs_up_frees_the_models_row(service: Service) -> None:
+def test_a_reader_who_disconnects_frees_the_slot(service: Service) -> None:
     made = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
@@ -202,13 +202,13 @@ def test_a_reader_who_hangs_up_frees_the_models_row(service: Service) -> None:
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     assert counts(service, made) == (0, 0)
     service.engines.may_go_on.set()
     assert texts(told(service.call("POST", path_of(made), json=ASK))) == ANSWER
 
 
-def test_a_reader_who_hangs_up_before_the_first_text_frees_it_too(service: Service) -> None:
+def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Service) -> None:
     made = service.deployment("one")
     service.listen()
     service.engines.may_answer.clear()
@@ -225,7 +225,7 @@ def test_a_reader_who_hangs_up_before_the_first_text_frees_it_too(service: Servi
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller hung up")])
+    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
     service.engines.may_answer.set()
 
 

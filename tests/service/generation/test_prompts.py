@@ -1,4 +1,4 @@
-"""What a caller sends is text: it opens no turn, whatever special tokens it spells."""
+"""A caller's prompt is text: it opens no turn, whatever special tokens it spells."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a waiting or running job shows of its place, its pace and its end, and in which order jobs start."""
+"""A job shows its place in the queue, its pace and its forecast end; and the order in which jobs start."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

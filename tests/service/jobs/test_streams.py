@@ -175,7 +175,7 @@ def test_more_than_one_reading_keeps_the_order(
     job_id = ended_job(service, steps=9)
     expected = whole(service, job_id).text
     for size in (1, 2, 3, 5):
-        monkeypatch.setattr(job_stream, "AT_ONCE", size)
+        monkeypatch.setattr(job_stream, "ROWS_AT_ONCE", size)
         assert whole(service, job_id).text == expected
 
 
@@ -233,7 +233,7 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             await live.ask("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
-            await reader.read_until(lambda one: "cancellation asked for" in one.text)
+            await reader.read_until(lambda one: "cancellation requested" in one.text)
             live.trainer().code = 0
             await reader.read_until(lambda one: "[DONE]" in one.text)
             return reader.events()
@@ -427,7 +427,7 @@ def test_the_place_of_a_page_is_its_last_entry() -> None:
     assert StreamPosition(41).number == 41
 
 
-def test_steps_lie_between_the_entries_of_their_time_even_when_told_anew() -> None:
+def test_steps_lie_between_the_entries_of_their_time_even_when_reported_again() -> None:
     logs = [{"id": number} for number in (1, 2, 5, 9)]
     steps = [{"step": 1, "log_id": 2}, {"step": 2, "log_id": 5}, {"step": 3, "log_id": 2}]
     order = [one.get("step", -one.get("id", 0)) for one in _merged(logs, steps)]

@@ -26,13 +26,13 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def filters_of(process: int) -> int:
-    """Of system calls: the one that isolates a worker, beside any of the container's."""
+    """The number of system call filters of a process: the one that isolates a worker, and any of the container's."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("Seccomp_filters:")[2].split()[0])
 
 
 def both_processes(serve: Serve) -> list[int]:
-    """Of the job's only attempt; none before both are there."""
+    """The processes of the job's only attempt; empty before both are there."""
     trainers = serve.workers("tuneship.training")
     both = [*trainers, *(rank for trainer in trainers for rank in children(trainer))]
     return both if len(both) == 2 else []

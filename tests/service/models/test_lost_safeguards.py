@@ -1,4 +1,4 @@
-"""What was accepted with a safeguard is neither trained nor served where a restart finds that it is gone."""
+"""A resource is neither trained nor served once a restart finds that one of its safeguards is gone."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -115,7 +115,7 @@ def generated(service: Service, deployment: str, headers: dict[str, str]) -> int
 def test_behind_a_proxy_that_nobody_declared_a_private_deployment_does_not_exist(
     start: Callable[..., Service],
 ) -> None:
-    """Whatever the header says: that there is one is enough. The same rule holds for hipaa mode."""
+    """The header counts by being there, not by its value. The same rule holds for hipaa mode."""
     service = start()
     service.listen()
     service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=90))

@@ -110,7 +110,7 @@ class Installation:
     def training(self, log: Path, line: int) -> WorkerSpec:
         """As `start_on` starts one."""
         places = training_places(self.data, self.work, self.catalogue)
-        return warm_trainer._trainer((), log, line, places)
+        return warm_trainer.trainer_spec((), log, line, places)
 
     def order(self) -> Order:
         """A job of its own."""

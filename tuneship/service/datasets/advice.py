@@ -1,4 +1,4 @@
-"""Plain sentences on how to make a dataset better, from what its reading found; none when there is nothing to say."""
+"""Suggestions on how to improve a dataset, in plain sentences, from what its reading found."""
 
 from collections.abc import Iterator
 
@@ -20,37 +20,35 @@ READ_AS = {
 
 
 def suggestions(reading: DatasetReading) -> list[str]:
-    """What to do about the file."""
+    """Say how to repair the file and improve its examples; an empty list when there is nothing to say."""
     return [*_on_the_file(reading), *_on_examples(reading)]
 
 
 def _on_the_file(reading: DatasetReading) -> Iterator[str]:
     codes, head = reading.codes, reading.head
+    has_no_example = reading.num_examples == 0
     if reading.had_byte_order_mark:
         yield "A byte order mark at the start was removed."
     if reading.blank_lines:
         yield f"Blank lines were skipped: {reading.blank_lines}."
+
     if codes["compressed_file"]:
         yield "The file is compressed: unpack it first."
     elif head.startswith(UTF_16):
         yield "The file looks like UTF-16: save it as UTF-8."
-    elif codes["invalid_json"] and reading.num_examples == 0:
-        yield from _on_another_kind(reading)
-    if codes["mixed_format"] and reading.num_examples == 0:
+    elif codes["invalid_json"] and has_no_example:
+        start = head.lstrip()[:1]
+        if start == b"[":
+            yield "The file looks like one JSON array: write each element on a line of its own."
+        elif start == b"{":
+            yield "The file looks like one JSON document over many lines: write each example on one line."
+        else:
+            yield f"The file is not JSON Lines: each line must look like {SHAPES[reading.plan.format]}"
+    if codes["mixed_format"] and has_no_example:
         other = "conversation" if reading.plan.format == "instruction" else "instruction"
         yield f"The lines look like the format {other}: send format={other}."
     if codes["line_too_long"] or codes["too_many_lines"]:
         yield "Split the file and merge the datasets."
-
-
-def _on_another_kind(reading: DatasetReading) -> Iterator[str]:
-    start = reading.head.lstrip()[:1]
-    if start == b"[":
-        yield "The file looks like one JSON array: write each element on a line of its own."
-    elif start == b"{":
-        yield "The file looks like one JSON document over many lines: write each example on one line."
-    else:
-        yield f"The file is not JSON Lines: each line must look like {SHAPES[reading.plan.format]}"
 
 
 def _on_examples(reading: DatasetReading) -> Iterator[str]:

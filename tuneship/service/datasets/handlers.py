@@ -1,6 +1,6 @@
-"""What the dataset operations do: validate, upload, show, list, delete. Merging is in `merging.py`.
+"""Handlers of datasets: validate, upload, show, list, delete. Merging is in `merging.py`.
 
-A file is read by `reading.py`; a big one later, by `processing.py`. Whole or not at all.
+A file is read by `reading.py`, a big one later by `processing.py`. It is accepted whole or not at all.
 """
 
 from typing import Any, BinaryIO
@@ -45,12 +45,13 @@ from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
 from tuneship.store.queries import Row
 
-UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
+# Columns that a reading fills, as they are before it.
+UNCOUNTED = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
 
 @serves_long(contract.validate_dataset)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
-    """Read the file and report; nothing is kept."""
+    """Read the file and report its problems; nothing is stored."""
     base = _counting_model(context, form.base_model)
     reading = read_now(context, _staged(file), form.format, base)
     return DatasetValidation(
@@ -77,12 +78,12 @@ def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) ->
 
 @serves_long(contract.upload_dataset)
 def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
-    """Check a small file now, a big one later; a bad line refuses the file and leaves nothing behind."""
+    """Check a small file now and a big one later; a bad line refuses the whole file."""
     staged = _staged(file)
     base = _counting_model(context, form.base_model)
     row = new_row(context, form) | {"format": form.format, "tokenizer": base.id}
     if is_big(context, staged):
-        row |= {"status": DatasetStatus.PROCESSING, **UNKNOWN_YET}
+        row |= {"status": DatasetStatus.PROCESSING, **UNCOUNTED}
     else:
         reading = read_now(context, staged, form.format, base)
         refuse_errors(reading)
@@ -104,7 +105,7 @@ def _counting_model(context: Context, identifier: str | None) -> CataloguedModel
 
 def _staged(file: BinaryIO) -> StagedFile:
     if not isinstance(file, StagedFile):
-        raise TypeError("the border stages a form's file before its handler runs")
+        raise TypeError("the HTTP boundary stages a form's file before its handler runs")
     return file
 
 
@@ -119,7 +120,7 @@ def read_now(
     dataset_format: DatasetFormat,
     base: CataloguedModel | None,
 ) -> DatasetReading:
-    """Read a file while its caller waits. Raises `InternalError` (503) when the service ends meanwhile."""
+    """Read a file while its caller waits. Raises `InternalError` (503) when the service shuts down meanwhile."""
     plan = Plan(dataset_format, base, context.parts.halted.is_set)
     try:
         with staged.open() as file:
@@ -130,7 +131,7 @@ def read_now(
 
 
 def refuse_errors(reading: DatasetReading) -> None:
-    """Raises `DatasetError` with what validate would report."""
+    """Raise `DatasetError` with the problems that `validate_dataset` would report."""
     if reading.error_count == 0:
         return
     details = [
@@ -140,7 +141,7 @@ def refuse_errors(reading: DatasetReading) -> None:
 
 
 def verdict(reading: DatasetReading) -> str:
-    """One sentence on a bad file."""
+    """Describe a bad file in one sentence: the number of problems, and the first one."""
     first = reading.errors[0]
     where = "the file" if first.line is None else f"line {first.line}"
     return (
@@ -150,12 +151,12 @@ def verdict(reading: DatasetReading) -> str:
 
 
 def counts(reading: DatasetReading) -> dict[str, int]:
-    """The columns that a reading fills."""
-    return {name: getattr(reading, name) for name in UNKNOWN_YET}
+    """The values of the columns that a reading fills."""
+    return {name: getattr(reading, name) for name in UNCOUNTED}
 
 
 def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, Any]:
-    """What every new dataset has, however it came about."""
+    """The columns that uploaded and merged datasets have in common."""
     dataset_id = new_id("ds")
     return {
         "id": dataset_id,
@@ -171,11 +172,26 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
 
 
 def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
-    """Store the file first, then its row: a file that a kill leaves without a row is set aside at the next start."""
+    """Store the file, then its row; return the row as it is shown.
+
+    A file that a kill leaves without a row is set aside at the next start.
+    """
     blobs = context.parts.blobs
-    context.otherwise.append(lambda: _take_back(context.parts, row["id"]))
-    blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
-    _check_quota(context, staged.size)
+    context.otherwise.append(lambda: _remove_unless_stored(context.parts, row["id"]))
+    blobs.keep(staged, row["blob"])  # before the transaction, for which other writers would wait
+
+    settings, table = context.parts.settings, tables.datasets
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
+        table.c.client_id == context.client_id
+    )
+    number, size = context.transaction.execute(query).one()
+    if number >= settings.maximum_datasets:
+        most = settings.maximum_datasets
+        raise QuotaExceeded(f"this client has {most} datasets, the most it may have")
+    if size + staged.size > settings.maximum_dataset_bytes:
+        most = settings.maximum_dataset_bytes
+        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
+
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
     stored = rows.insert(context.transaction, tables.datasets, row)
     context.parts.keyring.add(
@@ -187,11 +203,9 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     return fields(stored)
 
 
-def _take_back(parts: Parts, dataset_id: str) -> None:
-    """Remove the file of a dataset that was not stored. A commit that failed may be in force all the same.
-
-    In a transaction for writing: it waits for a commit that the database has not ended yet.
-    """
+def _remove_unless_stored(parts: Parts, dataset_id: str) -> None:
+    """Remove the file of a dataset without a row. A commit that failed may have succeeded, so the row is looked for."""
+    # A transaction for writing waits for a commit that the database has not ended yet.
     with parts.database.write() as connection:
         is_stored = rows.count(connection, tables.datasets, tables.datasets.c.id == dataset_id) > 0
     if not is_stored:
@@ -199,37 +213,23 @@ def _take_back(parts: Parts, dataset_id: str) -> None:
 
 
 def object_of(row: Row) -> str:
-    """The folder of a dataset's file, and the name of its key."""
+    """The folder of a dataset's file, which is also the name of its data key."""
     return f"datasets/{row['id']}"
 
 
 def announce(connection: sa.Connection, row: Row, now: Any) -> None:
-    """Say that a dataset is ready."""
-    told = {name: row[name] for name in UNKNOWN_YET}
-    emit(connection, "dataset.processed", row, now, status=DatasetStatus.PROCESSED, **told)
-
-
-def _check_quota(context: Context, more_bytes: int) -> None:
-    settings, table = context.parts.settings, tables.datasets
-    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
-        table.c.client_id == context.client_id
-    )
-    number, size = context.transaction.execute(query).one()
-    if number >= settings.maximum_datasets:
-        most = settings.maximum_datasets
-        raise QuotaExceeded(f"this client has {most} datasets, the most it may have")
-    if size + more_bytes > settings.maximum_dataset_bytes:
-        most = settings.maximum_dataset_bytes
-        raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
+    """Emit the event that a dataset is ready."""
+    known = {name: row[name] for name in UNCOUNTED}
+    emit(connection, "dataset.processed", row, now, status=DatasetStatus.PROCESSED, **known)
 
 
 def fields(row: Row) -> dict[str, Any]:
-    """A row with the sum that answers hold."""
+    """A row with the token total that answers have."""
     return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
 
 
 def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> Row:
-    """The caller's dataset. Raises `ResourceNotFound`, the same for a missing and for another's."""
+    """The caller's dataset. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.datasets, dataset_id, client_id=context.client_id)
     if row is None:
@@ -239,7 +239,7 @@ def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> 
 
 @serves(contract.get_dataset)
 def get_dataset(context: Context, dataset_id: str) -> Dataset:
-    """The record."""
+    """Return the dataset with its token distribution."""
     row = own_dataset(context, dataset_id)
     return Dataset(
         **fields(row),
@@ -257,7 +257,7 @@ def list_datasets(
     format: DatasetFormat | None = None,  # noqa: A002 - the description's name
     tags: dict[str, str] | None = None,
 ) -> DatasetPage:
-    """Newest first."""
+    """Return a page of the caller's datasets, newest first."""
     table = tables.datasets
     filters = rows.tags_match(table, tags)
     if format is not None:
@@ -276,7 +276,10 @@ def list_datasets(
 
 @serves(contract.delete_dataset)
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
-    """Remove row and key in the transaction and the file after it; one that a kill leaves is set aside at a start."""
+    """Remove row and key in the transaction, and the file after it.
+
+    A file that a kill leaves behind is set aside at the next start.
+    """
     connection = context.transaction
     row = own_dataset(context, dataset_id)
     if job_records.is_dataset_needed(connection, dataset_id):

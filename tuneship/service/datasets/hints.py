@@ -1,4 +1,4 @@
-"""What is no error in a dataset and worth a look: examples that repeat, template markers, what may be patient data.
+"""Warnings about a dataset without errors: repeated examples, special tokens, text that may be patient data.
 
 Warnings name line, field and code, never the text. The patterns for patient data are a hint: they find common
 spellings and prove nothing about a file without a hit. Knows neither files nor tokens.
@@ -21,89 +21,89 @@ SOCIAL_SECURITY = re.compile(r"(?<![0-9-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9-])")
 TELEPHONE = re.compile(
     r"(?<![0-9-])(?:\([0-9]{3}\) ?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}(?![0-9-])"
 )
-# Both numbers have this in them, and nearly every other text does not.
-DIGITS = re.compile(r"[0-9]{2}[-. ][0-9]{4}")
+# Contained in both kinds of numbers and in hardly any other text, so most texts need one search.
+NUMBER_PART = re.compile(r"[0-9]{2}[-. ][0-9]{4}")
 INSTRUCTION_FIELDS = {"system": "system", "user": "instruction", "assistant": "response"}
 
 
 class SeenExamples:
-    """Whether an example stood before, in five bytes an example: 24 MiB for the five million of a big file.
+    """A set of examples in five bytes each: 24 MiB for the five million of a big file.
 
-    A slot holds 32 bits of the example's hash, its place about twenty more: among five million different examples one
-    is taken for a repetition about once in a hundred files. Full tables stay, and a larger one follows.
+    An entry holds 32 bits of the example's hash, and its index stands for about twenty more: among five million
+    different examples one is taken for a repetition about once in a hundred files. Full tables stay, and a larger one
+    is added.
     """
 
     def __init__(self, expected: int) -> None:
-        """Room for about `expected` examples at first."""
+        """Make room for about `expected` examples at first."""
         self._free = 0
-        self._slots = max(1 << 10, expected * 5 // 4)
+        self._entries = max(1 << 10, expected * 5 // 4)
         self._memory: list[mmap.mmap] = []
         self._tables: list[memoryview[int]] = []
 
     def add(self, messages: Sequence[Message]) -> bool:
-        """Whether the same turns were added before."""
+        """Add an example; return whether the same turns were added before."""
         if self._free == 0:
-            self._enlarge()
-        known = hash(tuple([part for one in messages for part in (one["role"], one["content"])]))
-        mark = (known & 0xFFFF_FFFF) or 1  # 0 is an empty slot
-        place, table = 0, self._tables[0]
+            self._memory.append(mmap.mmap(-1, 4 * self._entries))  # untouched pages take no memory
+            self._tables.append(memoryview(self._memory[-1]).cast("I"))
+            self._free = self._entries * 4 // 5
+            self._entries *= 2
+
+        # Open addressing with linear probing.
+        example = hash(tuple([part for one in messages for part in (one["role"], one["content"])]))
+        mark = (example & 0xFFFF_FFFF) or 1  # 0 is an empty entry
+        index, table = 0, self._tables[0]
         for table in self._tables:
-            slots = len(table)
-            place = (known >> MARK_BITS) % slots
-            while found := table[place]:
-                if found == mark:
+            entries = len(table)
+            index = (example >> MARK_BITS) % entries
+            while entry := table[index]:
+                if entry == mark:
                     return True
-                place = (place + 1) % slots
-        table[place] = mark
+                index = (index + 1) % entries
+        table[index] = mark
         self._free -= 1
         return False
 
-    def _enlarge(self) -> None:
-        self._memory.append(mmap.mmap(-1, 4 * self._slots))  # untouched pages take no memory
-        self._tables.append(memoryview(self._memory[-1]).cast("I"))
-        self._free = self._slots * 4 // 5
-        self._slots *= 2
-
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for table, memory in zip(self._tables, self._memory, strict=True):
             table.release()
             memory.close()
 
 
 class TextHints:
-    """Finds in texts what deserves a warning."""
+    """Finds special tokens and possible patient data in texts."""
 
     def __init__(self, dataset_format: DatasetFormat, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer`: whose special tokens are looked for."""
+        """`tokenizer`: the one whose special tokens are searched for; None: no search."""
         self._format = dataset_format
         self._markers = None if tokenizer is None else special_texts(tokenizer)
 
     def warnings(self, line: int, messages: Sequence[Message]) -> Iterator[LineProblem]:
-        """What is suspicious in one example."""
-        for place, message in enumerate(messages):
+        """Yield a warning for each special token and each suspicion in one example."""
+        for index, message in enumerate(messages):
             text = message["content"]
             if self._markers is not None and self._markers.search(text):
+                field = self._field(index, message)
                 reason = "holds a special token of the tokenizer as text"
-                yield self._warning(line, place, message, "special_token", reason)
-            for what in _suspicions(text):
-                yield self._warning(line, place, message, "suspected_phi", f"may hold {what}")
+                yield LineProblem(line=line, field=field, code="special_token", message=reason)
+            for suspicion in _suspicions(text):
+                field, reason = self._field(index, message), f"may hold {suspicion}"
+                yield LineProblem(line=line, field=field, code="suspected_phi", message=reason)
 
-    def _warning(
-        self, line: int, place: int, message: Message, code: str, reason: str
-    ) -> LineProblem:
-        field = f"messages[{place}].content"
+    def _field(self, index: int, message: Message) -> str:
         if self._format == "instruction":
-            field = INSTRUCTION_FIELDS[message["role"]]
-        return LineProblem(line=line, field=field, code=code, message=reason)
+            return INSTRUCTION_FIELDS[message["role"]]
+        return f"messages[{index}].content"
 
 
 def _suspicions(text: str) -> Iterator[str]:
+    # A substring test costs far less than a pattern.
     if "@" in text and EMAIL.search(text):
         yield "an e-mail address"
     if "MRN" in text and RECORD_NUMBER.search(text):
         yield "a medical record number"
-    if DIGITS.search(text):
+    if NUMBER_PART.search(text):
         if SOCIAL_SECURITY.search(text):
             yield "a social security number"
         if TELEPHONE.search(text):

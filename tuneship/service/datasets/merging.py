@@ -1,4 +1,4 @@
-"""Merging: datasets of one format are copied one after another into a new one. Nothing is dropped."""
+"""Handler of merges: datasets of one format are copied one after another into a new one; nothing is dropped."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,11 @@ from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStat
 from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.host.disk_space import check_room
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
-from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves_long
 from tuneship.service.context.context import Context
 from tuneship.service.datasets.handlers import (
-    UNKNOWN_YET,
+    UNCOUNTED,
     counts,
     is_big,
     new_row,
@@ -26,22 +25,28 @@ from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES
 from tuneship.store.blobs import StagedFile, check_digest
 from tuneship.store.queries import Row
 
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 @serves_long(contract.merge_datasets)
 def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
-    """Copy in the given order, so that the sources may be deleted, and count what stands in it twice."""
+    """Copy the datasets in the given order, so that they may be deleted, and count repeated examples."""
     sources = _sources(context, merge.dataset_ids)
     check_room(context.parts.settings, sum(source["bytes"] for source in sources))
-    base, known = _counting(context, sources)
+
+    # The counts are the sums of the sources' where one tokenizer counted them all; else the new file is counted.
+    catalogue, tokenizer = context.parts.catalogue, sources[0]["tokenizer"]
+    base, known = None, {name: sum(one[name] for one in sources) for name in UNCOUNTED}
+    if any(source["tokenizer"] != tokenizer for source in sources):
+        base, known = catalogue.get(tokenizer) or catalogue.default, UNCOUNTED
+
     with context.parts.blobs.staged() as staged:
         for source in sources:
             _append(context, source, staged)
         staged.finish()
         row = new_row(context, merge) | {
             "format": sources[0]["format"],
-            "tokenizer": sources[0]["tokenizer"],
+            "tokenizer": tokenizer,
             "source_datasets": merge.dataset_ids,
             "came_safely": all(source["came_safely"] for source in sources),
             **known,
@@ -61,7 +66,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
 
 
 def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
-    """Own, processed, of one format, and together no larger than a file may be."""
+    """Read the rows: own, processed, of one format, and together no larger than a file may be."""
     if len(set(dataset_ids)) != len(dataset_ids):
         raise refused("dataset_ids", "must name different datasets")
     sources = [own_dataset(context, one, "dataset_ids") for one in dataset_ids]
@@ -78,17 +83,8 @@ def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
     return sources
 
 
-def _counting(
-    context: Context, sources: Sequence[Row]
-) -> tuple[CataloguedModel | None, dict[str, int]]:
-    """The sums of the sources where one tokenizer counted them all; else who counts again, and nothing known."""
-    if len({source["tokenizer"] for source in sources}) == 1:
-        return None, {name: sum(source[name] for source in sources) for name in UNKNOWN_YET}
-    catalogue = context.parts.catalogue
-    return catalogue.get(sources[0]["tokenizer"]) or catalogue.default, UNKNOWN_YET
-
-
 def _append(context: Context, source: Row, staged: StagedFile) -> None:
+    """Copy a dataset's lines, the last one with a line end."""
     path, last = context.parts.blobs.local(source["blob"]), b"\n"
     try:
         with context.read() as connection:
@@ -96,10 +92,10 @@ def _append(context: Context, source: Row, staged: StagedFile) -> None:
         check_digest(path, source["sha256"])
         with open_plain(path, key) as file:
             staged.write(file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK))
-            while block := file.read(BLOCK):
+            while block := file.read(BLOCK_BYTES):
                 staged.write(block)
                 last = block[-1:]
-    except FileNotFoundError:  # it was deleted a moment ago
+    except FileNotFoundError:  # deleted since its row was read
         raise ResourceNotFound("there is no such dataset", param="dataset_ids") from None
     except ObjectDamaged:
         text = "a stored dataset is damaged"

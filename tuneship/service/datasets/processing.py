@@ -1,8 +1,8 @@
 """Checks big datasets after their upload was answered: `processing` becomes `processed` or `failed`.
 
-One file at a time, in a thread; the supervisor runs it. It needs no memory of its own: a row in `processing` is read
-from its start again after a kill, and what it becomes is written once, with its event. One that cannot be processed is
-tried a few times, then it is `failed`. Next: `reading.py`.
+One file at a time, in a thread; the supervisor runs it. It keeps no state: after a kill the file of a row in
+`processing` is read from its start again, and the outcome is written once, with its event. A dataset that cannot be
+processed is tried a few times, then it is `failed`. Next: `reading.py`.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class DatasetProcessing:
     """The loop over rows in `processing`."""
 
     def __init__(self, parts: Parts) -> None:
-        """Nothing was tried yet."""
+        """Begin with no dataset tried."""
         self._parts = parts
         self._woken = asyncio.Event()
         self._stopped = threading.Event()
@@ -47,24 +47,33 @@ class DatasetProcessing:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled; the file under way is then left, to be read again at the next start."""
+        """Process datasets until cancelled; the file that is being read is then read again at the next start."""
         self._stopped.clear()
         try:
             while True:
                 self._woken.clear()
                 if not await self.threads.run(self._process_next):
-                    with suppress(
-                        TimeoutError
-                    ):  # not `wait_for`: 3.11's may swallow a cancellation
+                    # Not `wait_for`: that of Python 3.11 may swallow a cancellation.
+                    with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_EVERY_S):
                             await self._woken.wait()
         finally:
             self._stopped.set()
 
     def _process_next(self) -> bool:
-        """Process the oldest one that is due; answers whether to go on at once."""
+        """Process the oldest dataset that is due; return whether to continue at once."""
+        table = tables.datasets
+        query = (
+            sa.select(table.c.id)
+            .where(table.c.status == DatasetStatus.PROCESSING)
+            .order_by(table.c.created_at, table.c.id)
+        )
         try:
-            row = self._next()
+            with self._parts.database.read() as connection:
+                waiting = list(connection.scalars(query))
+                self._troubles.keep_only(waiting)
+                due = next((one for one in waiting if not self._troubles.is_waiting(one)), "")
+                row = rows.fetch(connection, table, due, client_id=None) if due else None
         except Exception:  # the database is away: the next look tries again
             logger.exception("datasets could not be looked for")
             return False
@@ -78,19 +87,6 @@ class DatasetProcessing:
             logger.exception("a dataset could not be processed: %s", row["id"])
             self._troubles.add(row["id"], error)
         return True
-
-    def _next(self) -> Row | None:
-        table = tables.datasets
-        query = (
-            sa.select(table.c.id)
-            .where(table.c.status == DatasetStatus.PROCESSING)
-            .order_by(table.c.created_at, table.c.id)
-        )
-        with self._parts.database.read() as connection:
-            waiting = list(connection.scalars(query))
-            self._troubles.keep_only(waiting)
-            due = next((one for one in waiting if not self._troubles.is_waiting(one)), None)
-            return None if due is None else rows.fetch(connection, table, due, client_id=None)
 
     def _process(self, row: Row) -> None:
         given_up = self._troubles.given_up(row["id"])
@@ -112,10 +108,15 @@ class DatasetProcessing:
             details = [one.model_dump() for one in reading.errors]
             self._end(row, _failure("dataset_error", verdict(reading), details))
         else:
-            self._end(row, _result(row, reading))
+            values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
+            if not row["num_examples"]:
+                values |= counts(reading)
+            if row["source_datasets"]:
+                values["duplicate_examples"] = reading.codes["duplicate_example"]
+            self._end(row, values)
 
     def _read(self, row: Row) -> DatasetReading:
-        """A merged dataset may bring its counts along: then only repetitions are counted."""
+        # A merged dataset may have its counts from its sources: then only repetitions are counted.
         catalogue = self._parts.catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
         plan = Plan(row["format"], base, self._stopped.is_set)
@@ -126,7 +127,7 @@ class DatasetProcessing:
             return read_dataset(file, row["bytes"], plan)
 
     def _end(self, row: Row, values: dict[str, Any]) -> None:
-        """Write what became of it with its event, unless it was deleted meanwhile."""
+        """Write the outcome with its event, unless the dataset was deleted meanwhile."""
         now, table = self._parts.clock(), tables.datasets
         is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
         with self._parts.database.write() as connection:
@@ -138,15 +139,6 @@ class DatasetProcessing:
                 announce(connection, ended, now)
             else:
                 emit(connection, "dataset.failed", ended, now, code=values["error"]["code"])
-
-
-def _result(row: Row, reading: DatasetReading) -> dict[str, Any]:
-    values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
-    if not row["num_examples"]:
-        values |= counts(reading)
-    if row["source_datasets"]:
-        values["duplicate_examples"] = reading.codes["duplicate_example"]
-    return values
 
 
 def _failure(

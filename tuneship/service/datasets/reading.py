@@ -1,7 +1,7 @@
-"""Reads a JSON Lines file once, line by line: the one reader and the one verdict of upload, validate and merge.
+"""Reads a JSON Lines file once, line by line: upload, validate and merge share this reader and its verdict.
 
-Parsing and counting overlap: batches of lines are tokenised in a thread beside. Memory stays below 64 MiB for any
-file: blocks, two batches, 1,000 problems and 4 bytes for each line that may repeat an earlier one. Knows no HTTP and
+Parsing and counting overlap: batches of examples are tokenized in a second thread. Memory stays below 64 MiB for any
+file: two batches, 1,000 problems and 5 bytes for each line, to find repetitions. Knows no HTTP and
 no database. Next: `hints.py` (warnings), `advice.py` (suggestions), `token_counting.py`.
 """
 
@@ -22,29 +22,29 @@ from tuneship.contract.dataset_lines import (
 from tuneship.contract.datasets import LineProblem
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.datasets.hints import SeenExamples, TextHints
-from tuneship.service.datasets.token_counting import AT_ONCE, TokenCounter
+from tuneship.service.datasets.token_counting import CHARACTERS_AT_ONCE, TokenCounter
 from tuneship.template import TemplateFailed
 
 FILE_LIMIT = 2 << 30
-LINE_LIMIT = 8 << 20
+LINE_LIMIT_BYTES = 8 << 20
 LINES_LIMIT = 5_000_000
-# Errors, and warnings, that are named; all are counted.
-REPORTED = 1000
-# Batches under way in the counting thread.
-AHEAD = 2
-# Lines in a batch at most: a parsed line takes about a kilobyte, however short it is.
+# Errors, and also warnings, that are listed at most; all are counted.
+REPORTED_PROBLEMS = 1000
+# Batches in flight in the counting thread.
+BATCHES_AHEAD = 2
+# Most lines in a batch: a parsed line takes about a kilobyte, however short it is.
 LINES_AT_ONCE = 2048
-# Bytes; the memory for repetitions grows when lines are shorter.
-EXPECTED_LINE = 256
+# Expected length of a line; the table of repetitions grows when lines are shorter.
+EXPECTED_LINE_BYTES = 256
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
-# Line and turns.
+# Line number and turns.
 Example = tuple[int, list[Message]]
 
 
 class ReadingStopped(Exception):
-    """The service ends; the file has to be read again."""
+    """The service shuts down; the file has to be read again."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Plan:
 
     format: DatasetFormat
     base: CataloguedModel | None
-    """Whose tokenizer counts; None: nothing is counted but examples and repetitions."""
+    """The model whose tokenizer counts; None: only examples and repetitions are counted."""
     is_halted: Callable[[], bool]
-    """Looked at between batches; True raises `ReadingStopped`."""
+    """Called between batches; True raises `ReadingStopped`."""
 
 
 @dataclass
 class DatasetReading:
-    """What is known of a file after its last line."""
+    """The counts and problems of a file; complete after its last line."""
 
     plan: Plan
     num_examples: int = 0
@@ -70,36 +70,36 @@ class DatasetReading:
     had_byte_order_mark: bool = False
     has_instructions: bool = False
     head: bytes = b""
-    """The first bytes, for advice on a file of another kind."""
+    """The first bytes, for suggestions on a file that is not JSON Lines."""
     other_names: set[str] = field(default_factory=set[str])
     error_count: int = 0
     errors: list[LineProblem] = field(default_factory=list[LineProblem])
     warning_count: int = 0
     warnings: list[LineProblem] = field(default_factory=list[LineProblem])
     codes: "Counter[str]" = field(default_factory=Counter[str])
-    """How many errors and warnings of each code."""
+    """Number of errors and warnings of each code."""
 
     def refuse(self, line: int | None, problem: ExampleProblem) -> None:
-        """Count an error; the first thousand are named."""
+        """Count an error; the first thousand are listed."""
         self.error_count += 1
         self.codes[problem.code] += 1
-        if len(self.errors) < REPORTED:
+        if len(self.errors) < REPORTED_PROBLEMS:
             self.errors.append(_problem(line, problem.field, problem.code, problem.message))
 
     def warn(self, warning: LineProblem) -> None:
-        """Count a warning; the first thousand are named."""
+        """Count a warning; the first thousand are listed."""
         self.warning_count += 1
         self.codes[warning.code] += 1
-        if len(self.warnings) < REPORTED:
+        if len(self.warnings) < REPORTED_PROBLEMS:
             self.warnings.append(warning)
 
 
 def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
-    """Check every line of a file of `size` bytes, which is at its start. Raises `ReadingStopped`, `OSError`."""
+    """Check every line of a file of `size` bytes, read from its start. Raises `ReadingStopped`, `OSError`."""
     reading = DatasetReading(plan)
-    seen = SeenExamples(min(LINES_LIMIT, size // EXPECTED_LINE))
-    with ThreadPoolExecutor(1, "count") as beside:
-        tally = _Tally(reading, beside)
+    seen = SeenExamples(min(LINES_LIMIT, size // EXPECTED_LINE_BYTES))
+    with ThreadPoolExecutor(1, "count") as counting:
+        tally = _Tally(reading, counting)
         try:
             for batch in _batches(_examples(file, reading, seen)):
                 if plan.is_halted():
@@ -115,7 +115,7 @@ def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
 
 
 def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
-    """Examples of about `AT_ONCE` characters together, or what came of `LINES_AT_ONCE` lines."""
+    """Group examples: about `CHARACTERS_AT_ONCE` characters, or those of `LINES_AT_ONCE` lines."""
     batch: list[Example] = []
     size = lines = 0
     for example in examples:
@@ -123,7 +123,7 @@ def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
         if example is not None:
             batch.append(example)
             size += sum(len(message["content"]) for message in example[1])
-        if size >= AT_ONCE or lines >= LINES_AT_ONCE:
+        if size >= CHARACTERS_AT_ONCE or lines >= LINES_AT_ONCE:
             yield batch
             batch, size, lines = [], 0, 0
     yield batch
@@ -132,53 +132,55 @@ def _batches(examples: Iterator[Example | None]) -> Iterator[list[Example]]:
 def _examples(
     file: BinaryIO, reading: DatasetReading, seen: SeenExamples
 ) -> Iterator[Example | None]:
-    """The example of each line; None for a line without one."""
+    """Yield the example of each line, None for a line without one."""
     plan = reading.plan
     hints = TextHints(plan.format, plan.base.tokenizer if plan.base else None)
     for number, line in _numbered(file, reading):
-        example = _example(number, line, reading)
-        if example is not None:
-            for warning in hints.warnings(number, example):
-                reading.warn(warning)
-            if seen.add(example):
-                message = "repeats an earlier example"
-                reading.warn(_problem(number, None, "duplicate_example", message))
-        yield None if example is None else (number, example)
+        if line.isspace():
+            reading.blank_lines += 1
+            yield None
+            continue
+        try:
+            fields = decode_line(line)
+            example = parse_example(fields, plan.format)
+        except ExampleProblem as problem:
+            reading.refuse(number, problem)
+            # Such a line has user turns, only no answer.
+            reading.has_instructions |= problem.code == "no_assistant"
+            yield None
+            continue
+
+        reading.other_names.update(other_names(fields, plan.format))
+        for warning in hints.warnings(number, example):
+            reading.warn(warning)
+        if seen.add(example):
+            message = "repeats an earlier example"
+            reading.warn(_problem(number, None, "duplicate_example", message))
+        yield number, example
 
 
 def _problem(line: int | None, field: str | None, code: str, message: str) -> LineProblem:
     return LineProblem(line=line, field=field, code=code, message=message)
 
 
-def _example(number: int, line: bytes, reading: DatasetReading) -> list[Message] | None:
-    if line.isspace():
-        reading.blank_lines += 1
-        return None
-    try:
-        fields = decode_line(line)
-        example = parse_example(fields, reading.plan.format)
-    except ExampleProblem as problem:
-        reading.refuse(number, problem)
-        reading.has_instructions |= problem.code == "no_assistant"  # the user's turns came first
-        return None
-    reading.other_names.update(other_names(fields, reading.plan.format))
-    return example
-
-
 def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, bytes]]:
-    """Physical lines from 1, without line ends; ends at what makes the rest unreadable."""
+    """Yield line numbers from 1 and lines; end where the rest of the file cannot be read."""
     number = 0
-    while line := file.readline(LINE_LIMIT + 2):
+    while line := file.readline(LINE_LIMIT_BYTES + 2):
         number += 1
         if number == 1:
-            line = _first_line(line, reading)
-            if line is None:
+            reading.head = line[:64]
+            if line.startswith(COMPRESSED):  # nothing is ever decompressed
+                reading.refuse(None, ExampleProblem("compressed_file", None, "is compressed"))
                 return
+            if line.startswith(BYTE_ORDER_MARK):
+                reading.had_byte_order_mark = True
+                line = line[len(BYTE_ORDER_MARK) :] or b"\n"
         if number > LINES_LIMIT:
             text = f"has over {LINES_LIMIT} lines"
             reading.refuse(None, ExampleProblem("too_many_lines", None, text))
             return
-        if len(line) > LINE_LIMIT and len(line.rstrip(b"\r\n")) > LINE_LIMIT:
+        if len(line) > LINE_LIMIT_BYTES and len(line.rstrip(b"\r\n")) > LINE_LIMIT_BYTES:
             reading.refuse(number, ExampleProblem("line_too_long", None, "is longer than 8 MiB"))
             while line and not line.endswith(b"\n"):
                 line = file.readline(1 << 16)
@@ -186,47 +188,38 @@ def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, by
         yield number, line
 
 
-def _first_line(line: bytes, reading: DatasetReading) -> bytes | None:
-    """Without a byte order mark; None when the file is compressed: nothing is ever inflated."""
-    reading.head = line[:64]
-    if line.startswith(COMPRESSED):
-        reading.refuse(None, ExampleProblem("compressed_file", None, "is compressed"))
-        return None
-    if line.startswith(BYTE_ORDER_MARK):
-        reading.had_byte_order_mark = True
-        return line[len(BYTE_ORDER_MARK) :] or b"\n"
-    return line
-
-
 class _Tally:
-    """Counts batches in the thread beside, and adds up what comes back."""
+    """Has batches counted in the second thread and adds up their tokens."""
 
-    def __init__(self, reading: DatasetReading, beside: ThreadPoolExecutor) -> None:
+    def __init__(self, reading: DatasetReading, counting: ThreadPoolExecutor) -> None:
         self._reading = reading
-        self._beside = beside
+        self._counting = counting
         self._base = reading.plan.base
         self._counter = None if self._base is None else TokenCounter(self._base.tokenizer)
-        self._under_way: deque[tuple[list[Example], Future[list[int]]]] = deque()
+        self._in_flight: deque[tuple[list[Example], Future[list[int]]]] = deque()
         self._overheads: dict[tuple[str, ...], int] = {}
 
     def add(self, batch: list[Example]) -> None:
+        """Begin to count a batch; wait where too many are in flight."""
         reading = self._reading
         reading.num_examples += len(batch)
         reading.has_instructions |= bool(batch)
         if self._counter is None or not batch:
             return
         texts = [message["content"] for _, messages in batch for message in messages]
-        self._under_way.append((batch, self._beside.submit(self._counter.count, texts)))
-        is_long = sum(map(len, texts)) > AHEAD * AT_ONCE
-        while len(self._under_way) > (0 if is_long else AHEAD):
-            self._settle()
+        self._in_flight.append((batch, self._counting.submit(self._counter.count, texts)))
+        # A batch with very long texts is counted before the next one is read, which limits the memory.
+        is_long = sum(map(len, texts)) > BATCHES_AHEAD * CHARACTERS_AT_ONCE
+        while len(self._in_flight) > (0 if is_long else BATCHES_AHEAD):
+            self._add_counts()
 
     def finish(self) -> None:
-        while self._under_way:
-            self._settle()
+        """Wait for the batches in flight."""
+        while self._in_flight:
+            self._add_counts()
 
-    def _settle(self) -> None:
-        batch, future = self._under_way.popleft()
+    def _add_counts(self) -> None:
+        batch, future = self._in_flight.popleft()
         counts = iter(future.result())
         answers = whole = 0
         for line, messages in batch:
@@ -248,20 +241,16 @@ class _Tally:
         roles = tuple([message["role"] for message in messages])
         overhead = self._overheads.get(roles)
         if overhead is None:
-            overhead = self._overhead(base, roles)
+            # Tokens that the chat template adds to turns of these roles; counted once, as most examples are alike.
+            empty = [{"role": role, "content": ""} for role in roles]
+            try:
+                text = base.template.render(empty, add_generation_prompt=False)
+            except TemplateFailed:
+                text = ""  # training reports it
+            if len(self._overheads) > REPORTED_PROBLEMS:
+                self._overheads.clear()
+            overhead = len(base.tokenizer.encode(text, add_special_tokens=False))
+            self._overheads[roles] = overhead
         if tokens + overhead > base.context_length:
             text = f"is longer than the context of {base.context_length} tokens and will be cut"
             self._reading.warn(_problem(line, None, "too_long", text))
-
-    def _overhead(self, base: CataloguedModel, roles: tuple[str, ...]) -> int:
-        """Tokens that the chat template adds to turns of these roles."""
-        empty = [{"role": role, "content": ""} for role in roles]
-        try:
-            text = base.template.render(empty, add_generation_prompt=False)
-        except TemplateFailed:
-            text = ""  # training will say so
-        if len(self._overheads) > REPORTED:
-            self._overheads.clear()
-        overhead = len(base.tokenizer.encode(text, add_special_tokens=False))
-        self._overheads[roles] = overhead
-        return overhead

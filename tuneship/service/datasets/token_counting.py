@@ -1,7 +1,7 @@
-"""Counts the tokens of many texts. Knows no dataset; next: `reading.py`, which counts beside its reading.
+"""Counts the tokens of many texts. Knows no dataset; next: `reading.py`, which counts while it reads on.
 
-The tokenizer works without Python's lock and on every core, and is given little at a time, so that memory does not
-grow with what is counted: an encoded token takes about a hundred bytes.
+The tokenizer works without Python's lock and on every core. It gets few texts at a time, so that memory does not grow
+with their number: an encoded token takes about a hundred bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,63 +9,62 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-# Characters that the tokenizer is given at once.
-AT_ONCE = 64 << 10
-# A longer text is counted in slices, cut at a space where there is one: its count may be off by a
-# token a slice.
-SLICE = 32 << 10
-REMEMBERED = 4096
-# Short texts that come again (labels, system turns) are counted once.
-REMEMBERED_LENGTH = 256
+# Characters in one call of the tokenizer.
+CHARACTERS_AT_ONCE = 64 << 10
+# A longer text is counted in slices, cut at a space where there is one: its count may be off by a token per slice.
+SLICE_CHARACTERS = 32 << 10
+# Short texts that repeat (labels, system turns) are counted once.
+REMEMBERED_TEXTS = 4096
+REMEMBERED_CHARACTERS = 256
 
 
 class TokenCounter:
-    """Token counts of one file's texts; used by one thread at a time."""
+    """Counts the tokens of one file's texts; used by one thread at a time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Remember nothing yet."""
+        """Count with this tokenizer, without any text remembered."""
         untyped: Any = tokenizer
         self._encode: Callable[..., Sequence[Any]] = untyped.encode_batch_fast
         self._known: dict[str, int] = {}
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, without special tokens."""
+        """Number of tokens of each text, without special tokens."""
         known = self._known
-        if len(known) > REMEMBERED:
+        if len(known) > REMEMBERED_TEXTS:
             known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in known]
         counted = dict(zip(new, self._counts(new), strict=True))
-        known.update(one for one in counted.items() if len(one[0]) <= REMEMBERED_LENGTH)
+        known.update(one for one in counted.items() if len(one[0]) <= REMEMBERED_CHARACTERS)
         return [counted[text] if text in counted else known[text] for text in texts]
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
         counts = [0] * len(texts)
-        places: list[int] = []
+        owners: list[int] = []  # for each piece the index of its text
         pieces: list[str] = []
         size = 0
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             for piece in slices(text):
-                places.append(place)
+                owners.append(index)
                 pieces.append(piece)
                 size += len(piece)
-                if size >= AT_ONCE:
-                    self._add(counts, places, pieces)
-                    places, pieces, size = [], [], 0
-        self._add(counts, places, pieces)
+                if size >= CHARACTERS_AT_ONCE:
+                    self._add(counts, owners, pieces)
+                    owners, pieces, size = [], [], 0
+        self._add(counts, owners, pieces)
         return counts
 
-    def _add(self, counts: list[int], places: Sequence[int], pieces: Sequence[str]) -> None:
+    def _add(self, counts: list[int], owners: Sequence[int], pieces: Sequence[str]) -> None:
         encoded = self._encode(pieces, add_special_tokens=False)
-        for place, one in zip(places, encoded, strict=True):
-            counts[place] += len(one)
+        for index, encoding in zip(owners, encoded, strict=True):
+            counts[index] += len(encoding)
 
 
 def slices(text: str) -> Iterator[str]:
-    """The text in pieces of at most `SLICE` characters."""
+    """Cut the text into pieces of at most `SLICE_CHARACTERS`."""
     start = 0
-    while len(text) - start > SLICE:
-        end = start + SLICE
-        space = text.rfind(" ", start + SLICE // 2, end)
+    while len(text) - start > SLICE_CHARACTERS:
+        end = start + SLICE_CHARACTERS
+        space = text.rfind(" ", start + SLICE_CHARACTERS // 2, end)
         end = space if space > 0 else end
         yield text[start:end]
         start = end

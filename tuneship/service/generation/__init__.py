@@ -1,1 +1,1 @@
-"""Generation from the request to the recorded answer."""
+"""Handlers of generation, and one generation from the request to the recorded answer."""

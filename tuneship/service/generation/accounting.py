@@ -1,34 +1,21 @@
-"""How a generation ended: in the metrics of its deployment, in its log, and for the caller. Never with any text.
+"""Records how a generation ended: in its deployment's metrics and log, and in the answer's headers. Never any text.
 
-Each request that was routed is counted once: answered, failed, cancelled by a caller who hung up, or refused by the
-deployment. What outlasts `generate_timeout_s` is the deployment's error.
+Each routed request is counted once: answered, failed, cancelled because the caller disconnected, or refused by the
+deployment. A generation that outlasts `generate_timeout_s` is the deployment's error.
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tuneship.contract.errors import ApiError, DeploymentError, InternalError
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
-from tuneship.service.models.handlers import ServedModel
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.queries import Row
 
 
-@dataclass(frozen=True)
-class Routed:
-    """Who answers: the deployment's record and its model."""
-
-    deployment: Row
-    served: ServedModel
-    endpoint_id: str = ""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What the model wrote."""
+@dataclass(frozen=True, slots=True)
+class GeneratedAnswer:
+    """A completion and its token counts."""
 
     completion: str
     finish_reason: str
@@ -36,77 +23,78 @@ class Written:
     completion_tokens: int
 
 
-async def recorded(
-    context: Context, routed: Routed, write: Callable[[], Awaitable[Written]], started: float
-) -> Written:
-    """Run it and record how it ended."""
-    recorder, served_by = context.parts.recorder, {"X-Deployment-ID": routed.deployment["id"]}
-    context.headers |= served_by
-    try:
-        written = await write()
-    except asyncio.CancelledError:
-        recorder.record(_observation(context, routed, RequestOutcome.CANCELLED, started))
-        _log(context, routed, "info", "the caller hung up")
-        raise
-    except Exception as error:
-        recorder.record(_observation(context, routed, _blame(error), started))
-        _log(context, routed, *_line_of(error))
-        if isinstance(error, ApiError):
-            error.headers |= served_by  # who failed is what a canary's driver has to know
-        raise
-    recorder.record(_observation(context, routed, RequestOutcome.SUCCESS, started, written))
-    return written
+@dataclass(frozen=True, slots=True)
+class GenerationAccount:
+    """Counts one routed request when it ends. `started` is a `time.perf_counter` reading."""
 
+    context: Context
+    deployment_id: str
+    endpoint_id: str
+    started: float
 
-def _log(context: Context, routed: Routed, level: str, message: str) -> None:
-    """A line of the deployment's log; what went well is in its metrics."""
-    context.parts.deployment_log.add(
-        LogEntry(
-            routed.deployment["id"], context.now, level, "generate", message, context.request_id
+    def succeeded(self, answer: GeneratedAnswer) -> None:
+        """Count an answer with its tokens; the metrics say enough, so nothing is logged."""
+        self._count(
+            RequestOutcome.SUCCESS,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            is_empty=not answer.completion.strip(),
         )
-    )
 
+    def cancelled(self) -> None:
+        """Count a caller who disconnected before the answer ended."""
+        self._count(RequestOutcome.CANCELLED)
+        self._log("info", "the caller disconnected")
 
-def _line_of(error: Exception) -> tuple[str, str]:
-    """Level and message of a generation that failed or was refused. Messages never hold what was sent."""
-    if not isinstance(error, ApiError):
-        return "error", "failed unexpectedly"
-    text = f"{error.status} {error.code}: {error.message}"
-    if _blame(error) is RequestOutcome.REFUSED:
-        return "info", text
-    return ("error" if isinstance(error, InternalError) else "warning"), text
+    def failed(self, error: Exception) -> None:
+        """Count and log a refusal by the deployment, or an error of it. Messages never hold what was sent."""
+        # A deployment that cannot serve is at fault, even though the answer is a 409.
+        is_client_error = isinstance(error, ApiError) and error.status < 500
+        is_refusal = is_client_error and not isinstance(error, DeploymentError)
+        if is_refusal:
+            self._count(RequestOutcome.REFUSED)
+        else:
+            # Errors are also counted by caller: the routing key if there is one, else the API key. Neither is stored.
+            key = self.context.routing_key
+            name = f"key {self.context.trail.key_id}" if key is None else f"routing key {key}"
+            caller = self.context.parts.recorder.number_of(name)
+            self._count(RequestOutcome.SERVER_ERROR, caller=caller)
 
+        if not isinstance(error, ApiError):
+            self._log("error", "failed unexpectedly")
+            return
+        level = "info" if is_refusal else "error" if isinstance(error, InternalError) else "warning"
+        self._log(level, f"{error.status} {error.code}: {error.message}")
+        # The driver of a canary has to know which of its two deployments failed.
+        error.headers |= {"X-Deployment-ID": self.deployment_id}
 
-def _blame(error: Exception) -> RequestOutcome:
-    """A deployment that cannot serve is at fault even though the answer is a 409."""
-    is_refusal = isinstance(error, ApiError) and error.status < 500
-    if is_refusal and not isinstance(error, DeploymentError):
-        return RequestOutcome.REFUSED
-    return RequestOutcome.SERVER_ERROR
+    def _count(
+        self,
+        outcome: RequestOutcome,
+        *,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        is_empty: bool = False,
+        caller: int | None = None,
+    ) -> None:
+        self.context.parts.recorder.record(
+            Observation(
+                deployment_id=self.deployment_id,
+                endpoint_id=self.endpoint_id,
+                ended_at=self.context.now.timestamp(),
+                outcome=outcome,
+                latency_ms=(time.perf_counter() - self.started) * 1000,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                is_empty=is_empty,
+                caller=caller,
+            )
+        )
 
-
-def _observation(
-    context: Context,
-    routed: Routed,
-    outcome: RequestOutcome,
-    started: float,
-    written: Written | None = None,
-) -> Observation:
-    return Observation(
-        deployment_id=routed.deployment["id"],
-        endpoint_id=routed.endpoint_id,
-        ended_at=context.now.timestamp(),
-        outcome=outcome,
-        latency_ms=(time.perf_counter() - started) * 1000,
-        prompt_tokens=written.prompt_tokens if written else 0,
-        completion_tokens=written.completion_tokens if written else 0,
-        is_empty=written is not None and not written.completion.strip(),
-        caller=_caller(context) if outcome is RequestOutcome.SERVER_ERROR else None,
-    )
-
-
-def _caller(context: Context) -> int:
-    """Who asked: whom the routing key stands for, else the API key. Neither is kept."""
-    key = context.routing_key
-    name = f"key {context.trail.key_id}" if key is None else f"routing key {key}"
-    return context.parts.recorder.number_of(name)
+    def _log(self, level: str, message: str) -> None:
+        context = self.context
+        context.parts.deployment_log.add(
+            LogEntry(
+                self.deployment_id, context.now, level, "generate", message, context.request_id
+            )
+        )

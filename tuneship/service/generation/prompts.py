@@ -1,20 +1,88 @@
-"""A prompt as tokens: only the model's template may write special tokens, what a caller sends is always text.
+"""Renders a prompt to tokens and builds the request to the replica, with the deployment's defaults filled in.
 
-A prompt that says `<|system|>` would otherwise open a turn of its own. Training reads special tokens in its examples as
-such, and a dataset with some is warned about: the author of a dataset writes turns, the author of a prompt must not.
+Only the model's template may write special tokens; what a caller sends is always text: a prompt that says
+`<|system|>` would otherwise open a turn of its own. Training does read special tokens in its examples as such, with a
+warning: the author of a dataset writes turns, the author of a prompt must not.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuneship.contract.dataset_lines import instruction_messages
+from tuneship.contract.errors import ValidationRefused
+from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
+from tuneship.service.models.handlers import ServedModel
+from tuneship.serving.replica_client import GenerateRequest
+from tuneship.store.queries import Row
 from tuneship.template import PromptTemplate
 
-# Characters that mean nothing: they stand for special tokens while the template lays out the
-# text.
+DEFAULT_MAX_TOKENS = 256
+# Characters beyond which tokenizing would hold up the event loop: a thousand take up to two milliseconds.
+LONG_PROMPT_CHARACTERS = 1_000
+# Rendering a turn of a conversation takes as long as tokenizing this many characters.
+TURN_CHARACTERS = 50
+# Characters without a meaning: they stand for special tokens while the template renders the text.
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+def is_long_prompt(request: Generate) -> bool:
+    """Whether rendering and tokenizing take too long for the event loop."""
+    turns = request.messages or ()
+    characters = sum(len(turn.content) + TURN_CHARACTERS for turn in turns)
+    return len(request.prompt or "") + characters > LONG_PROMPT_CHARACTERS
+
+
+def replica_request(deployment: Row, served: ServedModel, request: Generate) -> GenerateRequest:
+    """Render with the model's own template, count the tokens, and fill in the deployment's defaults.
+
+    Raises `ValidationRefused` for a prompt that does not fit, and for `max_tokens` above the deployment's limit.
+    """
+    configuration, param = deployment["generation"], prompt_param(request)
+    messages: list[Any] = [turn.model_dump() for turn in request.messages or ()]
+    if request.prompt is not None:
+        messages = list(instruction_messages(request.prompt))
+
+    context_length = configuration["context_length"]
+    characters = sum(len(message["content"]) for message in messages)
+    if served.base.is_surely_longer(characters, context_length):
+        raise prompt_too_long(param, f"over {context_length}", context_length)
+    tokens = prompt_tokens(served.base, served.template, messages, param)
+    room = context_length - len(tokens)
+    if room < 1:
+        raise prompt_too_long(param, str(len(tokens)), context_length)
+
+    most, wanted = configuration["max_output_tokens"], request.max_tokens
+    if wanted is None:
+        wanted = min(DEFAULT_MAX_TOKENS, most)
+    elif wanted > most:
+        raise refused("max_tokens", f"must be at most {most}", "out_of_range")
+    temperature, top_p = request.temperature, request.top_p
+    return GenerateRequest(
+        adapter=served.adapter.name if served.adapter else None,
+        tokens=tuple(tokens),
+        max_tokens=min(wanted, room),
+        temperature=configuration["default_temperature"] if temperature is None else temperature,
+        top_p=configuration["default_top_p"] if top_p is None else top_p,
+        seed=request.seed,
+        stop_tokens=served.base.stop_tokens,
+        queue=deployment["id"],
+        owner=hashlib.sha256(deployment["client_id"].encode()).hexdigest()[:16],
+    )
+
+
+def prompt_param(request: Generate) -> str:
+    """The name of the field that holds the prompt."""
+    return "prompt" if request.prompt is not None else "messages"
+
+
+def prompt_too_long(param: str, tokens: str, context_length: int) -> ValidationRefused:
+    """The refusal of a prompt that does not fit into the context."""
+    message = f"has {tokens} tokens, the context holds {context_length}"
+    return refused(param, message, "out_of_range")
 
 
 def prompt_tokens(
@@ -23,37 +91,43 @@ def prompt_tokens(
     messages: Sequence[Mapping[str, Any]],
     param: str,
 ) -> list[int]:
-    """Token ids up to where the assistant speaks. Raises `ValidationRefused` on `param` for what cannot be text."""
+    """Token ids up to the assistant's turn. Raises `ValidationRefused` on `param` for what cannot be text."""
     markers = base.special_texts
     texts = [str(message["content"]) for message in messages]
     if markers is None or not any(map(markers.search, texts)):
         _refuse_other_spellings(base, texts, param)
         return _encoded(base, template.render(messages, add_generation_prompt=True))
-    found = sorted({text for one in texts for text in markers.findall(one)})
+
+    # Render with a placeholder character for each special token in the caller's text, then encode its text by itself.
+    specials = sorted({special for text in texts for special in markers.findall(text)})
     used = set("".join(texts))
     free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
-    hidden = dict(zip(found, free, strict=False))
+    placeholders = dict(zip(specials, free, strict=False))
     turns = [
-        {**message, "content": markers.sub(lambda match: hidden[match[0]], text)}
+        {**message, "content": markers.sub(lambda match: placeholders[match[0]], text)}
         for message, text in zip(messages, texts, strict=True)
     ]
     _refuse_other_spellings(base, [turn["content"] for turn in turns], param)
-    shown = {mark: text for text, mark in hidden.items()}
-    pieces = re.split(f"([{''.join(shown)}])", template.render(turns, add_generation_prompt=True))
+
+    hidden = {mark: text for text, mark in placeholders.items()}
+    rendered = template.render(turns, add_generation_prompt=True)
     tokens: list[int] = []
-    for piece in pieces:
-        tokens += _as_text(base, shown[piece], param) if piece in shown else _encoded(base, piece)
+    for piece in re.split(f"([{''.join(hidden)}])", rendered):
+        is_special = piece in hidden
+        tokens += (
+            _encoded_as_text(base, hidden[piece], param) if is_special else _encoded(base, piece)
+        )
     return tokens
 
 
 def _encoded(base: CataloguedModel, text: str) -> list[int]:
     tokenizer: Any = base.tokenizer
-    # Unlike `encode`, this one lets other threads work meanwhile.
+    # Unlike `encode`, this method releases Python's lock.
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
-    """A special token's text, cut so that no part is one: the parts' tokens spell the same."""
+def _encoded_as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
+    """Encode a special token's text in parts none of which is a special token: their tokens spell the same text."""
     markers = base.special_texts
     for parts in ([special[:1], special[1:]], list(special)):
         if markers is None or not any(map(markers.search, parts)):
@@ -62,7 +136,7 @@ def _as_text(base: CataloguedModel, special: str, param: str) -> list[int]:
 
 
 def _refuse_other_spellings(base: CataloguedModel, texts: Sequence[str], param: str) -> None:
-    """A tokenizer that normalizes first may find a special token that is written otherwise, e.g. in wide letters."""
+    """Refuse special tokens that appear only after the tokenizer's normalization, e.g. in full-width letters."""
     normalizer: Any = base.tokenizer.normalizer
     markers = base.normalized_special_texts
     if normalizer is None or markers is None:

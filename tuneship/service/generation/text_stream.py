@@ -1,12 +1,12 @@
-"""A generation as a stream: pieces of text as they are written, at the end the whole reply or what went wrong.
+"""A generation as a stream: pieces of text as they are generated, at the end the whole reply or the error.
 
-The generation runs in a task of its own, from its first moment to its record in the metrics: it does not wait for a
-slow reader, and its time limit is one task's. Knows no replica; `handlers.py` says what runs.
+The generation runs in a task of its own until it is recorded in the metrics: it does not wait for a slow reader, and
+its time limit belongs to one task. Knows no replica; `run.py` generates.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 from tuneship.contract.errors import ApiError, InternalError
@@ -15,55 +15,61 @@ from tuneship.service.common.streaming import Frame, Stream
 
 logger = logging.getLogger(__name__)
 
-# Takes the next piece of a completion.
-Tell = Callable[[str], None]
 
+class TextStream:
+    """Carries text from the task that generates it to the caller who reads it."""
 
-async def streamed(whole: Callable[[Tell], Coroutine[Any, Any, Generation]], name: str) -> Stream:
-    """Returns when the first text is there; what is refused or fails before is raised. `name` is for the log."""
-    frames = _frames(whole, name)
-    await anext(frames)
-    return Stream(frames, outlasts_drain=True)
+    def __init__(self, request_id: str) -> None:
+        """The request's id is for the log and for the error at the end."""
+        self._request_id = request_id
+        self._pieces: list[Frame] = []
+        self._changed = asyncio.Event()
 
+    def emit(self, text: str) -> None:
+        """Send the next piece of the completion."""
+        self._pieces.append(Frame("token", GeneratedText(text=text)))
+        self._changed.set()
 
-async def _frames(
-    whole: Callable[[Tell], Coroutine[Any, Any, Generation]], name: str
-) -> AsyncGenerator[Sequence[Frame]]:
-    """First nothing, as a sign that the stream can begin: from there on, closing it ends the generation."""
-    pieces: list[Frame] = []
-    news = asyncio.Event()
+    async def open(self, generation: Coroutine[Any, Any, Generation]) -> Stream:
+        """Start the generation and return when its first text is there.
 
-    def tell(text: str) -> None:
-        pieces.append(Frame("token", GeneratedText(text=text)))
-        news.set()
+        Raises the generation's error where it fails, or is refused, before any text.
+        """
+        frames = self._frames(asyncio.create_task(generation))
+        await anext(frames)
+        return Stream(frames, outlasts_drain=True)
 
-    working = asyncio.create_task(whole(tell))
-    working.add_done_callback(lambda _: news.set())
-    try:
-        await news.wait()
-        if not pieces:
-            await working  # over without a text: raises what went wrong
-        yield ()
-        while True:
-            news.clear()
-            is_over = working.done()
-            if pieces:
-                told, pieces[:] = tuple(pieces), ()
-                yield told
-            if is_over:
-                break
-            await news.wait()
-        yield (_end(working, name),)
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+    async def _frames(
+        self, generation: "asyncio.Task[Generation]"
+    ) -> AsyncGenerator[Sequence[Frame]]:
+        """Yield an empty piece first, as a sign that the stream can begin; closing it ends the generation."""
+        generation.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._changed.wait()
+            if not self._pieces:
+                await generation  # it has ended without any text: raises its error
+            yield ()
 
+            while True:
+                self._changed.clear()
+                has_ended = generation.done()
+                if self._pieces:
+                    pieces, self._pieces = self._pieces, []
+                    yield pieces
+                if has_ended:
+                    break
+                await self._changed.wait()
 
-def _end(working: "asyncio.Task[Generation]", name: str) -> Frame:
-    error = working.exception()
-    if error is None:
-        return Frame("done", working.result())
-    if not isinstance(error, ApiError):
-        logger.error("%s failed", name, exc_info=error)
-        error = InternalError("the service failed unexpectedly")
-    return Frame("error", BrokenOff.model_validate(error.as_json(name)))
+            yield (self._last_frame(generation),)
+        finally:
+            generation.cancel()
+            await asyncio.gather(generation, return_exceptions=True)
+
+    def _last_frame(self, generation: "asyncio.Task[Generation]") -> Frame:
+        error = generation.exception()
+        if error is None:
+            return Frame("done", generation.result())
+        if not isinstance(error, ApiError):
+            logger.error("%s failed", self._request_id, exc_info=error)
+            error = InternalError("the service failed unexpectedly")
+        return Frame("error", BrokenOff.model_validate(error.as_json(self._request_id)))

@@ -1,6 +1,6 @@
-"""What the job operations do: check what a job refers to, queue it, show it, cancel it. `supervisor.py` runs it.
+"""Handlers of jobs: check what a job refers to, queue it, show it, cancel it. `runner.py` runs it.
 
-What "auto" means is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
+The meaning of "auto" is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
 """
 
 from typing import Any
@@ -31,7 +31,6 @@ from tuneship.contract.jobs import (
     JobSummary,
 )
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
-from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves, serves_encoded, serves_or_streams
@@ -39,9 +38,9 @@ from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
 from tuneship.service.datasets.handlers import object_of, own_dataset
-from tuneship.service.jobs.attempts import KEPT_OF_A_JOB
+from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.record_progress import forecast_end
-from tuneship.service.jobs.stream import job_frames, place_of
+from tuneship.service.jobs.stream import job_frames, position_of
 from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.instances import require_training_type
@@ -62,20 +61,30 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
     if job.base_model.startswith(TUNED):
         raise refused("base_model", "must be a base model: tuning a tuned model is not available")
     base = base_of(context.parts, job.base_model, "base_model")
-    _check_modules(base, job.hyperparameters.target_modules)
-    parameters = base.parameters  # read from files: before the transaction
-    connection = context.transaction  # before the datasets: none may be deleted from here on
+    modules = job.hyperparameters.target_modules
+    if modules != ["all-linear"] and not set(modules) <= base.linear_modules:
+        known = ", ".join(sorted(base.linear_modules))
+        raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
+    parameters = base.parameters  # read from files, so before the transaction
+
+    # The transaction begins before the datasets are read: none of them may be deleted from here on.
+    connection = context.transaction
     chosen = hyperparameters.resolved(
         job.hyperparameters,
         examples=_training_examples(context, job),
         has_validation_set=job.validation_dataset_id is not None,
         parameters=parameters,
     )
-    _require_instances(context, job)
+    if job.compute_config.instance_count > 1:
+        text = "this installation trains on one instance"
+        raise InstanceTypeUnavailable(text, param="compute_config.instance_count")
+    instance_type = job.compute_config.instance_type
+    require_training_type(context.parts, instance_type, "compute_config.instance_type")
+
     most, is_active = context.parts.settings.maximum_active_jobs, tables.jobs.c.status.in_(ALIVE)
     check_quota(context, tables.jobs, most, "active jobs", is_active)
-    stored = rows.insert(connection, tables.jobs, _row(context, job, chosen))
-    for kind in KEPT_OF_A_JOB:
+    stored = rows.insert(connection, tables.jobs, _new_row(context, job, chosen))
+    for kind in SEALED_KINDS:
         name = f"{kind}/{stored['id']}"
         context.parts.keyring.make(connection, context.client_id, name, context.now)
     emit(connection, "fine_tuning.job.queued", stored, context.now)
@@ -84,7 +93,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
 
 
 def _training_examples(context: Context, job: JobCreate) -> int:
-    """How many lines there are to train on, once both datasets can be used together."""
+    """Check both datasets and return the number of lines to train on."""
     dataset = _usable(context, job, job.dataset_id, "dataset_id")
     if job.validation_dataset_id is not None:
         validation = _usable(context, job, job.validation_dataset_id, "validation_dataset_id")
@@ -93,22 +102,6 @@ def _training_examples(context: Context, job: JobCreate) -> int:
                 "the two datasets have different formats", param="validation_dataset_id"
             )
     return dataset["num_examples"]
-
-
-def _require_instances(context: Context, job: JobCreate) -> None:
-    if job.compute_config.instance_count > 1:
-        raise InstanceTypeUnavailable(
-            "this installation trains on one instance", param="compute_config.instance_count"
-        )
-    name = job.compute_config.instance_type
-    require_training_type(context.parts, name, "compute_config.instance_type")
-
-
-def _check_modules(base: CataloguedModel, modules: list[str]) -> None:
-    if modules == ["all-linear"] or set(modules) <= base.linear_modules:
-        return
-    known = ", ".join(sorted(base.linear_modules))
-    raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
 
 
 def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Row:
@@ -126,7 +119,7 @@ def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Ro
     return row
 
 
-def _row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, Any]:
+def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": new_id("ft"),
         "client_id": context.client_id,
@@ -147,7 +140,7 @@ def _row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, 
     }
 
 
-def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
+def _own_job(context: Context, job_id: str, connection: sa.Connection) -> Row:
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
@@ -157,14 +150,14 @@ def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
 
 @serves(contract.get_job)
 def get_job(context: Context, job_id: str) -> Job:
-    """The record as it stands."""
+    """Return the job with its place in the queue, or its forecast end."""
     with context.read() as connection:
-        row = _own(context, job_id, connection)
-        place = None
+        row = _own_job(context, job_id, connection)
+        queue_position = None
         if row["status"] == JobStatus.QUEUED:
-            place = job_queue.in_line(connection, context.now).index(job_id) + 1
+            queue_position = job_queue.in_line(connection, context.now).index(job_id) + 1
     end = forecast_end(row, context.now)
-    return Job(**row, queue_position=place, estimated_completion_at=end)
+    return Job(**row, queue_position=queue_position, estimated_completion_at=end)
 
 
 @serves(contract.list_jobs)
@@ -176,7 +169,7 @@ def list_jobs(
     base_model: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> JobPage:
-    """Newest first."""
+    """Return a page of the caller's jobs, newest first."""
     table = tables.jobs
     filters = rows.tags_match(table, tags)
     if status is not None:
@@ -194,24 +187,24 @@ def list_jobs(
 
 @serves(contract.cancel_job)
 def cancel_job(context: Context, job_id: str) -> JobCancelled:
-    """Mark it; the supervisor ends the processes and then says `cancelled`."""
+    """Mark the job; the runner ends its processes and then makes it `cancelled`."""
     connection = context.transaction
-    row = _own(context, job_id, connection)
+    row = _own_job(context, job_id, connection)
     status, moment = JobStatus(row["status"]), row["updated_at"]
     if status is not JobStatus.CANCELLING:
         if JobStatus.CANCELLING not in MOVES[status]:
             raise InvalidRequestError(f"the job has ended: it is {status}", status=409)
         status, moment = JobStatus.CANCELLING, context.now
         rows.change(connection, tables.jobs, job_id, moment, status=status)
-        job_records.add_log(connection, job_id, moment, "info", "cancellation asked for")
+        job_records.add_log(connection, job_id, moment, "info", "cancellation requested")
     return JobCancelled(id=job_id, status=status, updated_at=moment)
 
 
 @serves_encoded(contract.get_job_metrics)
 def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> bytes:
-    """One entry a step, in rising order; rendered from columns, for there may be thousands."""
+    """Return one entry per step, in rising order; rendered from columns, since there may be thousands."""
     with context.read() as connection:
-        row = _own(context, job_id, connection)
+        row = _own_job(context, job_id, connection)
         curve = job_records.curve_of(connection, job_id, evaluated_only=evaluated_only)
     names = ("steps", "epochs", *(str(column.name) for column in job_records.SHOWN[2:]))
     columns = zip(*curve.rows, strict=True) if curve.rows else ((),) * len(names)
@@ -233,15 +226,15 @@ def get_job_logs(
     after: str | None = None,
     stream: bool = False,
 ) -> JobLogs | Stream:
-    """Oldest first, behind `after`; a stream goes on behind the last frame that the reader has seen."""
+    """Return log entries after the cursor, oldest first; a stream resumes after the last frame that was received."""
     parts = context.parts
-    seen = context.last_event_id if stream and context.last_event_id else after
-    place = place_of(parts, job_id, seen)
+    seen = (context.last_event_id or after) if stream else after
+    position = position_of(parts, job_id, seen)
     with context.read() as connection:
-        _own(context, job_id, connection)
+        _own_job(context, job_id, connection)
         if stream:
-            return Stream(job_frames(parts, job_id, place))
-        entries = job_records.logs_of(connection, job_id, after=place.log_id, limit=limit)
+            return Stream(job_frames(parts, job_id, position))
+        entries = job_records.logs_of(connection, job_id, after=position.log_id, limit=limit)
     last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
     return JobLogs(
         logs=[JobLogEntry(**entry) for entry in entries], pagination=LogCursor(after=last)

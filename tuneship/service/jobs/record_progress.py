@@ -1,6 +1,6 @@
-"""What the lines of a training process mean in rows: metrics, log entries, the job's record, events.
+"""Turns the progress lines of a training into rows: metrics, log entries, the job's record, events.
 
-Everything happens in the transaction of the caller, who holds the job's lease. Next: `supervisor.py`.
+Everything happens in the transaction of the caller, who holds the job's lease. Next: `runner.py`.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ STEP_FIELDS = (
     "perplexity",
     "evaluated",
 )
-# What every event of a job tells of it, as far as it is known.
+# Fields of a job that each of its events carries, as far as they are known.
 SUMMARY = (
     "status",
     "current_epoch",
@@ -36,24 +36,27 @@ SUMMARY = (
     "training_loss",
     "validation_loss",
 )
-
-# A forecast stays a date that can be written.
-FARTHEST_S = 10 * 365 * 86_400.0
 PACE = ("tokens_per_second", "seconds_per_step")
+# Limit of the forecast, so that it stays a date that can be written.
+FARTHEST_S = 10 * 365 * 86_400.0
 
 Line = dict[str, Any]
 
 
 def forecast_end(job: Row, now: datetime) -> datetime | None:
-    """When a running job will end, if its next steps take as long as those of this attempt; None before the first."""
+    """The time at which a running job will end if its next steps take as long as those of this attempt.
+
+    None before the attempt's first step.
+    """
     if job["status"] != JobStatus.RUNNING or job["seconds_per_step"] is None:
         return None
     left_s = (job["total_steps"] - job["current_step"]) * job["seconds_per_step"]
-    left_s = min(left_s, FARTHEST_S)
-    return max(now, job["updated_at"] + timedelta(seconds=left_s))
+    return max(now, job["updated_at"] + timedelta(seconds=min(left_s, FARTHEST_S)))
 
 
-def tell(connection: sa.Connection, job_id: str, event: str, now: datetime, **more: Any) -> None:
+def emit_event(
+    connection: sa.Connection, job_id: str, event: str, now: datetime, **more: Any
+) -> None:
     """Emit `fine_tuning.job.<event>` with the job's summary as the transaction leaves it."""
     job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
     if job is None:
@@ -65,11 +68,14 @@ def tell(connection: sa.Connection, job_id: str, event: str, now: datetime, **mo
 def store_lines(
     connection: sa.Connection, attempt: Attempt, lines: Sequence[Line], now: datetime
 ) -> None:
-    """In their order, so that a stream tells steps and log as they came."""
+    """Store lines in their order, so that a stream shows steps and log entries as they came.
+
+    Raises `LeaseLost`, and `KeyError`, `TypeError` or `ValueError` for an object that is no progress line.
+    """
     steps: list[Line] = []
     for line in lines:
         if line["kind"] == "step":
-            steps.append(line)
+            steps.append(line)  # many steps are stored at once
             continue
         _store_steps(connection, attempt, steps, now)
         steps = []
@@ -98,17 +104,30 @@ def _store_steps(
 
 
 def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: datetime) -> None:
-    if line["kind"] == "started":
+    """Store a line that is no step. Lines of an unknown kind, of a newer training, are ignored."""
+    claim, kind = attempt.claim, line["kind"]
+    if kind == "started":
         _store_start(connection, attempt, line, now)
-    elif line["kind"] == "pace":
-        leases.write(connection, attempt.claim, **{name: line[name] for name in PACE})
-    elif line["kind"] == "epoch":
-        _store_epoch(connection, attempt.claim.job_id, line, now)
-    elif line["kind"] == "log":
-        job_records.add_log(connection, attempt.claim.job_id, now, line["level"], line["message"])
-    elif line["kind"] == "ended_early":
-        _store_early_end(connection, attempt, line, now)
-    elif line["kind"] in ENDS:
+    elif kind == "pace":
+        leases.write(connection, claim, **{name: line[name] for name in PACE})
+    elif kind == "epoch":
+        text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
+        job_records.add_log(connection, claim.job_id, now, "info", text)
+        # A resumed attempt may complete an epoch again; its event is sent once.
+        if job_records.is_first_told(connection, claim.job_id, line["epoch"]):
+            losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
+            emit_event(connection, claim.job_id, "epoch_completed", now, **losses)
+    elif kind == "log":
+        job_records.add_log(connection, claim.job_id, now, line["level"], line["message"])
+    elif kind == "ended_early":
+        # The job has no more steps than these; some of its epochs are missing.
+        leases.write(connection, claim, updated_at=now, total_steps=line["step"])
+        text = (
+            f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
+            f"than after step {line['best_step']} in {line['patience']} measurements"
+        )
+        job_records.add_log_once(connection, claim.job_id, now, "info", text)
+    elif kind in ENDS:
         attempt.end = line
 
 
@@ -123,24 +142,3 @@ def _store_start(connection: sa.Connection, attempt: Attempt, line: Line, now: d
     if resumed_from:
         text += f", from step {resumed_from} on"
     job_records.add_log(connection, attempt.claim.job_id, now, "info", text)
-
-
-def _store_early_end(
-    connection: sa.Connection, attempt: Attempt, line: Line, now: datetime
-) -> None:
-    """Its steps are those that were done; of its epochs some are missing."""
-    leases.write(connection, attempt.claim, updated_at=now, total_steps=line["step"])
-    text = (
-        f"early_stopping_patience: ends after step {line['step']}; the validation loss has not been lower "
-        f"than after step {line['best_step']} in {line['patience']} measurements"
-    )
-    job_records.add_log_once(connection, attempt.claim.job_id, now, "info", text)
-
-
-def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: datetime) -> None:
-    """A resumed attempt may complete an epoch again; its event is sent once."""
-    text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
-    job_records.add_log(connection, job_id, now, "info", text)
-    if job_records.is_first_told(connection, job_id, line["epoch"]):
-        losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
-        tell(connection, job_id, "epoch_completed", now, **losses)

@@ -1,10 +1,10 @@
-"""A job's log and metrics as one stream of frames, from any place in it to the job's end.
+"""A job's log and metrics as one stream of frames, from any position in it to the job's end.
 
-Logs are numbered in the order of their commits (a database has one writer at a time), steps count up; each step also
-knows the newest log entry of its time (`log_id`), by which the two are merged. A cursor holds both places: the last
-log entry and the last step that were sent. So a resumed stream asks for later entries and for higher steps: it loses
-none and doubles none, even where a resumed training reports its steps again. A cursor of a page of the log knows no
-step: then the steps stored from that entry on are sent.
+Log entries are numbered in the order of their commits (a database has one writer at a time), steps count up; each step
+also has the id of the newest log entry at its time (`log_id`), by which the two are merged. A cursor holds both
+positions: the last log entry and the last step that were sent. So a resumed stream reads later entries and higher
+steps: it loses none and repeats none, even where a resumed training reports its steps again. A cursor of a page of the
+log knows no step: then the steps stored from that entry on are sent.
 """
 
 import asyncio
@@ -20,111 +20,101 @@ from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.queries import Row
 
-# Rows of each kind in one reading.
-AT_ONCE = 500
-# In case that a bell was not heard; it rings within 0.3 s of a line of the training process.
+# Rows of each kind in one read.
+ROWS_AT_ONCE = 500
+# Fallback poll interval, should a wake-up be missed; normally one comes within 0.3 s of a progress line.
 LOOK_EVERY_S = 2.0
 LOG_BITS = 63
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Behind which log entry and which step a reader stands; no step: it has read only pages of the log."""
+    """The last log entry and the last step that were sent; no step if the reader has read only pages of the log."""
 
     log_id: int = 0
     step: int | None = None
 
     @property
     def number(self) -> int:
-        """For a cursor; that of a page is the plain number of its last entry."""
+        """The position as one integer for a cursor; a page's is the id of its last entry."""
         return (0 if self.step is None else self.step + 1) << LOG_BITS | self.log_id
 
     @classmethod
     def of(cls, number: int) -> "StreamPosition":
-        """The inverse of `number`."""
+        """Read a position from the integer that `number` returned."""
         step = (number >> LOG_BITS) - 1
         return cls(number & (1 << LOG_BITS) - 1, None if step < 0 else step)
 
 
-def place_of(parts: Parts, job_id: str, token: str | None) -> StreamPosition:
-    """Where a token points; without one, the beginning. Raises `ValidationRefused`."""
-    return (
-        StreamPosition()
-        if token is None
-        else StreamPosition.of(parts.cursors.position(job_id, token))
-    )
+def position_of(parts: Parts, job_id: str, token: str | None) -> StreamPosition:
+    """Read a cursor; without one, the position is the beginning. Raises `ValidationRefused`."""
+    if token is None:
+        return StreamPosition()
+    return StreamPosition.of(parts.cursors.position(job_id, token))
 
 
 async def job_frames(
-    parts: Parts, job_id: str, place: StreamPosition
+    parts: Parts, job_id: str, position: StreamPosition
 ) -> AsyncGenerator[Sequence[Frame]]:
-    """Everything behind `place`, live, until the job has ended and all is told. Between looks it only waits."""
+    """Yield everything behind the position, live, until the job has ended and all was sent."""
     with parts.bell.listening(job_id) as news:
         while True:
             news.clear()
-            look = await asyncio.to_thread(_look, parts, job_id, place)
-            place = look.place
-            if look.frames:
-                yield look.frames
-            if look.is_last:
+            read = await asyncio.to_thread(_read_on, parts, job_id, position)
+            position = read.position
+            if read.frames:
+                yield read.frames
+            if read.is_last:
                 yield [Frame("done", "[DONE]")]
                 return
-            if not look.has_more:
+            if not read.has_more:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await news.wait()
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What one reading brought, merged, and the place behind it."""
+class _StreamRead:
+    """Merged frames of one read, and the position behind them."""
 
     frames: Sequence[Frame]
-    place: StreamPosition
+    position: StreamPosition
     has_more: bool
-    """A reading was full: there may be more right behind it."""
+    """The read was full, so there may be more right behind it."""
     is_last: bool
 
 
-def _look(parts: Parts, job_id: str, place: StreamPosition) -> _Look:
-    """In one view of the database: an end is stored together with its last log entry."""
+def _read_on(parts: Parts, job_id: str, position: StreamPosition) -> _StreamRead:
+    # One view of the database: the end of a job is stored together with its last log entry.
     with parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
-        logs = job_records.logs_of(connection, job_id, after=place.log_id, limit=AT_ONCE)
+        logs = job_records.logs_of(connection, job_id, after=position.log_id, limit=ROWS_AT_ONCE)
         steps = job_records.steps_behind(
-            connection, job_id, step=place.step, log_id=place.log_id, limit=AT_ONCE
+            connection, job_id, step=position.step, log_id=position.log_id, limit=ROWS_AT_ONCE
         )
+
     frames: list[Frame] = []
     for row in _merged(logs, steps):
-        place = _behind(place, row)
-        frames.append(_frame(parts, job_id, place, row))
-    has_more = AT_ONCE in (len(logs), len(steps))
+        is_step = "step" in row
+        change = {"step": row["step"]} if is_step else {"log_id": row["id"]}
+        position = replace(position, **change)
+        token = parts.cursors.issue(job_id, position.number)
+        if is_step:
+            frames.append(Frame("metrics", JobStep(**row), token))
+        else:
+            frames.append(Frame("log", JobLogEntry(**row), token))
+    has_more = ROWS_AT_ONCE in (len(logs), len(steps))
     has_ended = job is None or job["status"] in ENDED
-    return _Look(frames, place, has_more, has_ended and not has_more)
+    return _StreamRead(frames, position, has_more, has_ended and not has_more)
 
 
 def _merged(logs: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
-    """Both in their own order; a step comes after the entry that was the newest when it was stored.
+    """Merge both in their own order; a step follows the log entry that was the newest when it was stored.
 
-    What lies behind the end of a full reading waits for the next one: it would overtake what is not read yet.
+    Rows behind the end of a full read wait for the next read: they would overtake what is not read yet.
     """
-    found = list(merge(logs, steps, key=_order))
-    ends = [found.index(source[-1]) for source in (logs, steps) if len(source) == AT_ONCE]
-    return found[: min(ends) + 1] if ends else found
-
-
-def _order(row: Row) -> tuple[int, int]:
-    return (row["log_id"], 1) if "step" in row else (row["id"], 0)
-
-
-def _behind(place: StreamPosition, row: Row) -> StreamPosition:
-    if "step" in row:
-        return replace(place, step=row["step"])
-    return replace(place, log_id=row["id"])
-
-
-def _frame(parts: Parts, job_id: str, place: StreamPosition, row: Row) -> Frame:
-    token = parts.cursors.issue(job_id, place.number)
-    if "step" in row:
-        return Frame("metrics", JobStep(**row), token)
-    return Frame("log", JobLogEntry(**row), token)
+    merged = list(
+        merge(logs, steps, key=lambda row: (row["log_id"], 1) if "step" in row else (row["id"], 0))
+    )
+    ends = [merged.index(source[-1]) for source in (logs, steps) if len(source) == ROWS_AT_ONCE]
+    return merged[: min(ends) + 1] if ends else merged

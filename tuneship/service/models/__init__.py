@@ -1,1 +1,1 @@
-"""Handlers of models and instance types, and what may be asked of a model."""
+"""Handlers of models and instance types, and the limits and safeguards of a model."""

@@ -1,6 +1,6 @@
-"""What the model operations do: base models of the catalogue and fine-tuned models as one list.
+"""Handlers of models: base models of the catalogue and fine-tuned models as one list; and models for serving.
 
-What may be asked of a model is in `limits.py`.
+The limits of a model are in `limits.py`.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ from tuneship.store.list_counters import MODELS
 from tuneship.store.queries import Row
 from tuneship.template import PromptTemplate
 
-# How the id of every fine-tuned model begins, and of no base model.
+# Prefix of the id of every fine-tuned model, and of no base model.
 TUNED = "ft:"
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What serving a model takes: its base, and the adapter when it is a fine-tuned one."""
+    """A model ready to be served: its base model, and its adapter if it is a fine-tuned one."""
 
     base: CataloguedModel
     adapter: Adapter | None
     template: PromptTemplate
     object_id: str = ""
-    """Of the adapter's files and their key."""
+    """The key of the adapter's files, also the name of their data key; empty for a base model."""
 
 
 @serves(contract.list_models)
@@ -52,7 +52,7 @@ def list_models(
     fine_tuned_only: bool = False,
     tags: dict[str, str] | None = None,
 ) -> ModelPage:
-    """Base models by id, then fine-tuned ones, newest first."""
+    """Return a page of models: base models by id, then fine-tuned ones, newest first."""
     limit = context.page_size(limit)
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
     table = tables.models
@@ -109,39 +109,53 @@ def _tuned_item(parts: Parts, row: Row) -> Model:
 
 @serves(contract.get_model)
 def get_model(context: Context, model_id: str) -> Model:
-    """The item of the list."""
+    """Return one model as the list shows it."""
     if not model_id.startswith(TUNED):
         return _base_item(base_of(context.parts, model_id, "model_id"))
     with context.read() as connection:
-        return _tuned_item(context.parts, _own(context, connection, model_id))
+        return _tuned_item(context.parts, _own_model(context, connection, model_id))
 
 
 @serves(contract.get_model_limits)
 def get_model_limits(context: Context, model_id: str) -> ModelLimits:
-    """Taken from the checks themselves, so that they cannot say something else."""
+    """Return the limits of a model, read from the checks themselves, so that they cannot differ."""
     if not model_id.startswith(TUNED):
         return limits_of_base(base_of(context.parts, model_id, "model_id"))
     with context.read() as connection:
-        row = _own(context, connection, model_id)
+        row = _own_model(context, connection, model_id)
     return limits_of_tuned(model_id, base_of(context.parts, row["base_model"], "model_id"))
 
 
 @serves(contract.delete_model)
 def delete_model(context: Context, model_id: str) -> Deleted:
-    """Remove the row first, then the files; those that a kill leaves are set aside at the next start."""
+    """Remove the row, then the files; files that a kill leaves behind are set aside at the next start."""
     if not model_id.startswith(TUNED):
         base_of(context.parts, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
     connection = context.transaction
-    row = _own(context, connection, model_id)
-    _refuse_deployed(connection, row)
+    row = _own_model(context, connection, model_id)
+    table = tables.deployments
+    # A failed deployment counts too: a change can repair it.
+    query = sa.select(table.c.id).where(
+        table.c.client_id == row["client_id"],
+        table.c.model_name == row["id"],
+        table.c.status != DeploymentStatus.DELETED,
+    )
+    deployments = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
+    if deployments:
+        raise InvalidRequestError(
+            f"the model is deployed, delete its deployments first: {some_of(deployments)}",
+            param="model_id",
+            status=409,
+        )
+
     rows.remove(connection, tables.models, model_id)
     context.parts.keyring.destroy(connection, row["blob"])
     context.afterwards.append(lambda: context.parts.blobs.delete(row["blob"]))
     return Deleted(id=model_id)
 
 
-def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
+def _own_model(context: Context, connection: sa.Connection, identifier: str) -> Row:
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
         raise ModelNotFound("model_id names a model that does not exist", param="model_id")
@@ -150,7 +164,7 @@ def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
 
 
 def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Row]) -> None:
-    """A tuned model has no settings of its own: who looks at it is held to those of its job."""
+    """Apply the security settings of the models' jobs to this request: a tuned model has none of its own."""
     table = tables.jobs
     query = sa.select(table.c.security_settings).where(
         table.c.id.in_([row["job_id"] for row in models])
@@ -159,33 +173,16 @@ def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Ro
         context.touch(dict(job))
 
 
-def _refuse_deployed(connection: sa.Connection, row: Row) -> None:
-    """A failed deployment counts too: a change can bring it back."""
-    table = tables.deployments
-    query = sa.select(table.c.id).where(
-        table.c.client_id == row["client_id"],
-        table.c.model_name == row["id"],
-        table.c.status != DeploymentStatus.DELETED,
-    )
-    found = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
-    if found:
-        raise InvalidRequestError(
-            f"the model is deployed, delete its deployments first: {some_of(found)}",
-            param="model_id",
-            status=409,
-        )
-
-
 def model_id(base_model: str, name: str, job_id: str) -> str:
     """`ft:<base>:<name>:<suffix>`; the suffix is the job id without its prefix (§1)."""
     return f"ft:{base_model}:{name}:{job_id.removeprefix('ft_')}"
 
 
 def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
-    """The base model with this id. Raises `ModelNotFound`, also for one whose files nobody can use."""
+    """The base model with this id. Raises `ModelNotFound`, also for one whose files cannot be used."""
     base = parts.catalogue.get(identifier)
     if base is None:
-        known = ", ".join(one.id for one in parts.catalogue)
+        known = ", ".join(base.id for base in parts.catalogue)
         raise ModelNotFound(
             f"{param} names a model that does not exist; the base models are {known}", param=param
         )
@@ -199,9 +196,10 @@ def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
 def served_model(
     connection: sa.Connection, parts: Parts, client_id: str, identifier: str
 ) -> ServedModel:
-    """Look a model up for serving. Raises `ModelNotFound`, the same for a missing and for another's.
+    """Look a model up for serving.
 
-    Raises `DeploymentError` where its files were damaged.
+    Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its files are
+    damaged.
     """
     if not identifier.startswith(TUNED):
         base = base_of(parts, identifier, "model_name")
@@ -220,7 +218,7 @@ def served_model(
 
 
 def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
-    """The job that a fine-tuned model came from; None for a base model."""
+    """The job that made a fine-tuned model; None for a base model."""
     if not identifier.startswith(TUNED):
         return None
     model = rows.fetch(connection, tables.models, identifier, client_id=client_id)
@@ -229,5 +227,5 @@ def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | 
 
 @lru_cache(maxsize=256)
 def _template(folder: Path, key: str | None) -> PromptTemplate:
-    """A stored model never changes, and compiling its template takes longer than a token."""
+    """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
     return PromptTemplate.load(folder, key)

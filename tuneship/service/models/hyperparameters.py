@@ -1,4 +1,4 @@
-"""How a job's hyperparameters become numbers: defaults, and what "auto" means for this data and this model.
+"""Resolves a job's hyperparameters to numbers: defaults, and the meaning of "auto" for this data and this model.
 
 Pure, so the same request on the same data always gives the same record. The rules, in this order:
 
@@ -28,30 +28,41 @@ MOST_WARMUP = 100
 KNOWN_RATE, KNOWN_PARAMETERS = 2e-4, 7e9
 RATE_EXPONENT = math.log(2) / math.log(33 / 7)
 LOWEST_RATE, HIGHEST_RATE = 5e-5, 1e-3
-# Without a validation set one example in so many is set aside (`training/rows.py`).
-VALIDATION_SHARE = 10
+# Without a validation set, a training sets aside one example in ten (`training/tokenized_examples.py`).
+EXAMPLES_PER_VALIDATION_EXAMPLE = 10
 
 
 def resolved(
-    asked: Hyperparameters, *, examples: int, has_validation_set: bool, parameters: int
+    requested: Hyperparameters, *, examples: int, has_validation_set: bool, parameters: int
 ) -> dict[str, Any]:
-    """The record's hyperparameters. Raises `ValidationRefused` for a warm-up longer than the job.
+    """Return the hyperparameters for the job's record, as numbers.
 
-    `examples`: lines of the training dataset; `parameters`: numbers in the base model.
+    `examples`: lines of the training dataset; `parameters`: number of weights of the base model. Raises
+    `ValidationRefused` for a warm-up longer than the job.
     """
-    learnt = examples if has_validation_set else examples - max(1, examples // VALIDATION_SHARE)
-    chosen: dict[str, Any] = asked.model_dump()
+    learned = (
+        examples
+        if has_validation_set
+        else examples - max(1, examples // EXAMPLES_PER_VALIDATION_EXAMPLE)
+    )
+    chosen: dict[str, Any] = requested.model_dump()
     if chosen["early_stopping_patience"] is None:
-        del chosen["early_stopping_patience"]  # a record names what is in force
+        del chosen["early_stopping_patience"]  # a record has only settings that are in force
     if chosen["batch_size"] == "auto":
-        chosen["batch_size"] = _batch_size(learnt)
+        wanted = max(1, learned // STEPS_OF_AN_EPOCH)
+        power_of_two = 1 << (wanted.bit_length() - 1)
+        chosen["batch_size"] = min(LARGEST_BATCH, max(SMALLEST_BATCH, power_of_two))
     if chosen["epochs"] == "auto":
-        chosen["epochs"] = _epochs(learnt)
+        if learned * USUAL_EPOCHS < FEWEST_SEEN:
+            chosen["epochs"] = min(MOST_EPOCHS, FEWEST_SEEN // learned)
+        else:
+            chosen["epochs"] = max(1, min(USUAL_EPOCHS, MOST_SEEN // learned))
     if chosen["learning_rate"] == "auto":
-        chosen["learning_rate"] = _learning_rate(parameters)
+        rate = KNOWN_RATE * (KNOWN_PARAMETERS / max(1, parameters)) ** RATE_EXPONENT
+        chosen["learning_rate"] = float(f"{min(HIGHEST_RATE, max(LOWEST_RATE, rate)):.1e}")
     if chosen["lora_alpha"] is None:
         chosen["lora_alpha"] = usual_alpha(chosen["lora_rank"])
-    steps = math.ceil(learnt / chosen["batch_size"]) * chosen["epochs"]
+    steps = math.ceil(learned / chosen["batch_size"]) * chosen["epochs"]
     if chosen["warmup_steps"] == "auto":
         chosen["warmup_steps"] = min(MOST_WARMUP, round(WARMUP_SHARE * steps))
     if chosen["warmup_steps"] > steps:
@@ -64,21 +75,5 @@ def resolved(
 
 
 def usual_alpha(rank: int) -> int:
-    """What `lora_alpha` is when it is left out: adapters of every rank then act equally strongly."""
+    """The default of `lora_alpha`, with which adapters of every rank act equally strongly."""
     return 2 * rank
-
-
-def _batch_size(examples: int) -> int:
-    wanted = max(1, examples // STEPS_OF_AN_EPOCH)
-    return min(LARGEST_BATCH, max(SMALLEST_BATCH, 1 << (wanted.bit_length() - 1)))
-
-
-def _epochs(examples: int) -> int:
-    if examples * USUAL_EPOCHS < FEWEST_SEEN:
-        return min(MOST_EPOCHS, FEWEST_SEEN // examples)
-    return max(1, min(USUAL_EPOCHS, MOST_SEEN // examples))
-
-
-def _learning_rate(parameters: int) -> float:
-    rate = KNOWN_RATE * (KNOWN_PARAMETERS / max(1, parameters)) ** RATE_EXPONENT
-    return float(f"{min(HIGHEST_RATE, max(LOWEST_RATE, rate)):.1e}")

@@ -1,4 +1,4 @@
-"""Where work can run: the instance types and regions of the catalogue, and what this machine has of them."""
+"""Handler of instance types, and the checks that a job or deployment names a type that this machine has."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from tuneship.contract import instances as contract
 from tuneship.contract.deployments import DeploymentCreate
 from tuneship.contract.errors import InstanceTypeUnavailable
 from tuneship.contract.instances import InstanceType, InstanceTypes
-from tuneship.host.machine import GIB, Machine, this_machine
+from tuneship.host.machine import GIB, this_machine
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
@@ -18,24 +18,25 @@ VLLM = "vllm"
 
 @serves(contract.list_instance_types)
 def list_instance_types(context: Context) -> InstanceTypes:
-    """The same for everybody: what an entry asks for, else what the machine has."""
+    """List the catalogue's types, the same for every caller; an entry without sizes has those of the machine."""
     machine = this_machine()
-    return InstanceTypes(instance_types=[_shown(one, machine) for one in context.parts.instances])
-
-
-def _shown(kind: InstanceKind, machine: Machine) -> InstanceType:
-    return InstanceType(
-        name=kind.name,
-        compute_type=kind.compute_on(machine),
-        available=kind.is_on(machine),
-        cpus=kind.cpus or machine.cpus,
-        memory_gb=kind.memory_gb or round(machine.memory_bytes / GIB, 1),
-        gpus=machine.gpus if kind.compute_type is None else kind.gpus,
+    return InstanceTypes(
+        instance_types=[
+            InstanceType(
+                name=kind.name,
+                compute_type=kind.compute_on(machine),
+                available=kind.is_on(machine),
+                cpus=kind.cpus or machine.cpus,
+                memory_gb=kind.memory_gb or round(machine.memory_bytes / GIB, 1),
+                gpus=machine.gpus if kind.compute_type is None else kind.gpus,
+            )
+            for kind in context.parts.instances
+        ]
     )
 
 
 def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: CataloguedModel) -> None:
-    """Raises `InstanceTypeUnavailable` for a type or region that is not here, or is not used for this base (§7)."""
+    """Raise `InstanceTypeUnavailable` for a type or region that is not here, or is not used for this base (§7)."""
     kind = _kind(parts, deployment.instance_type, "instance_type")
     if deployment.region not in parts.instances.regions:
         raise _unknown("region", parts.instances.regions)
@@ -49,16 +50,16 @@ def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: Catal
 
 
 def require_training_type(parts: Parts, name: str, param: str) -> None:
-    """For training, which uses a GPU where there is one. Raises `InstanceTypeUnavailable`."""
+    """Raise `InstanceTypeUnavailable` for a type that is not here; a training uses a GPU where there is one."""
     if not _kind(parts, name, param).is_on(this_machine()):
         raise _unavailable(param)
 
 
 def _kind(parts: Parts, name: str, param: str) -> InstanceKind:
-    found = parts.instances.get(name)
-    if found is None:
-        raise _unknown(param, sorted(one.name for one in parts.instances))
-    return found
+    kind = parts.instances.get(name)
+    if kind is None:
+        raise _unknown(param, sorted(known.name for known in parts.instances))
+    return kind
 
 
 def _unknown(param: str, known: Sequence[str]) -> InstanceTypeUnavailable:

@@ -1,4 +1,4 @@
-"""What may be asked of a model: the contract's own bounds of every hyperparameter, and what the checkpoint says."""
+"""The limits of a model: the contract's bounds of every hyperparameter, and the sizes that its checkpoint states."""
 
 from typing import Any, cast, get_args
 
@@ -7,12 +7,12 @@ from tuneship.contract.models import HyperparameterLimits, ModelLimits
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.models.hyperparameters import usual_alpha
 
-# A bound that JSON readers cannot hold exactly is one of the wire, not of the hyperparameter.
-BEYOND_NUMBERS = 2**53
+# A larger bound is one of the wire format, not of the hyperparameter: JSON readers cannot hold it exactly.
+LARGEST_EXACT_NUMBER = 2**53
 
 
 def limits_of_base(base: CataloguedModel) -> ModelLimits:
-    """A model that can be tuned."""
+    """The limits of a base model, which can be tuned."""
     return ModelLimits(
         id=base.id,
         fine_tuning_methods=list(get_args(FineTuningMethod)),
@@ -24,7 +24,7 @@ def limits_of_base(base: CataloguedModel) -> ModelLimits:
 
 
 def limits_of_tuned(identifier: str, base: CataloguedModel) -> ModelLimits:
-    """A model that is only served."""
+    """The limits of a fine-tuned model, which can only be served."""
     return ModelLimits(
         id=identifier,
         fine_tuning_methods=[],
@@ -36,27 +36,24 @@ def limits_of_tuned(identifier: str, base: CataloguedModel) -> ModelLimits:
 
 
 def hyperparameter_limits() -> dict[str, HyperparameterLimits]:
-    """By name, read from the schema of the request's own model."""
+    """Limits by hyperparameter name, read from the schema by which requests are checked."""
     properties: dict[str, Any] = Hyperparameters.model_json_schema()["properties"]
     defaults = Hyperparameters().model_dump()
     defaults["lora_alpha"] = usual_alpha(defaults["lora_rank"])
-    return {name: _limits(told, defaults[name]) for name, told in properties.items()}
-
-
-def _limits(told: dict[str, Any], default: Any) -> HyperparameterLimits:
-    branches = cast("list[dict[str, Any]]", told.get("anyOf", [told]))
-    own = next(one for one in branches if one["type"] in ("number", "integer", "array"))
-    return HyperparameterLimits(
-        type=own["type"],
-        min=own.get("minimum", own.get("exclusiveMinimum")),
-        max=_bound(own.get("maximum", own.get("exclusiveMaximum"))),
-        exclusive_min="exclusiveMinimum" in own,
-        exclusive_max="exclusiveMaximum" in own,
-        default=default,
-        auto=any(one.get("const") == "auto" for one in branches),
-        description=told.get("description", ""),
-    )
-
-
-def _bound(number: float | None) -> float | None:
-    return None if number is None or number > BEYOND_NUMBERS else number
+    limits: dict[str, HyperparameterLimits] = {}
+    for name, schema in properties.items():
+        # A hyperparameter may also be "auto" or null: its bounds are in the branch of the number, or of the list.
+        branches = cast("list[dict[str, Any]]", schema.get("anyOf", [schema]))
+        own = next(one for one in branches if one["type"] in ("number", "integer", "array"))
+        largest = own.get("maximum", own.get("exclusiveMaximum"))
+        limits[name] = HyperparameterLimits(
+            type=own["type"],
+            min=own.get("minimum", own.get("exclusiveMinimum")),
+            max=None if largest is None or largest > LARGEST_EXACT_NUMBER else largest,
+            exclusive_min="exclusiveMinimum" in own,
+            exclusive_max="exclusiveMaximum" in own,
+            default=defaults[name],
+            auto=any(branch.get("const") == "auto" for branch in branches),
+            description=schema.get("description", ""),
+        )
+    return limits

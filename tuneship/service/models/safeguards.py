@@ -1,7 +1,7 @@
-"""Security settings: what is not enforced is refused by name, never accepted and ignored.
+"""Security settings: one that cannot be enforced is refused by name, never accepted and ignored.
 
-A resource keeps its settings for life, its host does not keep what it can: after a restart what was accepted is
-compared again, before a process is started for it and before it answers.
+A resource keeps its settings for life, but a host's capabilities can change: stored settings are checked again after a
+restart, before a process is started for the resource and before it answers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,24 +17,23 @@ from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import ServedModel
 from tuneship.store.queries import Row
 
-# Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it.
+# Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")
-# What an engine of others cannot keep: it speaks over sockets of its own, and reads adapters in
-# plain.
-OTHERS_LACK = ("network_isolation", "encryption_level")
+# Settings that another engine cannot keep: it opens sockets of its own, and reads unsealed adapters.
+OTHER_ENGINES_LACK = ("network_isolation", "encryption_level")
 
 S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
 
 class SafeguardLost(Exception):
-    """What was promised when the resource was made cannot be kept now; the text says what, and what it needs."""
+    """A setting that was accepted cannot be enforced any more; the message names it and what it needs."""
 
 
 def capabilities(parts: Parts) -> dict[str, bool]:
-    """What this installation can enforce on this host, by the names of the settings."""
+    """Whether this installation can enforce a setting on this host, by the setting's name."""
     able = {
-        "encryption_level": True,  # by every file that is kept: `security/sealed_files.py`, `access/data_keys.py`
-        "audit_logging": True,  # by the boundary: `access/audit_trail.py`
+        "encryption_level": True,  # enforced for every stored file: `security/sealed_files.py`, `access/data_keys.py`
+        "audit_logging": True,  # by the HTTP boundary: `access/audit_trail.py`
         "network_isolation": parts.isolates,  # by every worker: `runtime/isolation.py`
         "private_endpoints": True,  # by `is_within_reach`
     }
@@ -42,23 +41,15 @@ def capabilities(parts: Parts) -> dict[str, bool]:
 
 
 def in_force(context: Context, settings: S) -> S:
-    """The settings of a new resource with all that `compliance_mode` turns on.
+    """The settings of a new resource, with those that `compliance_mode` switches on.
 
-    Raises `ValidationRefused` for a contradiction, and for what cannot be enforced here or for this caller.
+    Raises `ValidationRefused` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
     if settings.compliance_mode == hipaa.HIPAA:
         settings = hipaa.united(settings)
         missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
         hipaa.refuse_create(missing, context.caller)
-    _refuse_what_is_not_enforced(context.parts, settings)
-    return settings
-
-
-def _refuse_what_is_not_enforced(
-    parts: Parts, settings: JobSecuritySettings | DeploymentSecuritySettings
-) -> None:
-    """Raises `ValidationRefused` for the first setting that cannot be enforced here."""
-    able = capabilities(parts)
+    able = capabilities(context.parts)
     for name in _not_enforced(able, settings.model_dump()):
         here = "this host does not allow" if name in able else "this release does not enforce"
         raise refused(
@@ -66,15 +57,16 @@ def _refuse_what_is_not_enforced(
             f"asks for a safeguard that {here}",
             code="not_enforced",
         )
+    return settings
 
 
 def _not_enforced(able: Mapping[str, bool], settings: Mapping[str, Any]) -> list[str]:
-    """The names of the settings that ask for what is not among the safeguards."""
+    """The names of the settings that request more than can be enforced."""
     return [name for name, value in settings.items() if value not in OFF and not able.get(name)]
 
 
 def check_kept(parts: Parts, settings: Mapping[str, Any]) -> None:
-    """Compare stored settings with what this installation can enforce now. Raises `SafeguardLost`."""
+    """Raise `SafeguardLost` for stored settings that this installation cannot enforce now."""
     able = capabilities(parts)
     lost = [f"security_settings.{name}" for name in _not_enforced(able, settings)]
     if not lost:
@@ -86,14 +78,17 @@ def check_kept(parts: Parts, settings: Mapping[str, Any]) -> None:
 
 
 def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> None:
-    """`keys`: of all that is read and written. Raises `SafeguardLost` where one lacks that `maximum` insists on."""
+    """Raise `SafeguardLost` where `maximum` encryption needs a key that is gone.
+
+    `keys`: the data keys of all files that are read or written; None: the file is not sealed.
+    """
     if settings["encryption_level"] == "maximum" and None in keys:
         text = "security_settings.encryption_level is maximum, and the key of a stored file is gone"
         raise SafeguardLost(text)
 
 
 def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel) -> None:
-    """The same for a model that is to be loaded, or asked, for a deployment. Raises `SafeguardLost`."""
+    """Raise `SafeguardLost` where a deployment's settings cannot be enforced for the model that it serves."""
     check_kept(parts, settings)
     if lacked := _lacked_by_others(settings, served.base):
         engine = f"which {served.base.runtime} serves now"
@@ -105,13 +100,13 @@ def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel)
 
 
 def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
-    """The first setting that the base model's engine cannot keep."""
-    asked = [name for name in OTHERS_LACK if settings[name] not in OFF]
-    return asked[0] if asked and base.runtime != OUR_RUNTIME else None
+    """The first requested setting that the base model's engine cannot keep; None without one."""
+    requested = [name for name in OTHER_ENGINES_LACK if settings[name] not in OFF]
+    return requested[0] if requested and base.runtime != OUR_RUNTIME else None
 
 
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
-    """Raises `ValidationRefused` for what the base model's engine cannot keep."""
+    """Raise `ValidationRefused` for a setting that the base model's engine cannot keep."""
     if lacked := _lacked_by_others(settings.model_dump(), base):
         raise refused(
             f"security_settings.{lacked}",
@@ -125,7 +120,7 @@ def is_sealed_as_asked(
     settings: JobSecuritySettings | DeploymentSecuritySettings,
     object_id: str,
 ) -> bool:
-    """False where `encryption_level: maximum` meets files that an earlier version wrote in plain."""
+    """False where `encryption_level: maximum` meets files that an earlier version stored unsealed."""
     if settings.encryption_level != "maximum":
         return True
     with context.read() as connection:
@@ -133,9 +128,9 @@ def is_sealed_as_asked(
 
 
 def is_within_reach(context: Context, deployment: Row) -> bool:
-    """Whether this caller's address may use a deployment: a private one answers to the listed networks only.
+    """Whether this caller's address may use a deployment; a private one serves only the networks in the settings.
 
-    Behind a proxy that nobody declared a caller's address is unknown, and so in none of them.
+    Behind an undeclared proxy the caller's address is unknown, and so in none of them.
     """
     if not deployment["security_settings"]["private_endpoints"]:
         return True

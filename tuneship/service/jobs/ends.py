@@ -1,0 +1,99 @@
+"""How an attempt or a job ends, as rows: each function is one transaction under the job's lease, then a wake-up.
+
+All of them raise `LeaseLost` where the job is not this attempt's any more, and change nothing then.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuneship.contract.jobs import JobStatus
+from tuneship.service.context.context import Parts
+from tuneship.service.jobs import record_progress
+from tuneship.service.jobs.attempts import SEALED_KINDS
+from tuneship.service.models.handlers import model_id
+from tuneship.store import job_leases as leases
+from tuneship.store import job_records, tables
+from tuneship.store import queries as rows
+from tuneship.store.job_leases import JobLease
+from tuneship.store.queries import Row
+
+
+def complete(
+    parts: Parts,
+    claim: JobLease,
+    job: Row,
+    completed: Mapping[str, Any],
+    digests: Mapping[str, str],
+) -> None:
+    """Register the model whose files were stored. `completed`: the progress line; `digests`: SHA-256 by file name."""
+    now, identifier = parts.clock(), model_id(job["base_model"], job["model_name"], job["id"])
+    with parts.database.write() as connection:
+        result = {"fine_tuned_model": identifier, "validation_loss": completed["validation_loss"]}
+        leases.end(connection, claim, JobStatus.COMPLETED, now, completed_at=now, **result)
+        model = {
+            "id": identifier,
+            "client_id": job["client_id"],
+            "created_at": now,
+            "updated_at": now,
+            "tags": job["tags"],
+            "base_model": job["base_model"],
+            "name": job["model_name"],
+            "job_id": job["id"],
+            "fine_tuning_method": job["fine_tuning_method"],
+            "blob": model_key(job),
+            "sha256": dict(digests),
+        }
+        rows.insert(connection, tables.models, model)
+        parts.keyring.destroy(connection, f"jobs/{job['id']}")
+        text = f"completed; the model is the state after step {completed['best_step']}"
+        job_records.add_log(connection, job["id"], now, "info", text)
+        record_progress.emit_event(
+            connection, job["id"], "succeeded", now, fine_tuned_model=identifier
+        )
+    parts.bell.ring(job["id"])
+
+
+def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
+    """End the job with an error."""
+    now, job_id = parts.clock(), claim.job_id
+    error = {"code": "fine_tuning_error", "reason": reason, "message": message}
+    with parts.database.write() as connection:
+        leases.end(connection, claim, JobStatus.FAILED, now, error=error)
+        _destroy_keys(parts, connection, job_id)
+        job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
+        record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
+    parts.bell.ring(job_id)
+
+
+def cancel(parts: Parts, claim: JobLease) -> None:
+    """End a job that is to be cancelled and has no process."""
+    now, job_id = parts.clock(), claim.job_id
+    with parts.database.write() as connection:
+        ended = {"status": JobStatus.CANCELLED, "lease_until": None}
+        leases.write(connection, claim, updated_at=now, **ended)
+        _destroy_keys(parts, connection, job_id)
+        job_records.add_log(connection, job_id, now, "info", "cancelled")
+        record_progress.emit_event(connection, job_id, "cancelled", now)
+    parts.bell.ring(job_id)
+
+
+def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text: str) -> None:
+    """Give the job back to the queue for another attempt; `text` goes to its log."""
+    now = parts.clock()
+    with parts.database.write() as connection:
+        kept = {"owner": None, "attempts_without_progress": attempts_without_progress}
+        leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
+        job_records.add_log(connection, claim.job_id, now, "warning", text)
+    parts.bell.ring(claim.job_id)
+
+
+def model_key(job: Row) -> str:
+    """The key under which the files of a job's model are stored, also the name of their data key."""
+    return f"models/{job['id']}"
+
+
+def _destroy_keys(parts: Parts, connection: sa.Connection, job_id: str) -> None:
+    """Make checkpoints and adapter of a job without a model unreadable."""
+    parts.keyring.destroy(connection, *(f"{kind}/{job_id}" for kind in SEALED_KINDS))

@@ -1,0 +1,95 @@
+"""How trainings are launched, behind a protocol: the runner decides about jobs and knows no process, folder or node.
+
+`local_launcher.py` is the implementation for processes of this machine. A launcher may be asked about the same attempt
+again after the service was restarted, so nothing that it knows may matter: rows and checkpoints suffice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tuneship.store.queries import Row
+from tuneship.training.spec import DataKeys
+
+
+@dataclass(frozen=True)
+class TrainingOrder:
+    """One attempt at a job, whose files were checked."""
+
+    job: Row
+    """The job's row as it was claimed, with the number of the attempt."""
+    base: Path
+    """Directory of the base model."""
+    training: Row
+    """Row of the dataset to train on."""
+    validation: Row | None
+    keys: DataKeys = field(repr=False)
+    """Data keys of all that the attempt reads and writes; a launcher keeps them out of files and arguments."""
+
+
+@dataclass(frozen=True)
+class TrainingNews:
+    """Progress lines from an offset on, in their order."""
+
+    lines: Sequence[dict[str, Any]]
+    offset: int
+    """The offset to continue from, once the lines are stored."""
+    exit_code: int | None = None
+    """How the training ended, negative for a signal; None while it runs.
+
+    It is read before the lines are: an exit code without lines means that none will come.
+    """
+
+
+class TrainingProgress(Protocol):
+    """The progress of one attempt."""
+
+    async def news(self, offset: int, most_lines: int) -> TrainingNews:
+        """Read complete lines from the offset on. Raises `ValueError` where the first one cannot be read."""
+        ...
+
+
+class Training(TrainingProgress, Protocol):
+    """An attempt that was started."""
+
+    async def cancel(self) -> None:
+        """Ask it to stop after its current step."""
+        ...
+
+    async def kept_step(self) -> int:
+        """The step of the latest checkpoint that the job's next attempt can resume from; 0 without one."""
+        ...
+
+    async def store_result(self, key: str) -> Mapping[str, str]:
+        """Store the adapter's files under the key; return their SHA-256 by name. Call it after the line `completed`."""
+        ...
+
+    async def end(self) -> None:
+        """End it and everything that it started, at once. May be called again."""
+        ...
+
+
+class TrainingLauncher(Protocol):
+    """Starts trainings and ends them."""
+
+    async def start(self, order: TrainingOrder) -> Training:
+        """Start an attempt. Leaves nothing running when it raises, and starts nothing once it was cancelled."""
+        ...
+
+    def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
+        """The progress of an attempt that may have written lines which its service did not live to store."""
+        ...
+
+    def keep_warm(self, now: datetime) -> None:
+        """Prepare for the next start; called often while no training is starting."""
+        ...
+
+    async def clear(self, job_id: str) -> None:
+        """Remove the working files and checkpoints of a job that has ended."""
+        ...
+
+    def stop(self) -> None:
+        """End what ends with the service; jobs go on from their checkpoints when it is back."""
+        ...

@@ -1,0 +1,62 @@
+"""Checks what a job needs before a training is started for it: safeguards, base model, files and keys."""
+
+import sqlalchemy as sa
+
+from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.service.context.context import Parts
+from tuneship.service.datasets.handlers import object_of
+from tuneship.service.jobs.launcher import TrainingOrder
+from tuneship.service.models.safeguards import check_kept, check_sealed
+from tuneship.store import queries as rows
+from tuneship.store import tables
+from tuneship.store.blobs import check_digest
+from tuneship.store.queries import Row
+from tuneship.training.spec import DataKeys
+
+
+class DataDamaged(Exception):
+    """A base model or dataset of the job is missing or has changed since the job was created."""
+
+
+def training_order(parts: Parts, job: Row) -> TrainingOrder:
+    """Check everything that the job refers to. Reads whole files, so it may take long.
+
+    Raises `SafeguardLost`, `DataDamaged`, `ObjectDamaged`.
+    """
+    check_kept(parts, job["security_settings"])
+    base = parts.catalogue.get(job["base_model"])
+    if base is None:
+        raise DataDamaged("the base model is no longer in the catalogue")
+
+    keyring, client_id = parts.keyring, job["client_id"]
+    with parts.database.read() as connection:
+        training, validation = _dataset(parts, connection, job, job["dataset_id"]), None
+        validation_key = None
+        if job["validation_dataset_id"] is not None:
+            validation = _dataset(parts, connection, job, job["validation_dataset_id"])
+            validation_key = keyring.find(connection, client_id, object_of(validation))
+        keys = DataKeys(
+            training=keyring.find(connection, client_id, object_of(training)),
+            validation=validation_key,
+            checkpoints=keyring.find(connection, client_id, f"jobs/{job['id']}"),
+            adapter=keyring.find(connection, client_id, f"models/{job['id']}"),
+        )
+
+    needed = [keys.training, keys.checkpoints, keys.adapter]
+    if validation is not None:
+        needed.append(validation_key)
+    check_sealed(job["security_settings"], needed)
+    return TrainingOrder(job, base.path, training, validation, keys)
+
+
+def _dataset(parts: Parts, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
+    row = rows.fetch(connection, tables.datasets, dataset_id, client_id=job["client_id"])
+    if row is None:
+        raise DataDamaged("a dataset of the job no longer exists")
+    try:
+        check_digest(parts.blobs.local(row["blob"]), row["sha256"])
+    except ObjectDamaged:
+        raise DataDamaged("a stored dataset is damaged") from None
+    except FileNotFoundError:
+        raise DataDamaged("a stored file is missing") from None
+    return row
