@@ -37,10 +37,12 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import collate, epoch_batches, limited_batches
+from tuneship.training.batches import collate, epoch_batches, micro_batches
+from tuneship.training.data_files import Data, read_data
 from tuneship.training.learner import Learner
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import Data, TrainingLoop, read_data
+from tuneship.training.run import TrainingLoop
 from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 ROOT = Path(__file__).parents[1]
@@ -105,18 +107,20 @@ def run_tuneship(spec: TrainingSpec) -> Measurement:
     """Our loop, checkpoint and progress lines included."""
 
     class TimedRun(TrainingLoop):
-        def _measure(self) -> None:
+        def _evaluate(self) -> None:
             with stopwatch:
-                super()._measure()
+                super()._evaluate()
 
     base, data, progress = loaded(spec)
-    learner = Learner(base, spec.hyperparameters)
+    learner = Learner(base, spec.hyperparameters, SupervisedFineTuning())
     stop = StopRequest(spec.training_file.parent / "cancel")
     run = TimedRun(spec, data, learner, progress, stop)
     stopwatch = Stopwatch()
     standing = run.execute(time.monotonic() + spec.max_runtime_seconds)
     measured, tokens = stopwatch.read(), len(data.training.tokens)
-    return Measurement("tuneship", tokens, *measured, standing.validation_loss, versions("torch"))
+    return Measurement(
+        "tuneship", tokens, *measured, standing.measures["validation_loss"], versions("torch")
+    )
 
 
 def run_peer(spec: TrainingSpec, side: str) -> Measurement:
@@ -147,7 +151,8 @@ def loaded(spec: TrainingSpec) -> tuple[Any, Data, ProgressFile]:
     torch.set_num_threads(1)
     progress = ProgressFile(spec.training_file.parent / "progress.jsonl")
     base = load_base(spec.base_model)
-    return base, read_data(spec, load_encoder(spec.base_model, base), progress), progress
+    encoder = load_encoder(spec.base_model, base)
+    return base, read_data(spec, encoder, SupervisedFineTuning(), progress), progress
 
 
 def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def in_our_order(data: Data, spec: TrainingSpec) -> Iterator[tuple[list[int], li
     places = list(pairwise(rows.starts))
     for index in np.concatenate(batches):
         start, stop = places[index]
-        tokens, learnt = rows.tokens[start:stop].tolist(), rows.learnt[start:stop].tolist()
+        tokens, learnt = rows.tokens[start:stop].tolist(), rows.loss_mask[start:stop].tolist()
         yield tokens, [token if mark else -100 for token, mark in zip(tokens, learnt, strict=True)]
 
 
@@ -224,12 +229,12 @@ def token_loss(model: Any, data: Data) -> float:
     """Mean over validation tokens, as ours is; the peers' own figure is a mean of means of batches."""
     model.eval()
     total, tokens = 0.0, 0
-    for part in limited_batches(data.validation_indices, data.validation.lengths, 4096):
+    for part in micro_batches(data.validation_indices, data.validation.lengths, 4096):
         batch = collate(data.validation, part)
         with torch.inference_mode():
             logits = model(input_ids=torch.from_numpy(batch.tokens)).logits.flatten(0, 1)
         losses = functional.cross_entropy(
-            logits[torch.from_numpy(batch.places)].float(),
+            logits[torch.from_numpy(batch.logit_positions)].float(),
             torch.from_numpy(batch.targets),
             reduction="sum",
         )
