@@ -1,5 +1,6 @@
-"""What a training method decides; the loop, the model and the files are the same for every method.
+"""The training method: how examples become rows, the loss, and what an evaluation measures.
 
+The loop, the model and the files are the same for every method.
 `SupervisedFineTuning` is the only method so far. Knows no files and no model. Loads torch; next: `data_files.py`
 (reads examples), `learner.py` (computes losses), `run.py` (picks the best checkpoint).
 """
@@ -17,10 +18,10 @@ from tuneship.template import PromptTemplate, TemplateFailed
 from tuneship.training.batches import Indices, PaddedBatch
 from tuneship.training.tokenized_examples import Segment, TokenizedExamples
 
+# Sums over the tokens or rows of an evaluation, by name; micro-batches and worker ranks add theirs up.
 Totals = dict[str, float]
-"""Sums over the tokens or rows of an evaluation, by name; micro-batches and worker ranks add theirs up."""
+# The results of one evaluation, by the names of the progress file.
 Measures = dict[str, float]
-"""The results of one evaluation, by the names of the progress file."""
 
 # exp of more is no number that a JSON line could hold.
 MAX_EXPONENT = 700.0

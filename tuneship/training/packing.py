@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from tuneship.training.batches import Indices, PaddedBatch, collate
+from tuneship.training.batches import PaddedBatch, collate
 from tuneship.training.tokenized_examples import TokenizedExamples
 
 # transformers finds attention functions by name: each model in training registers one of its own.
@@ -50,7 +50,12 @@ class PackedAttention:
         if not (model._supports_attention_backend and layers <= PACKABLE_LAYERS):  # noqa: SLF001 (no public way to ask)
             return None
         own_attention = model.config._attn_implementation  # noqa: SLF001
-        rows = _probe_rows(model)
+        tokens = np.arange(sum(PROBE_LENGTHS_TOKENS)) % model.config.get_text_config().vocab_size
+        rows = TokenizedExamples(
+            tokens.astype(np.int32),
+            np.ones(len(tokens), np.bool_),
+            np.cumsum([0, *PROBE_LENGTHS_TOKENS]),
+        )
         with torch.inference_mode():
             # Each row alone, by the model's own attention.
             alone = torch.from_numpy(rows.tokens).long().to(model.device)
@@ -159,13 +164,3 @@ def _softcapped_attention(
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = functional.dropout(weights, options.get("dropout", 0.0), training=module.training)
     return (weights @ value).transpose(1, 2)
-
-
-def _probe_rows(model: PreTrainedModel) -> TokenizedExamples:
-    length = sum(PROBE_LENGTHS_TOKENS)
-    tokens: Indices = np.arange(length) % model.config.get_text_config().vocab_size
-    return TokenizedExamples(
-        tokens.astype(np.int32),
-        np.ones(length, np.bool_),
-        np.cumsum([0, *PROBE_LENGTHS_TOKENS]),
-    )
