@@ -85,7 +85,8 @@ def wait_for_threads(
 ) -> list[threading.Thread]:
     """Wait until only the calling thread and those of `besides` run, for at most `patience_s`.
 
-    Returns the other threads that still run. Shut down idle threads of a pool before (`ThreadPoolExecutor.shutdown(wait=False)`).
+    Returns the other threads that still run. Shut down the idle threads of a pool before
+    (`ThreadPoolExecutor.shutdown(wait=False)`).
     """
     ignored = {threading.current_thread(), *besides}
     deadline = time.monotonic() + patience_s
