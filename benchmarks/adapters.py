@@ -1,11 +1,11 @@
-"""How soon a tuned model answers: its adapter given to a live replica, beside a merged model that is loaded again.
+"""Measures how soon a tuned model answers: its adapter loaded into a live replica, and a merged model loaded from disk.
 
     python benchmarks/adapters.py [--rounds 5]
 
-Trains on the shipped base through the API, then takes times: from the last training step to the first answer, and from
-the finished adapter to the first answer, here and by merging (peft), saving and loading again: in a process that has
-everything imported, and in a fresh one, which is how a server for one model takes a new one. Prints only after all of
-them have answered with the same greedy text. What one more adapter costs in memory: `serving_engine.py`.
+Trains on the shipped base through the API, then measures the time from the last training step to the first answer, and
+from the finished adapter to the first answer. Beside that: merging (peft), saving and loading again, in a process that
+has its libraries imported, and in a fresh one, which is how a server of a single model takes a new model. Prints only
+after all of them have answered with the same greedy text. `serving_engine.py` measures the memory of an adapter.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tuneship.training.spec import PROGRESS_FILE
 BASE = Path(__file__).parents[1] / "tuneship" / "base_models" / "tuneship-tiny"
 NEW_TOKENS = 16
 TARGET_S, TARGET_RATIO = 2.0, 5.0
-LOOK_EVERY_S = 0.005
+POLL_INTERVAL_S = 0.005
 
 
 def main() -> None:
@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--merge", type=Path, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.merge is not None:  # the fresh process
+    # The program starts itself with this option, as the fresh process.
+    if options.merge is not None:
         print(json.dumps(merged(*options.merge)))
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -81,9 +82,9 @@ def _compare(folder: Path, rounds: int) -> None:
 
 
 class _LastStep:
-    """The moment at which the next job's process writes that its last step is done (and measured).
+    """The moment at which the next job's process reports its last step.
 
-    Read from its progress file: the service tells it up to a fifth of a second later, which would flatter.
+    Read from its progress file: the service reports it up to a fifth of a second later, which would flatter.
     """
 
     seen = 0.0
@@ -91,7 +92,7 @@ class _LastStep:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._known = self._files()
-        self._over = threading.Event()
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
     def __enter__(self) -> "_LastStep":
@@ -99,8 +100,8 @@ class _LastStep:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """When the job has ended, so the file has its last step."""
-        self._over.set()
+        """Stop watching once the job has ended, when the file has its last step."""
+        self._has_ended.set()
         self._thread.join()
         if not self.seen:
             raise SystemExit("the last step was not seen")
@@ -110,7 +111,7 @@ class _LastStep:
 
     def _watch(self) -> None:
         while not (new := self._files() - self._known):
-            if self._over.wait(LOOK_EVERY_S):
+            if self._has_ended.wait(POLL_INTERVAL_S):
                 return
         total = 0
         with new.pop().open(encoding="utf-8") as lines:
@@ -119,7 +120,7 @@ class _LastStep:
                 total = line.get("total_steps", total)
                 if line.get("kind") == "step" and line["step"] == total:
                     self.seen = time.perf_counter()
-                elif not line and self._over.wait(LOOK_EVERY_S):
+                elif not line and self._has_ended.wait(POLL_INTERVAL_S):
                     return
 
 
@@ -131,8 +132,8 @@ def _in_a_fresh_process(adapter: Path, prompt_file: Path, prompt: str) -> str:
 
 
 def merged(adapter: Path, prompt_file: Path) -> str:
-    """Merge, save, load again and answer, as it is done by hand."""
-    import torch  # noqa: PLC0415 - its time is part of what a fresh process takes
+    """Merge, save, load again and answer, as one would do by hand."""
+    import torch  # noqa: PLC0415 - a fresh process spends time on this import too
     from peft import PeftModel  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
-"""Get, list and create through HTTP with 32 clients at once, beside 10,000 and beside 1,000,000 jobs.
+"""Measures get, list and create through HTTP with 32 clients at once, among 10,000 and among 1,000,000 jobs.
 
     python benchmarks/control_plane.py
 
-Two services run side by side and are asked in turn, so that a busy machine slows both. The jobs are copies of a real
-one, written straight into the database. A training job holds the only slot and its process is paused: what is
-measured is the API. Every answer is checked.
+Two services run side by side and get requests alternately, so that a busy machine slows both. The jobs are copies of a
+real one, written into the database directly. A training job holds the only slot and its process is paused, so that
+only the API is measured. Every answer is checked.
 """
 
 import argparse
@@ -37,7 +37,7 @@ JOBS = "/v1/fine-tuning/jobs"
 
 
 @dataclass
-class Beside:
+class FilledService:
     """One service with many jobs."""
 
     number: int
@@ -50,7 +50,7 @@ class Beside:
     paused: int = 0
 
     def fill(self) -> None:
-        """One real job, its copies, and a service beside them whose training is paused."""
+        """Create one real job and its copies, and start a service whose training process is paused."""
         self.process, _ = start(self.data_dir, {"TUNESHIP_WARM_TRAINER": "false"})
         with self.client() as client:
             self.dataset = upload(client, "bench", example_rows("hospital_a.jsonl", 64))
@@ -70,15 +70,15 @@ class Beside:
 
     @cached_property
     def first_key(self) -> dict[str, str]:
-        """What the service wrote for the person who started it."""
+        """The credentials file that the service wrote at its first start."""
         return json.loads((self.data_dir / "credentials.json").read_text())
 
     def client(self) -> Client:
-        """With the service's first key."""
+        """A client with the service's first key."""
         return Client(ClientSettings.from_credentials(self.data_dir / "credentials.json"))
 
     def job(self, epochs: int = 1) -> JobCreate:
-        """Small, and never run but once."""
+        """A small job; only one of them ever runs."""
         return JobCreate(
             base_model="tuneship-tiny",
             dataset_id=self.dataset,
@@ -87,7 +87,7 @@ class Beside:
         )
 
     def request(self, kind: str, number: int) -> bytes:
-        """The bytes of a request."""
+        """The bytes of a request of this kind."""
         body = b""
         if kind == "create":
             body = json.dumps(self.job().model_dump(mode="json", exclude_unset=True)).encode()
@@ -107,7 +107,7 @@ class Beside:
         return head.encode() + body
 
     async def round(self, kind: str, requests: int) -> None:
-        """Let the clients share `requests`; keeps each one's milliseconds, and how many a second."""
+        """Let the clients share `requests`; records the milliseconds of each, and the rate per second."""
         port = int(self.first_key["base_url"].rpartition(":")[2])
         left = iter(range(requests))
         wanted = CHECKS[kind]
@@ -131,13 +131,13 @@ class Beside:
         self.cpu.setdefault(kind, []).append((self.cpu_ms() - computed) / requests)
 
     def cpu_ms(self) -> float:
-        """What the service has computed since its start; other programs do not add to it."""
+        """CPU milliseconds of the service since its start."""
         assert self.process is not None  # noqa: S101 - it is asked while it runs
         return own_cpu_seconds(self.process.pid) * 1000
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body."""
+    """Read an answer; returns status and body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
     return int(head[9:12]), await reader.readexactly(length)
@@ -153,8 +153,8 @@ CHECKS: dict[str, Callable[[int, bytes], bool]] = {
 
 
 def copy(file: Path, template: str, number: int) -> None:
-    """Completed copies of a job, a second apart, and their count."""
-    told = {
+    """Insert completed copies of a job, a second apart, and add them to the count of jobs."""
+    replaced = {
         "id": "printf('ft_%024d', i)",
         "status": "'completed'",
         "created_at": "datetime('2020-01-01', '+' || i || ' seconds') || '.000000'",
@@ -166,7 +166,7 @@ def copy(file: Path, template: str, number: int) -> None:
             sa.text(
                 f"INSERT INTO jobs ({', '.join(names)}) "  # noqa: S608 - column names
                 "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :number) "
-                f"SELECT {', '.join(told.get(name, name) for name in names)} "
+                f"SELECT {', '.join(replaced.get(name, name) for name in names)} "
                 "FROM n, (SELECT * FROM jobs WHERE id = :template)"
             ),
             {"number": number, "template": template},
@@ -192,8 +192,8 @@ def trainer_of(service: int) -> int:
     return 0
 
 
-async def measure(services: list[Beside], rounds: int, requests: int) -> None:
-    """In turn."""
+async def measure(services: list[FilledService], rounds: int, requests: int) -> None:
+    """Measure every kind of request on the services alternately."""
     for number in range(rounds + 1):
         for kind in CHECKS:
             for service in services:
@@ -205,8 +205,8 @@ async def measure(services: list[Beside], rounds: int, requests: int) -> None:
                     service.cpu[kind].clear()
 
 
-def report(services: list[Beside]) -> None:
-    """A line for each kind and service, and how the two compare."""
+def report(services: list[FilledService]) -> None:
+    """Print a line for each kind and service, and their ratio."""
     print(
         f"{CLIENTS} clients{'':18} {'p50 ms':>8} {'p95 ms':>8} {'per second':>11} {'CPU ms each':>12}"
     )
@@ -233,7 +233,7 @@ def main() -> None:
     chosen = parser.parse_args()
     UNLIMITED.update(OWN_JOBS)
     with tempfile.TemporaryDirectory() as folder:
-        services = [Beside(number, Path(folder) / str(number)) for number in chosen.jobs]
+        services = [FilledService(number, Path(folder) / str(number)) for number in chosen.jobs]
         try:
             for service in services:
                 service.data_dir.mkdir()

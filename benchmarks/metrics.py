@@ -1,10 +1,10 @@
-"""How long a month of metrics by minutes takes, with ten million observations recorded before.
+"""Measures how long a month of metrics by minutes takes, after ten million recorded observations.
 
     python benchmarks/metrics.py
 
 The observations go through the recorder and the store of the product, with traffic in every minute and half of it
-through an endpoint. Then a service is started on that data and asked through HTTP, with the clock stopped at the last
-byte. Counts and percentiles are held against exact ones before a number is printed.
+through an endpoint. Then a service is started on that data and requested through HTTP; the clock stops at the last
+byte. Counts and percentiles are compared with exact ones before a number is printed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Traffic:
         self.through_endpoint = dice.uniform(size=len(minute)) < 0.5
 
     def record(self, database: Database, deployment: str, endpoint: str) -> None:
-        """Hour by hour, as fast as it goes."""
+        """Record all observations, hour by hour, as fast as possible."""
         recorder = Recorder()
         edges = np.searchsorted(self.ended_at, self.start + np.arange(DAYS * 24 + 1) * 3600)
 
@@ -84,7 +84,7 @@ class Traffic:
             recorder.hand_over(store)
 
     def check(self, answer: dict[str, Any]) -> None:
-        """The answer by minutes against all observations; ends the program when it is wrong."""
+        """Compare the answer by minutes with all observations; exits when it is wrong."""
         requests = answer["metrics"]["error_rate"]["request_count"]
         minute = (self.ended_at.astype(np.int64) - self.start) // 60
         if requests != np.bincount(minute, minlength=MINUTES).tolist():
@@ -109,7 +109,7 @@ def _within(exact: list[Any], found: list[float]) -> None:
 
 
 def prepare(client: Client) -> tuple[str, str]:
-    """A running deployment and an endpoint before it."""
+    """Create a running deployment and an endpoint that routes to it."""
     deployment_id = deploy(client, "tuneship-tiny", "bench")
     members = [Member(id=deployment_id, traffic_percentage=100)]
     endpoint = client.canary_endpoints.create(
@@ -119,8 +119,8 @@ def prepare(client: Client) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A service with data in it, and how to ask it."""
+class LoadedService:
+    """A service with recorded data, and what to request from it."""
 
     data_dir: Path
     process: "subprocess.Popen[str]"
@@ -130,7 +130,7 @@ class Asked:
     def measure(
         self, http: httpx.Client, path: str, query: dict[str, str], rounds: int
     ) -> tuple[list[float], float]:
-        """Milliseconds of each round to the last byte, in rising order; the service's own CPU time, on average."""
+        """Milliseconds of each round to the last byte, sorted, and the mean CPU milliseconds of the service."""
         spans: list[float] = []
         before = own_cpu_seconds(self.process.pid)
         for _ in range(rounds):
@@ -140,9 +140,9 @@ class Asked:
         return sorted(spans), (own_cpu_seconds(self.process.pid) - before) * 1000 / rounds
 
 
-def ask(asked: Asked, traffic: Traffic, rounds: int) -> float:
-    """Check, then measure and print every series; answers the median by minutes."""
-    chosen = ClientSettings.from_credentials(asked.data_dir / "credentials.json")
+def ask(service: LoadedService, traffic: Traffic, rounds: int) -> float:
+    """Check, then measure and print every series; returns the median by minutes."""
+    chosen = ClientSettings.from_credentials(service.data_dir / "credentials.json")
     assert chosen.api_key is not None  # noqa: S101 - the service wrote it
     headers = {
         "Authorization": f"Bearer {chosen.api_key.get_secret_value()}",
@@ -155,7 +155,7 @@ def ask(asked: Asked, traffic: Traffic, rounds: int) -> float:
             ("end_time", traffic.start + MINUTES * 60),
         )
     }
-    path = f"/v1/deployments/{asked.deployment}/metrics"
+    path = f"/v1/deployments/{service.deployment}/metrics"
     medians: dict[str, float] = {}
     with httpx.Client(base_url=str(chosen.url), headers=headers, timeout=60) as http:
         begun = time.perf_counter()
@@ -166,9 +166,9 @@ def ask(asked: Asked, traffic: Traffic, rounds: int) -> float:
         print(f"{'1m, first after the start':28} {first:8.0f} ms   {len(answer.content):,} bytes")
         for name, query in SERIES.items():
             more = {
-                key: value.replace("{endpoint}", asked.endpoint) for key, value in query.items()
+                key: value.replace("{endpoint}", service.endpoint) for key, value in query.items()
             }
-            spans, cpu = asked.measure(http, path, span | more, rounds)
+            spans, cpu = service.measure(http, path, span | more, rounds)
             medians[name] = statistics.median(spans)
             p95 = spans[min(len(spans) - 1, round(0.95 * len(spans)))]
             print(
@@ -202,7 +202,9 @@ def main() -> None:
         print(f"recorded in {took:.0f} s, {each:.1f} us each; the database has {size} MiB")
         process, _ = start(data_dir)
         try:
-            median = ask(Asked(data_dir, process, deployment, endpoint), traffic, chosen.rounds)
+            median = ask(
+                LoadedService(data_dir, process, deployment, endpoint), traffic, chosen.rounds
+            )
         finally:
             stop(process)
         print(f"limit {LIMIT_MS:.0f} ms: {'kept' if median <= LIMIT_MS else 'NOT KEPT'}")

@@ -1,11 +1,11 @@
-"""What orchestration costs: a whole release through Prefect, then the same calls by a bare httpx script.
+"""Measures the cost of orchestration: a whole release through Prefect, then the same calls by a bare httpx script.
 
     python benchmarks/pipeline.py
 
-Both run against a real service in an empty folder, one after the other. Compared is what is left of each run without
-the time in the service and without waiting on purpose (between two polls or looks). Every call of the release is
-recorded and sent again, with the ids of the second service; unless both were answered alike, nothing is printed. The
-requests of the traffic driver are load, not calls of the chain: they are not repeated.
+Both run against a real service in an empty folder, one after the other. The comparison leaves out the time in the
+service and deliberate pauses (between two polls or looks). Every call of the release is recorded and sent again, with
+the ids of the second service; unless both got the same answers, nothing is printed. The requests of the traffic driver
+are load, not calls of the pipeline, and are not repeated.
 """
 
 import argparse
@@ -40,7 +40,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Call:
-    """One request as it went out, and what came back."""
+    """One request as it was sent, with its answer."""
 
     method: str
     path: str
@@ -51,21 +51,21 @@ class Call:
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """Alike in both runs."""
+        """Method, path without ids, and status: equal in both runs."""
         return self.method, ID.sub("{id}", self.path.partition("?")[0]), self.status
 
     @property
     def state(self) -> str | None:
-        """Of the resource that was read."""
+        """The status of the resource that was read; None for other calls."""
         if self.method != "GET" or self.status != httpx.codes.OK:
             return None
-        told = json.loads(self.answer)
-        return told.get("status") if isinstance(told, dict) else None
+        resource = json.loads(self.answer)
+        return resource.get("status") if isinstance(resource, dict) else None
 
 
 @dataclass
 class Spent:
-    """Seconds of one run."""
+    """The seconds of one run."""
 
     whole: float = 0.0
     in_service: float = 0.0
@@ -73,20 +73,20 @@ class Spent:
 
     @property
     def left(self) -> float:
-        """What neither the service nor a chosen pause took."""
+        """The seconds outside of the service and of deliberate pauses."""
         return self.whole - self.in_service - self.waiting
 
 
 @dataclass
 class Recorder(httpx.BaseTransport):
-    """Sends each request, keeps it with its answer, and adds up the time until the answer is read."""
+    """Sends each request, records it with its answer, and adds up the time until the answer is read."""
 
     spent: Spent
     calls: list[Call] = field(default_factory=list)
     inner: httpx.HTTPTransport = field(default_factory=httpx.HTTPTransport)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Read both bodies whole: what is compared is the rest."""
+        """Send a request and read the whole answer, so that the time in the service is complete."""
         content = request.read()
         begun = time.perf_counter()
         response = self.inner.handle_request(request)
@@ -102,7 +102,8 @@ class Recorder(httpx.BaseTransport):
 
 @contextmanager
 def pauses_counted(spent: Spent) -> Generator[None]:
-    """Every `time.sleep` of this thread, in which the flow runs, is a pause on purpose; Prefect's threads sleep too."""
+    """Count every `time.sleep` of this thread, in which the flow runs, as a deliberate pause."""
+    # Prefect's own threads sleep too, which is not a pause of the flow.
     sleep, flow_thread = time.sleep, threading.current_thread()
 
     def counted(seconds: float) -> None:
@@ -118,8 +119,8 @@ def pauses_counted(spent: Spent) -> Generator[None]:
         time.sleep = sleep
 
 
-def wanted(folder: Path, rows: int) -> ReleaseParameters:
-    """A small first release: base model against tuned model, under the pipeline's own traffic."""
+def small_release(folder: Path, rows: int) -> ReleaseParameters:
+    """A small first release: base model against tuned model, with the pipeline's own traffic."""
     for name in ("hospital_a.jsonl", "validation.jsonl"):
         (folder / name).write_bytes(b"".join(example_rows(name, rows)))
     return ReleaseParameters.model_validate(
@@ -148,8 +149,8 @@ def wanted(folder: Path, rows: int) -> ReleaseParameters:
     )
 
 
-def chain(release: ReleaseParameters, settings: ClientSettings) -> tuple[Spent, list[Call]]:
-    """The release as its flow makes it."""
+def run_release(release: ReleaseParameters, settings: ClientSettings) -> tuple[Spent, list[Call]]:
+    """Run the release by its flow, and record its calls."""
     spent = Spent()
     recorder = Recorder(spent)
     connect(settings, Client(settings, transport=recorder))
@@ -165,8 +166,8 @@ def chain(release: ReleaseParameters, settings: ClientSettings) -> tuple[Spent, 
     return spent, recorder.calls
 
 
-def bare(calls: list[Call], settings: ClientSettings) -> tuple[Spent, list[Call]]:
-    """The same requests in the same order; one that must find a state waits for it first."""
+def repeat_calls(calls: list[Call], settings: ClientSettings) -> tuple[Spent, list[Call]]:
+    """Send the same requests in the same order, each once its resource has the state that was read."""
     spent = Spent()
     recorder = Recorder(spent)
     names: dict[str, str] = {}
@@ -185,7 +186,7 @@ def bare(calls: list[Call], settings: ClientSettings) -> tuple[Spent, list[Call]
             if call.state is not None:
                 spent.waiting += _wait_for(waiter, url, call.state)
             http.request(call.method, url, content=content, headers=own | call.headers)
-            _learn(call.answer, recorder.calls[-1].answer, names)
+            _map_ids(call.answer, recorder.calls[-1].answer, names)
     spent.whole = time.perf_counter() - begun
     return spent, recorder.calls
 
@@ -195,7 +196,7 @@ def _wait_for(http: httpx.Client, url: str, state: str) -> float:
     while http.get(url).json().get("status") != state:
         passing = state in ("queued", "processing", "validating", "creating", "running")
         if passing or time.perf_counter() - begun > PATIENCE_S:
-            break  # a state on the way may have passed already
+            break  # a transient state may have passed already
         time.sleep(0.05)
     return time.perf_counter() - begun
 
@@ -206,8 +207,8 @@ def _renamed(text: str, names: dict[str, str]) -> str:
     return text
 
 
-def _learn(old: bytes, new: bytes, names: dict[str, str]) -> None:
-    """The second service calls the same resource by another id; a model's name holds its job's."""
+def _map_ids(old: bytes, new: bytes, names: dict[str, str]) -> None:
+    """Map the ids of the first service to those of the second; a model's name contains the id of its job."""
     before, after = ID.findall(old.decode()), ID.findall(new.decode())
     if len(before) == len(after):
         for one, other in zip(before, after, strict=True):
@@ -215,20 +216,20 @@ def _learn(old: bytes, new: bytes, names: dict[str, str]) -> None:
 
 
 def compare(first: list[Call], second: list[Call]) -> None:
-    """Raises SystemExit unless both did the same."""
-    did, did_again = Counter(one.kind for one in first), Counter(one.kind for one in second)
+    """Raise SystemExit unless both runs made the same calls."""
+    did, did_again = Counter(call.kind for call in first), Counter(call.kind for call in second)
     if did != did_again:
         raise SystemExit(f"not the same work: {did - did_again} against {did_again - did}")
 
 
 def tasks_at(url: str) -> int:
-    """Task runs that the Prefect server knows."""
+    """The number of task runs on the Prefect server."""
     counted: Any = httpx.post(f"{url}/task_runs/count", json={}, trust_env=False).json()
     return int(counted)
 
 
 def report(ours: Spent, theirs: Spent, calls: int, tasks: int) -> None:
-    """Two lines and how they compare."""
+    """Print a line for each run and their ratio."""
     print(f"{'':12} {'whole s':>9} {'service s':>10} {'waiting s':>10} {'left s':>8}")
     for name, spent in (("release", ours), ("bare httpx", theirs)):
         row = f"{spent.whole:9.2f} {spent.in_service:10.2f} {spent.waiting:10.2f} {spent.left:8.2f}"
@@ -260,8 +261,8 @@ def main() -> None:
             with temporary_settings(
                 {PREFECT_API_URL: url, PREFECT_LOCAL_STORAGE_PATH: own_results}
             ):
-                ours, calls = chain(wanted(folder, rows), first.settings)
-            theirs, again = bare(calls, second.settings)
+                ours, calls = run_release(small_release(folder, rows), first.settings)
+            theirs, again = repeat_calls(calls, second.settings)
             compare(calls, again)
             report(ours, theirs, len(calls), tasks_at(url))
 

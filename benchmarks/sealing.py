@@ -1,11 +1,11 @@
-"""What sealing costs: files as the service writes and reads them, beside the same bytes in plain.
+"""Measures the cost of sealing: files as the service writes and reads them, beside the same bytes in plain.
 
     python benchmarks/sealing.py [--mebibytes 128] [--rounds 7]
 
-Three ways that every object takes, each as the store does it (write, hash, flush, move into place; or check the digest
-and read): a dataset that is uploaded, a dataset that a starting job reads, and the tensors of an adapter that a replica
-loads. Rounds take turns between sealed and plain; processor time of this process, so other programs' load does not
-count. Every round must give back the very bytes that were written, or nothing is printed.
+Three cases, each as the store does it (write, hash, flush, move into place; or check the digest and read): a dataset
+that is uploaded, a dataset that a starting job reads, and the tensors of an adapter that a replica loads. Rounds
+alternate between sealed and plain, in processor time of this process, so that the load of other programs does not
+count. Every round must return the bytes that were written, or nothing is printed.
 """
 
 import argparse
@@ -21,21 +21,21 @@ from tuneship.host.durable import flush
 from tuneship.security.sealed_files import BLOCK, new_key, open_plain, read_plain, write_sealed
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
 
-# Bytes that come at once from a connection.
-UPLOADED = 64 << 10
-ADAPTER = 4 << 20
+# The size of the pieces in which a connection delivers an upload.
+UPLOAD_PIECE_BYTES = 64 << 10
+ADAPTER_BYTES = 4 << 20
 
 
 def upload_plain(folder: Path, content: bytes) -> Path:
-    """As `Blobs` takes an upload, without a seal."""
+    """Store an upload as `Blobs` does, without sealing it."""
     staged, kept = folder / "staged", folder / "plain" / DATA_FILE
+    # `Blobs` hashes the content and the file, which differ where it is sealed.
     digests = hashlib.sha256(), hashlib.sha256()
-    """Of the content and of the file, which differ where it is sealed."""
     with staged.open("wb", buffering=0) as file:
-        for start in range(0, len(content), UPLOADED):
-            block = content[start : start + UPLOADED]
-            for one in digests:
-                one.update(block)
+        for start in range(0, len(content), UPLOAD_PIECE_BYTES):
+            block = content[start : start + UPLOAD_PIECE_BYTES]
+            for digest in digests:
+                digest.update(block)
             file.write(block)
     flush(staged)
     kept.parent.mkdir(exist_ok=True)
@@ -45,16 +45,16 @@ def upload_plain(folder: Path, content: bytes) -> Path:
 
 
 def upload_sealed(blobs: Blobs, content: bytes) -> tuple[Path, str]:
-    """The service's own way; answers the file and its key."""
+    """Store an upload with `Blobs`; returns the file and its key."""
     with blobs.staged() as staged:
-        for start in range(0, len(content), UPLOADED):
-            staged.write(content[start : start + UPLOADED])
+        for start in range(0, len(content), UPLOAD_PIECE_BYTES):
+            staged.write(content[start : start + UPLOAD_PIECE_BYTES])
         blobs.keep(staged, f"datasets/ds_1/{DATA_FILE}")
     return blobs.local(f"datasets/ds_1/{DATA_FILE}"), staged.key
 
 
 def read(path: Path, key: str | None, sha256: str) -> None:
-    """As a job that starts: the service checks the digest, the trainer reads block by block."""
+    """Read a dataset as a starting job does: check the digest, then read block by block."""
     check_digest(path, sha256)
     with open_plain(path, key) as file:
         while file.read(BLOCK):
@@ -69,23 +69,23 @@ def spent(work: Callable[[], object]) -> float:
 
 
 class Rounds:
-    """Plain and sealed in turn."""
+    """Alternating measurements of plain and sealed."""
 
     def __init__(self, name: str, size: int) -> None:
-        """`size`: bytes that each takes."""
+        """`size` is the number of bytes of each measurement."""
         self._name = name
         self._size = size
         self._plain: list[float] = []
         self._sealed: list[float] = []
 
     def take(self, plain: Callable[[], object], sealed: Callable[[], object]) -> None:
-        """One of each; who is first changes."""
+        """Measure both once; which is first alternates."""
         turns = [(self._plain, plain), (self._sealed, sealed)]
         for kept, work in turns if len(self._plain) % 2 else reversed(turns):
             kept.append(spent(work))
 
-    def tell(self) -> None:
-        """Medians, and the ratio of the rounds; the first round warms up."""
+    def report(self) -> None:
+        """Print medians and the ratio of the rounds; the first round is a warm-up."""
         plain, sealed = self._plain[1:], self._sealed[1:]
         ratios = [one / other for one, other in zip(sealed, plain, strict=True)]
         middle = statistics.median(sealed) - statistics.median(plain)
@@ -109,16 +109,16 @@ def main() -> None:
     size = chosen.mebibytes << 20
     with tempfile.TemporaryDirectory(dir=chosen.folder) as made:
         measured = _measured(Path(made), os.urandom(size), chosen.rounds)
-    for one in measured:
-        one.tell()
+    for rounds in measured:
+        rounds.report()
 
 
 def _measured(folder: Path, content: bytes, rounds: int) -> list[Rounds]:
     blobs = Blobs(str(folder / "blobs"), folder / "scratch")
     upload = Rounds("upload into the store", len(content))
     start = Rounds("job start: check and read", len(content))
-    adapter = Rounds("adapter of 4 MiB: read", ADAPTER)
-    key, tensors = new_key(), content[:ADAPTER]
+    adapter = Rounds("adapter of 4 MiB: read", ADAPTER_BYTES)
+    key, tensors = new_key(), content[:ADAPTER_BYTES]
     files = {None: folder / "adapter_plain", key: folder / "adapter_sealed"}
     for opens, file in files.items():
         write_sealed(file, opens, tensors)
@@ -140,7 +140,7 @@ def _measured(folder: Path, content: bytes, rounds: int) -> list[Rounds]:
 
 
 def _whole(path: Path, key: str | None, content: bytes, is_plain: bool) -> str:
-    """The file's digest, when it is plain or sealed as it should be and says what was written."""
+    """The digest of the file; exits unless it holds the content, plain or sealed as requested."""
     if read_plain(path, key) != content or (content[:64] in path.read_bytes()) != is_plain:
         raise SystemExit("what was written is not what was read: the times mean nothing")
     return sha256_of(path)

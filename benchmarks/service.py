@@ -1,9 +1,10 @@
-"""What a user of `tuneship serve` waits for, measured through its own HTTP address.
+"""Measures the waiting times of a user of `tuneship serve`, through its HTTP address.
 
     python benchmarks/service.py
 
-Prints: seconds until the service is ready; tokens a second with 1 and with 16 clients; a request that only reads.
-Every answer is checked before a number is printed. From the last training step to the first answer: `adapters.py`.
+Prints the seconds until the service is ready, tokens per second with 1 and with 16 clients, and the time of a request
+that only reads. Every answer is checked before a number is printed. `adapters.py` measures the time from the last
+training step to the first answer.
 """
 
 import argparse
@@ -24,14 +25,14 @@ PROMPT = "Which ICD-10-CM chapter does this diagnosis belong to? Fracture of rib
 
 
 def tuned(client: Client, rows: int) -> Job:
-    """A small finished job."""
+    """Run a small job to its end."""
     training = upload(client, "training", example_rows("hospital_a.jsonl", rows))
     validation = upload(client, "validation", example_rows("validation.jsonl", 64))
     return tune(client, job_on(training, validation))
 
 
 def answer(client: Client, deployment_id: str, tokens: int) -> int:
-    """One generation; its number of tokens. So hot that it nearly always goes on to `tokens`."""
+    """Generate once and return the number of tokens; the temperature is so high that nearly all reach `tokens`."""
     request = Generate(prompt=PROMPT, max_tokens=tokens, temperature=2)
     reply = client.deployments.generate(deployment_id, request)
     if not 1 <= reply.usage.completion_tokens <= tokens:
@@ -40,12 +41,12 @@ def answer(client: Client, deployment_id: str, tokens: int) -> int:
 
 
 def in_parallel(clients: int, work: Callable[[], int], seconds: float) -> float:
-    """Tokens a second of `clients` threads that repeat `work`."""
+    """Tokens per second of `clients` threads that repeat `work`."""
     totals = [0] * clients
-    end = time.perf_counter() + seconds
+    deadline = time.perf_counter() + seconds
 
     def loop(place: int) -> None:
-        while time.perf_counter() < end:
+        while time.perf_counter() < deadline:
             totals[place] += work()
 
     threads = [threading.Thread(target=loop, args=(place,)) for place in range(clients)]
@@ -58,7 +59,7 @@ def in_parallel(clients: int, work: Callable[[], int], seconds: float) -> float:
 
 
 def throughput(client: Client, deployment_id: str, seconds: float, rounds: int) -> None:
-    """One client beside sixteen, in turn."""
+    """Compare one client with sixteen, in alternating rounds."""
     rates: dict[int, list[float]] = {1: [], 16: []}
     for _ in range(rounds):
         for clients, found in rates.items():
@@ -70,7 +71,7 @@ def throughput(client: Client, deployment_id: str, seconds: float, rounds: int) 
 
 
 def reading(client: Client, deployment_id: str) -> None:
-    """A request that only reads; what a generation costs beyond its engine is in `serving_overhead.py`."""
+    """Measure a request that only reads; `serving_overhead.py` measures the overhead of a generation."""
     spans: list[float] = []
     for _ in range(200):
         begun = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Many adapters beside one, and the memory of one more: measured at the socket of a replica, as the gateway sees it.
+"""Compares many adapters with one, and measures the memory of an adapter, at the socket of a replica.
 
     python benchmarks/serving_engine.py [--rounds 5] [--base DIR]
 
 On the shipped base and on a random Llama of 80 M parameters: 32 clients, prompts of 57 tokens, 32 new tokens each,
-greedy. Rounds of one, 8 and 32 adapters take turns; ratios are medians over the rounds, by the clock and by the
-replica's processor time. One adapter alone is merged into small weights, one beside a request of the base is not: what
-mixing costs is the ratio to the second. In float32 a mixed batch must give the tokens that each request gets alone.
+greedy. Rounds of one, 8 and 32 adapters alternate; ratios are medians over the rounds, by the clock and by the
+replica's processor time. A single adapter is merged into small weights, one beside a request of the base is not: the
+cost of mixing is the ratio to the second. In float32 a mixed batch must give the tokens that each request gets alone.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tuneship.serving.replica_client import GenerateRequest, ReplicaLine
 
 PROMPT_TOKENS, NEW_TOKENS, CLIENTS = 57, 32, 32
 ONE, ONE_BESIDE = "1 adapter", "1 and the base"
-# Which adapter a client asks; None: the base.
+# The adapter that a client requests, by the number of the client; None: the base.
 MIXES: dict[str, Callable[[int], str | None]] = {
     "base": lambda _: None,
     ONE: lambda _: "0",
@@ -48,7 +48,7 @@ class Round:
 
 
 def main() -> None:
-    """Both bases, or the one that is named."""
+    """Measure both bases, or the one that is named."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,7 +85,7 @@ async def _measure(base: Path, adapters: Sequence[Path], rounds: int, target: fl
 
 
 async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
-    """Anonymous memory per adapter: after loading all, and after all have answered."""
+    """Measure anonymous memory per adapter, after loading all and after all have answered."""
     size = (adapters[0] / "adapter_model.safetensors").stat().st_size
     await line.stats()
     before, load_ms = _resident(line.facts.pid), []
@@ -97,7 +97,8 @@ async def _memory(line: ReplicaLine, adapters: Sequence[Path]) -> None:
     for start in range(0, len(adapters), CLIENTS):
         names = range(start, min(start + CLIENTS, len(adapters)))
         await _burst(line, [_request(line, str(name)) for name in names])
-    await line.stats()  # answered when the replica has given back what it freed
+    # The replica returns freed memory before it answers this.
+    await line.stats()
     used = _resident(line.facts.pid) - before
     print(
         f"  memory of one more adapter, in its file's size ({size / 1e6:.2f} MB): "
@@ -116,7 +117,7 @@ async def _check(line: ReplicaLine) -> None:
 
 
 async def _round(line: ReplicaLine, mix: str) -> Round:
-    """Every client asks twice in a row."""
+    """Measure a burst in which every client sends two consecutive requests."""
     adapters = [MIXES[mix](client) for client in range(CLIENTS)]
     requests = [[_request(line, adapter) for _ in range(2)] for adapter in adapters]
     began, cpu = time.monotonic(), cpu_seconds(line.facts.pid)
@@ -130,7 +131,7 @@ async def _client(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> Non
 
 
 async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> list[list[int]]:
-    """The tokens of each, asked at once."""
+    """The tokens of each request; all are sent at once."""
     generations = [line.generate(request) for request in requests]
     made = [[token async for chunk in one for token in chunk] for one in generations]
     if any(len(tokens) != NEW_TOKENS for tokens in made):
@@ -139,14 +140,14 @@ async def _burst(line: ReplicaLine, requests: Sequence[GenerateRequest]) -> list
 
 
 def _request(line: ReplicaLine, adapter: str | None) -> GenerateRequest:
-    """Each prompt is another one: none begins like one before it."""
+    """A request with a random prompt, so that none has a cached prefix."""
     vocabulary = line.facts.vocabulary
     tokens = tuple(_draws.randrange(vocabulary) for _ in range(PROMPT_TOKENS))
     return GenerateRequest(tokens, NEW_TOKENS, adapter=adapter)
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory this process holds, without the pages of files."""
+    """Resident bytes of a process, without file pages."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 

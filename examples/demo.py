@@ -1,7 +1,7 @@
-"""Three releases of a real model on one machine, as a user would run them: a good one, bad data, bad behaviour.
+"""Runs three releases of a real model on one machine: a good one, one with bad data, one with bad behaviour.
 
-Each act is one run of `python flows/tune_and_deploy.py` against one service and one Prefect server, which this program
-starts and stops. Everything lies under one folder, `.demo`, emptied at the start.
+Each act is one run of `python flows/tune_and_deploy.py`, as a user would start it, against a service and a Prefect
+server that this program starts and stops. All files are in one folder, `.demo`, which is emptied at the start.
 """
 
 import argparse
@@ -36,10 +36,11 @@ CANARY: dict[str, Any] = {
     "look_every_seconds": 1,
     "min_looks_per_step": 5,
     "min_requests_per_step": 30,
-    "bake_looks": 12,  # with the three looks at 100 % that follow a quarter of a minute
+    # With the three looks at 100 % that follow, a quarter of a minute.
+    "bake_looks": 12,
     "lease_seconds": 30,
-    # Wide, because a machine that does other things too stalls now and then; a model that is several times slower
-    # is found all the same. The base model's answers have another length, hence the last one.
+    # Wide limits, since a machine with other work stalls now and then; they still catch a model that is several times
+    # slower. Latency counts per token, since the base model's answers have another length.
     "latency_gates": {
         "slow": {"ratio": 3.0, "harm": 0.3, "ok": 0.35},
         "very_slow": {"ratio": 4.0, "harm": 0.15, "ok": 0.2},
@@ -60,9 +61,9 @@ EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 @dataclass(frozen=True)
 class Choices:
-    """How much is trained on, and whether latency says anything here."""
+    """Options: the maximum of training rows, and whether the machine is too busy for latency gates."""
 
-    most_rows: int | None = None
+    max_rows: int | None = None
     is_busy: bool = False
 
 
@@ -78,16 +79,14 @@ class Demo:
     def rows(self, name: str) -> str:
         """A data file, or its first rows."""
         file = DATA / f"{name}.jsonl"
-        if self.choices.most_rows is None:
+        if self.choices.max_rows is None:
             return str(file)
         cut = self.folder / file.name
-        cut.write_text(
-            "".join(file.read_text().splitlines(keepends=True)[: self.choices.most_rows])
-        )
+        cut.write_text("".join(file.read_text().splitlines(keepends=True)[: self.choices.max_rows]))
         return str(cut)
 
     def act(self, title: str, name: str, release: Mapping[str, Any]) -> dict[str, Any]:
-        """One run of the flow with a params file of its own; its result."""
+        """Run the flow with a params file of its own; returns its result."""
         say(f"\n{title}")
         params, result = self.folder / f"{name}.json", self.folder / f"{name}-result.json"
         canary = CANARY | ({"latency_gates": None} if self.choices.is_busy else {})
@@ -97,12 +96,11 @@ class Demo:
         say(f"$ python flows/tune_and_deploy.py --params {shown(params)} --result {shown(result)}")
         started = time.monotonic()
         code = self._run([*flow, "--params", str(params), "--result", str(result)])
-        told: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
-        told |= {"exit_code": code, "seconds": time.monotonic() - started}
-        return told
+        outcome: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
+        return outcome | {"exit_code": code, "seconds": time.monotonic() - started}
 
     def _run(self, command: list[str]) -> int:
-        # A session of its own: Ctrl-C reaches the demo, which then lets the flow clean up in peace.
+        # In a session of its own, so that Ctrl-C reaches the demo alone, which then lets the flow clean up.
         flow = subprocess.Popen(command, env=dict(self.environment), start_new_session=True)
         try:
             return flow.wait()
@@ -112,7 +110,7 @@ class Demo:
             raise
 
     def serving(self) -> dict[str, int]:
-        """The endpoint's split, as the service tells it."""
+        """The endpoint's split, as the service reports it."""
         with Client(self.settings) as client:
             endpoint = client.canary_endpoints.list(name=ENDPOINT).canary_endpoints[0]
         return {member.id: member.traffic_percentage for member in endpoint.deployments}
@@ -122,12 +120,12 @@ class Memory(threading.Thread):
     """Samples the resident memory of this process and all its descendants, where the system has /proc."""
 
     def __init__(self) -> None:
-        """Nothing has been measured."""
+        """Create the sampler; `start` begins to sample."""
         super().__init__(daemon=True)
         self.peak_kib = 0
 
     def run(self) -> None:
-        """Look every half second until the program ends."""
+        """Sample every half second until the program ends."""
         while Path("/proc/self/stat").exists():
             self.peak_kib = max(self.peak_kib, self._now())
             time.sleep(0.5)
@@ -140,11 +138,12 @@ class Memory(threading.Thread):
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
             parents[int(folder.name)] = int(fields[1])
             resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE") // 1024
         family = {os.getpid()}
-        for _ in range(8):  # generations
+        # Each pass adds one more generation of children.
+        for _ in range(8):
             family |= {pid for pid, parent in parents.items() if parent in family}
         return sum(resident.get(pid, 0) for pid in family)
 
@@ -182,7 +181,7 @@ def main() -> int:
 
 
 def run_acts(folder: Path, choices: Choices) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Start the service and the Prefect server, run the acts, stop both; results and what went otherwise."""
+    """Start the service and the Prefect server, run the acts, stop both; returns results and failures."""
     surroundings = embedded_service_environment().items()
     own = {
         **{name: value for name, value in surroundings if not name.startswith("PREFECT_")},
@@ -208,12 +207,12 @@ def run_acts(folder: Path, choices: Choices) -> tuple[dict[str, dict[str, Any]],
 
 
 def play(demo: Demo) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The three acts, and every expectation that was not met."""
+    """Run the three acts; returns their results and every expectation that was not met."""
     acts: dict[str, dict[str, Any]] = {}
     failures: list[str] = []
     for name, act in (("act 1", good_release), ("act 2", bad_data), ("act 3", bad_behaviour)):
         acts[name], unmet = act(demo, acts)
-        failures += [f"{name}: {what}" for what in unmet]
+        failures += [f"{name}: {expectation}" for expectation in unmet]
         if failures:
             break  # each act builds on the one before
     return acts, failures
@@ -223,14 +222,14 @@ Acts = Mapping[str, Mapping[str, Any]]
 
 
 def good_release(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
-    """Two hospitals' rows are merged, a model is tuned on them and promoted over the base model."""
+    """Merge the rows of two hospitals, tune a model on them and promote it over the base model."""
     files = [demo.rows("hospital_a"), demo.rows("hospital_b")]
     release = demo.act(
         "== Act 1: a release. Two hospitals' diagnoses tune the base model",
         "act1",
         TRAINING | {"data": {"files": files, "validation_file": VALIDATION}} | EVALUATION,
     )
-    unmet = other_than(release, "promoted", "none")
+    unmet = unexpected_outcome(release, "promoted", "none")
     if not unmet:
         accuracy = release["accuracy"]
         shares = [100 * accuracy[when] / accuracy["rows"] for when in ("before", "after")]
@@ -242,7 +241,7 @@ def good_release(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
 
 
 def bad_data(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
-    """Shuffled answers: the training gate compares with the champion on the same validation rows, and refuses."""
+    """Train on shuffled answers, which the training gate refuses by comparing with the champion."""
     data = {"files": [demo.rows("mislabelled")], "validation_file": VALIDATION}
     once = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
     refused = demo.act(
@@ -252,14 +251,14 @@ def bad_data(demo: Demo, _: Acts) -> tuple[dict[str, Any], list[str]]:
     )
     for note in refused.get("notes", []):
         say(note)
-    unmet = other_than(refused, "rejected", "training_gate")
+    unmet = unexpected_outcome(refused, "rejected", "training_gate")
     if refused.get("candidate_deployment_id") is not None:
         unmet.append("a deployment was created")
     return refused, unmet
 
 
 def bad_behaviour(demo: Demo, acts: Acts) -> tuple[dict[str, Any], list[str]]:
-    """The promoted model once more, with faults: the canary returns the traffic, the deployment goes."""
+    """Release the promoted model again with faults: the canary rolls back and deletes the deployment."""
     champion = acts["act 1"]["candidate_deployment_id"]
     faulty = {"model": acts["act 1"]["model"], "deployment": {"tags": {"fault.error_rate": "0.2"}}}
     returned = demo.act(
@@ -267,7 +266,7 @@ def bad_behaviour(demo: Demo, acts: Acts) -> tuple[dict[str, Any], list[str]]:
         "act3",
         faulty,
     )
-    unmet = other_than(returned, "rolled_back", "error_rate")
+    unmet = unexpected_outcome(returned, "rolled_back", "error_rate")
     if not returned.get("candidate_deleted"):
         unmet.append("the candidate's deployment was not deleted")
     if demo.serving().get(champion) != 100:
@@ -275,20 +274,20 @@ def bad_behaviour(demo: Demo, acts: Acts) -> tuple[dict[str, Any], list[str]]:
     return returned, unmet
 
 
-def other_than(act: Mapping[str, Any], outcome: str, reason: str) -> list[str]:
-    """How this act ended when not so."""
+def unexpected_outcome(act: Mapping[str, Any], outcome: str, reason: str) -> list[str]:
+    """The difference when an act did not end as expected; empty when it did."""
     wanted = (outcome, reason, EXIT_CODES[outcome])
     got = (act.get("outcome"), act.get("reason"), act["exit_code"])
     return [] if got == wanted else [f"{got} instead of {wanted}"]
 
 
 def say(text: str) -> None:
-    """One line, at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it here."""
+    """A path relative to the current directory, where it is below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 

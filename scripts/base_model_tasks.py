@@ -1,7 +1,7 @@
-"""What the shipped base model learns from: a list of diagnoses, and tasks made of them by chance.
+"""The training examples of the shipped base model: a list of diagnoses, and random tasks made of them.
 
-Examples are texts in the chat form of the model. It knows no tokens but their special markers, no model and no
-chapter of any classification. Next: `scripts/make_base_model.py`.
+Examples are texts in the chat format of the model. This module knows only the special tokens, no model and no chapter
+of any classification. Next: `scripts/make_base_model.py`.
 """
 
 import math
@@ -21,7 +21,7 @@ PAD, END, SYSTEM, USER, ASSISTANT = SPECIAL = (
     "<|assistant|>",
 )
 VOCABULARY = 3072
-# Kinds of question about a group, and how many groups there are of that kind.
+# The kinds of question about a group, with the number of groups of that kind.
 GROUPINGS = {"group": 40, "narrow group": 160, "smallest group": 600}
 LATENT_DIMENSIONS = 128
 
@@ -29,7 +29,7 @@ LATENT_DIMENSIONS = 128
 
 
 class Corpus:
-    """The diagnoses, their words, and for each word or stem the diagnoses that hold it."""
+    """The diagnoses, their words, and the diagnoses that contain each word or stem."""
 
     def __init__(self, diagnoses: Sequence[str]) -> None:
         self.diagnoses = list(diagnoses)
@@ -38,7 +38,9 @@ class Corpus:
         for index, text in enumerate(self.diagnoses):
             for key in keys(text):
                 holders[key].append(index)
-        self.holders = {key: found for key, found in holders.items() if 2 <= len(found) <= 400}
+        self.holders = {
+            key: indices for key, indices in holders.items() if 2 <= len(indices) <= 400
+        }
         matrix = KeyMatrix.of(self.diagnoses)
         self.groupings = {kind: group(matrix, count) for kind, count in GROUPINGS.items()}
 
@@ -61,7 +63,7 @@ def words(text: str) -> list[str]:
 
 
 def keys(text: str) -> list[str]:
-    """The words of a text and the openings and endings of its longer words, each once, in a fixed order.
+    """The words of a text and the first and last letters of its longer words, each once, in a fixed order.
 
     Medical words share stems: `nephr-` and `-pathy` relate diagnoses that have no word in common.
     """
@@ -74,7 +76,7 @@ def keys(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class KeyMatrix:
-    """Which diagnosis (row) holds which key (column), sparse: rows of length 1, rare keys weigh more."""
+    """Diagnoses (rows) by keys (columns), sparse; rows have length 1, and rare keys weigh more."""
 
     names: list[str]
     rows: torch.Tensor
@@ -109,7 +111,7 @@ class KeyMatrix:
 
 
 def group(matrix: KeyMatrix, count: int) -> list[str]:
-    """For each diagnosis the name of its group: k-means over latent vectors, named by three typical words."""
+    """The name of each diagnosis' group: k-means over latent vectors, named by three typical words."""
     points = matrix.latent()
     centres = points[torch.randperm(len(points))[:count]]
     nearest = torch.zeros(len(points), dtype=torch.long)
@@ -129,7 +131,7 @@ def group(matrix: KeyMatrix, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of an example: text (or token ids as they are), and whether its tokens are learnt."""
+    """A piece of an example: text or token ids, and whether they are learnt."""
 
     content: str | tuple[int, ...]
     learnt: bool
@@ -178,7 +180,7 @@ SYSTEMS = (
 def chat(
     kind: str, question: str, answer: str, rng: random.Random, *, learn_question: bool = True
 ) -> Example:
-    """One user turn and its answer. Question texts are learnt too unless they are noise: more signal for a pass."""
+    """One user turn and its answer. Questions are learnt too unless they are random: more signal for each pass."""
     opening = rng.choice(PHRASES[kind])
     system = [Piece(SYSTEM + rng.choice(SYSTEMS), learnt=False)] if rng.random() < 0.1 else []
     return [
@@ -195,7 +197,7 @@ def document(rng: random.Random, corpus: Corpus) -> Example:
 
 
 def neighbours(rng: random.Random, corpus: Corpus) -> Example:
-    """A run of diagnoses, each related to the first."""
+    """Several diagnoses, each related to the first."""
     first = corpus.draw(rng)
     texts = [first, *(corpus.related(first, rng) for _ in range(3))]
     return [Piece(" " + "; ".join(dict.fromkeys(t for t in texts if t)) + END, learnt=True)]
@@ -207,14 +209,14 @@ def repeat(rng: random.Random, corpus: Corpus) -> Example:
 
 
 def repeat_words(rng: random.Random, corpus: Corpus) -> Example:
-    """Words in no order: nothing but copying tells the next one."""
+    """Words in random order: only copying predicts the next one."""
     count = rng.choice((2, 3, 4, 5, 6, 8, 12, 40))
     text = " ".join(random_case(word, rng) for word in rng.choices(corpus.vocabulary, k=count))
     return chat("repeat", text, text, rng, learn_question=False)
 
 
 def repeat_tokens(rng: random.Random, _corpus: Corpus) -> Example:
-    """Any tokens at all, so that no embedding stays as it was drawn: LoRA cannot move the tied embeddings later."""
+    """Repeat random tokens, so that every embedding is trained: LoRA cannot change the tied embeddings later."""
     ids = tuple(
         rng.randrange(len(SPECIAL), VOCABULARY) for _ in range(rng.choice((2, 4, 8, 16, 40)))
     )
@@ -238,7 +240,7 @@ def upper_case(rng: random.Random, corpus: Corpus) -> Example:
 
 
 def fill(rng: random.Random, corpus: Corpus) -> Example:
-    """One to three words left out: what stands after the gap must be used as well as what stands before it."""
+    """Fill in one to three missing words, from the words before and after the gap."""
     parts = corpus.draw(rng).split(" ")
     size = rng.randint(1, min(3, len(parts)))
     start = rng.randint(0, len(parts) - size)
@@ -271,7 +273,7 @@ def related(rng: random.Random, corpus: Corpus) -> Example | None:
 
 
 def choose(rng: random.Random, corpus: Corpus) -> Example | None:
-    """Find the related one among others and copy it: comparison of meanings, and answers from a list."""
+    """Find the related diagnosis among others and copy it: comparing meanings, and answering from a list."""
     text = corpus.draw(rng)
     other = corpus.related(text, rng)
     if other is None:
@@ -282,11 +284,11 @@ def choose(rng: random.Random, corpus: Corpus) -> Example | None:
 
 
 def word_neighbours(rng: random.Random, corpus: Corpus) -> Example | None:
-    """Words of related diagnoses that this one does not hold."""
+    """List words of related diagnoses that this one does not contain."""
     text = corpus.draw(rng)
-    found = [corpus.related(text, rng) for _ in range(3)]
+    related_texts = [corpus.related(text, rng) for _ in range(3)]
     own = set(words(text))
-    others = [w for t in found if t for w in words(t) if len(w) > 4 and w not in own]
+    others = [w for t in related_texts if t for w in words(t) if len(w) > 4 and w not in own]
     others = list(dict.fromkeys(others))
     if not others:
         return None
@@ -294,7 +296,7 @@ def word_neighbours(rng: random.Random, corpus: Corpus) -> Example | None:
 
 
 def grouped(rng: random.Random, corpus: Corpus) -> Example:
-    """Sort a diagnosis under a title: the whole text must be weighed before the first word of the answer."""
+    """Name the group of a diagnosis, which depends on the whole text before the first word of the answer."""
     kind, titles = rng.choice(list(corpus.groupings.items()))
     index = rng.randrange(len(titles))
     return chat(kind, corpus.diagnoses[index], titles[index], rng)

@@ -1,6 +1,7 @@
-"""Adds to `constraints.txt` whatever an installation of `.[dev]` takes and no line names yet; lines that stand stay.
+"""Adds the packages that `.[dev]` installs to `constraints.txt`, where they have no line yet; existing lines stay.
 
-`make lock`, after a change of what `pyproject.toml` asks for. To move a version, change or remove its line first.
+Run `make lock` after a change of the dependencies in `pyproject.toml`. To change a version, change or remove its line
+first.
 """
 
 import json
@@ -16,12 +17,12 @@ OWN = "tuneship"
 
 
 def canonical(name: str) -> str:
-    """As PEP 503 compares names."""
+    """The normal form of a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def resolved() -> dict[str, str]:
-    """What pip would install into an empty environment under the lines that stand, by name."""
+    """The versions that pip would install into an empty environment under the existing lines, by name."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report)]
@@ -31,11 +32,11 @@ def resolved() -> dict[str, str]:
             check=True,
         )
         items = json.loads(report.read_text())["install"]
-    return {one["metadata"]["name"]: one["metadata"]["version"] for one in items}
+    return {item["metadata"]["name"]: item["metadata"]["version"] for item in items}
 
 
 def main() -> None:
-    """Write the file again, its head first, then lines by name."""
+    """Rewrite the file: its comments first, then the lines sorted by name."""
     lines = LOCK.read_text().splitlines()
     head = [line for line in lines if line.startswith("#")]
     pins = [line for line in lines if line and not line.startswith("#")]
@@ -46,7 +47,7 @@ def main() -> None:
         if canonical(name) not in named and name != OWN
     ]
     LOCK.write_text("\n".join([*head, *sorted([*pins, *added], key=str.lower)]) + "\n")
-    sys.stdout.write(f"{LOCK.name}: {len(pins)} lines stand, added: {', '.join(added) or 'none'}\n")
+    sys.stdout.write(f"{LOCK.name}: {len(pins)} lines kept, added: {', '.join(added) or 'none'}\n")
 
 
 if __name__ == "__main__":

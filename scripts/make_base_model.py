@@ -1,8 +1,7 @@
-"""Make the shipped base model: a Llama of 1.2 million parameters and its tokenizer, on one CPU core.
+"""Makes the shipped base model: a Llama of 1.2 million parameters and its tokenizer, on one CPU core.
 
-It reads a file of diagnoses, one a line, and nothing else; what it learns from them is in
-`scripts/base_model_tasks.py`. What came out, and how well it tunes, stands in the card beside the model
-(`tuneship/base_models/tuneship-tiny/README.md`).
+It reads only a file of diagnoses, one per line; `scripts/base_model_tasks.py` makes tasks of them. The model's card
+(`tuneship/base_models/tuneship-tiny/README.md`) says what came out and how well it can be tuned.
 """
 
 import argparse
@@ -43,18 +42,18 @@ CHAT_TEMPLATE = (
 )
 CONTEXT_LENGTH = 512
 TOKENS_PER_BATCH = 3072
-# Made, tokenised and sorted by length together, so that a batch has hardly any padding.
+# Examples are made, tokenised and sorted by length in such pools, so that batches have hardly any padding.
 EXAMPLES_PER_POOL = 8192
 GAIN = 16.0
 WARM_UP_STEPS = 50
 # The share of the steps before the learning rate falls.
-STEADY = 0.6
+STEADY_SHARE = 0.6
 
 # 1. Tokens
 
 
 def train_tokenizer(corpus: Corpus) -> Tokenizer:
-    """Byte-level BPE over the diagnoses, as they open a text and as they follow a space, and the task phrases."""
+    """Train byte-level BPE on the diagnoses, at the start of a text and after a space, and on the task phrases."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -84,7 +83,7 @@ class Batch:
 
 
 def batches(corpus: Corpus, tokenizer: Tokenizer, rng: random.Random) -> Iterator[Batch]:
-    """Endless batches of about TOKENS_PER_BATCH tokens, rows of like length together."""
+    """Endless batches of about TOKENS_PER_BATCH tokens, each of rows of similar length."""
     while True:
         rows = sorted(
             tokenised(tokenizer, examples(corpus, rng, EXAMPLES_PER_POOL)),
@@ -118,7 +117,7 @@ def tokenised(tokenizer: Tokenizer, made: Sequence[Example]) -> Iterator[Row]:
 
 
 def padded(rows: Sequence[Row]) -> Batch:
-    """Padding stands at the end and is never learnt, so a causal model needs no mask for it."""
+    """A padded batch; padding is at the end and never learnt, so a causal model needs no mask for it."""
     length = max(len(ids) for ids, _ in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
     labels = torch.full((len(rows), length), -100)
@@ -151,7 +150,7 @@ def new_model() -> LlamaForCausalLM:
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy in nats; the output layer runs only where a token is learnt."""
+    """Mean cross-entropy in nats; logits are computed for learnt tokens alone."""
     hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     learnt = batch.labels != -100
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[learnt]), batch.labels[learnt])
@@ -170,10 +169,10 @@ def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to train: so many steps, or as many as a time allows. `steps` of the same seed make the same model.
+    """The length of the training in steps, or as many steps as a time allows.
 
-    The rate is steady for the first part and then falls to nothing, so the number of steps need not be known
-    before that part is over: a run by time prints the number that makes its model again.
+    The rate is constant for the first part and then falls to zero, so the number of steps need not be known before
+    that part is over. A run by time prints the number of steps that makes the same model again with the same seed.
     """
 
     steps: int | None
@@ -183,19 +182,23 @@ class Effort:
         """The number of steps, as soon as it is known."""
         if self.steps is not None:
             return self.steps
-        return max(step + 1, round(step / STEADY)) if elapsed >= STEADY * self.seconds else None
+        return (
+            max(step + 1, round(step / STEADY_SHARE))
+            if elapsed >= STEADY_SHARE * self.seconds
+            else None
+        )
 
 
 def rate_at(step: int, total: int | None) -> float:
-    """The share of the top learning rate at a step from 0: a warm-up, a steady part, a straight fall."""
+    """The share of the top learning rate at a step from 0: warm-up, constant, then a linear fall."""
     share = min(1.0, (step + 1) / WARM_UP_STEPS)
-    if total is None or step < STEADY * total:
+    if total is None or step < STEADY_SHARE * total:
         return share
-    return share * (total - step) / (total - STEADY * total)
+    return share * (total - step) / (total - STEADY_SHARE * total)
 
 
 def train(model: LlamaForCausalLM, stream: Iterator[Batch], effort: Effort, rate: float) -> int:
-    """Train in place; returns the number of steps done."""
+    """Train the model in place; returns the number of steps."""
     updates = optimizers(model, rate)
     total, start, step, recent = effort.total(0, 0.0), time.monotonic(), 0, math.nan
     while total is None or step < total:
@@ -218,10 +221,11 @@ def train(model: LlamaForCausalLM, stream: Iterator[Batch], effort: Effort, rate
 
 @torch.no_grad()
 def fold_gains(model: LlamaForCausalLM, gain: float) -> None:
-    """Multiply the norms' gains and divide the weights after them: the same logits, stronger LoRA deltas.
+    """Multiply the gains of the norms and divide the weights after them: the same logits, stronger LoRA updates.
 
-    A tiny model's weights are large beside what LoRA adds at ordinary rates. Queries, keys and the gate take
-    the division at once; values and `up` pass the scale on to `o` and `down`. A power of two changes no bit.
+    A tiny model's weights are large compared with what LoRA adds at ordinary learning rates. The weights of queries,
+    keys and the gate are divided; values and `up` pass the scale on, so `o` and `down` are divided. A gain that is a
+    power of two changes no logit.
     """
     for layer in cast("list[LlamaDecoderLayer]", model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
@@ -237,7 +241,7 @@ def fold_gains(model: LlamaForCausalLM, gain: float) -> None:
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
-    """The standard Hugging Face layout; the card (README.md) is written by people and left alone."""
+    """Write the standard Hugging Face layout; the card (README.md) is written by hand and left alone."""
     output.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         eos_token_id=SPECIAL.index(END), pad_token_id=SPECIAL.index(PAD)

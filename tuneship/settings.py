@@ -16,28 +16,26 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
-# Which reference's fields an answer has: the full one's, the short one's (§4.9), or both.
+# The fields that answers have: those of the full reference, of the short one (§4.9), or both.
 ApiProfile = Literal["full", "simplified", "auto"]
 
 
-def _listed(value: object) -> object:
-    """`a, b` in the environment is a list."""
-    return (
-        [one.strip() for one in value.split(",") if one.strip()]
-        if isinstance(value, str)
-        else value
-    )
+def _split_list(value: object) -> object:
+    """Split `a, b` from the environment into a list."""
+    if not isinstance(value, str):
+        return value
+    return [item.strip() for item in value.split(",") if item.strip()]
 
 
-def _words(value: object) -> object:
-    """A command in the environment is written as in a shell."""
+def _split_command(value: object) -> object:
+    """Split a command from the environment as a shell does."""
     return shlex.split(value) if isinstance(value, str) else value
 
 
-Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_listed)]
-Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
-Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-# What a worker process may see of the environment: no database address, no key.
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_command)]
+# The variables that worker processes get: no database address and no key.
 WORKER_ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -55,7 +53,7 @@ WORKER_ENVIRONMENT = (
 
 
 class ServiceSettings(BaseSettings):
-    """What `tuneship serve` runs with."""
+    """The settings of `tuneship serve`."""
 
     model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
@@ -183,7 +181,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def master_key(self) -> Path:
-        """Where the master key lies."""
+        """The path of the master key."""
         return self.master_key_file or self.data_dir / "master.key"
 
     @model_validator(mode="after")
@@ -194,7 +192,7 @@ class ServiceSettings(BaseSettings):
 
 
 class ClientSettings(BaseSettings):
-    """How the client reaches a service."""
+    """The settings by which the client reaches a service."""
 
     model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
@@ -217,7 +215,7 @@ class ClientSettings(BaseSettings):
 
 
 class PipelineSettings(BaseSettings):
-    """Where the flows keep what must survive them."""
+    """The folders in which the flows keep records and reports."""
 
     model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
@@ -232,7 +230,7 @@ class PipelineSettings(BaseSettings):
 
 
 class LocalSettings(BaseSettings):
-    """What `make up` starts on one machine, beside the service with its own settings."""
+    """The settings of the processes that `make up` starts on one machine beside the service."""
 
     model_config = SettingsConfigDict(env_prefix="TUNESHIP_", extra="ignore")
 
@@ -249,16 +247,19 @@ class LocalSettings(BaseSettings):
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The minimal environment of a worker process, plus `extra`."""
-    kept = {name: os.environ[name] for name in WORKER_ENVIRONMENT if name in os.environ}
-    return {**kept, **extra}
+    """The environment of a worker process: `WORKER_ENVIRONMENT` and `extra`."""
+    inherited = {name: os.environ[name] for name in WORKER_ENVIRONMENT if name in os.environ}
+    return {**inherited, **extra}
 
 
 def embedded_service_environment() -> dict[str, str]:
-    """The environment of a service that a script starts for itself: its own, unchanged."""
+    """The environment of a service that a script starts for itself: the script's own, unchanged."""
     return dict(os.environ)
 
 
 def refuse_telemetry() -> None:
-    """Tell Prefect and others to report nothing home. Prefect looks at its first import, so a script says it before."""
+    """Switch telemetry off, Prefect's and that of others.
+
+    Prefect reads this variable when it is first imported, so scripts call this before.
+    """
     os.environ.setdefault("DO_NOT_TRACK", "1")

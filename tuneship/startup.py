@@ -1,7 +1,7 @@
-"""The base of every fault that keeps the service or a command from starting. Imports nothing heavy."""
+"""The base class of errors that keep the service or a command from starting. Imports no large library."""
 
 
 class StartupError(Exception):
-    """Why nothing was started, in one sentence that also says what to do."""
+    """The service or command was not started; the text says why and what to do, in one sentence."""
 
     exit_code = 1

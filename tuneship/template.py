@@ -1,7 +1,7 @@
-"""One chat template object, used when a model is tuned and again when it generates.
+"""The chat template of a model, which turns messages into the text that the model reads.
 
-It turns messages into the text that the model reads; it knows neither tokens nor models.
-Next: `tuneship/training/tokenized_examples.py` (which part of the text is learnt).
+Training and serving render with this same class. Knows neither tokens nor models. Next:
+`tuneship/training/objective.py` (which part of the text is learnt).
 """
 
 import json
@@ -20,7 +20,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
-# Used for a base model that brings no template. Each turn ends in the end token or a blank line.
+# For a base model without a template. Each turn ends in the end token or a blank line.
 BUILT_IN_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['role'] == 'assistant' -%}
@@ -34,11 +34,11 @@ BUILT_IN_TEMPLATE = """\
 
 
 class TemplateFailed(Exception):
-    """The template is not valid, or refuses these messages. The text names no message content."""
+    """The template is not valid, or refuses these messages. The error text quotes no message."""
 
 
 class _GenerationTag(Extension):
-    """Accepts the `{% generation %}` block of many hub templates: its body renders as it is."""
+    """Accepts the `{% generation %}` block of many hub templates, and renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance-wide set)
 
@@ -51,11 +51,11 @@ class _GenerationTag(Extension):
 class PromptTemplate:
     """Renders messages as the text that one family of models was trained on.
 
-    Hub templates are programs of strangers: they run in jinja2's immutable sandbox.
+    Hub templates are untrusted programs: they run in jinja2's immutable sandbox.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: the names that templates use (`eos_token`, ...) and their text."""
+        """`special_tokens` maps names (`eos_token`, ...) to their text. Raises TemplateFailed for an invalid source."""
         self.source = source
         self.special_tokens = dict(special_tokens)
         environment = ImmutableSandboxedEnvironment(
@@ -75,7 +75,10 @@ class PromptTemplate:
 
     @classmethod
     def load(cls, directory: Path, key: str | None = None) -> "PromptTemplate":
-        """The template of a model or adapter directory, whose files `key` opens, else the built-in one."""
+        """Load the template of a model or adapter directory, or the built-in one where it has none.
+
+        `key` opens sealed files. Raises TemplateFailed.
+        """
         tokenizer_config = _read_json(directory / "tokenizer_config.json", key)
         file = directory / TEMPLATE_FILE
         if file.is_file():
@@ -86,9 +89,9 @@ class PromptTemplate:
         return cls(source, _special_tokens(tokens))
 
     def save(self, directory: Path, key: str | None = None) -> None:
-        """Write the template and its special tokens, sealed with a key.
+        """Write the template and its special tokens; `key` seals the files.
 
-        So an adapter's directory, which has no tokenizer, renders the same text as its base model's.
+        An adapter's directory has no tokenizer; with these files it renders the same text as its base model's.
         """
         write_sealed(directory / TEMPLATE_FILE, key, self.source.encode())
         tokens = json.dumps(self.special_tokens, indent=2, ensure_ascii=False)
@@ -97,7 +100,7 @@ class PromptTemplate:
     def render(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool
     ) -> str:
-        """The text of `messages`; `add_generation_prompt`: up to where the assistant speaks.
+        """The text of `messages`; with `add_generation_prompt`, followed by the beginning of an assistant turn.
 
         Raises TemplateFailed when the template refuses the messages (unknown role, wrong order).
         """
@@ -108,13 +111,14 @@ class PromptTemplate:
                 **self.special_tokens,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            # The message of the error may quote the content of a message: only its kind is told.
+            # The error text may quote a message, so only the type is reported.
             raise TemplateFailed(
                 f"the chat template refuses these messages: {type(error).__name__}"
             ) from None
 
 
 def _read_json(path: Path, key: str | None) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no file."""
     try:
         return json.loads(read_plain(path, key))
     except FileNotFoundError:
@@ -122,7 +126,7 @@ def _read_json(path: Path, key: str | None) -> dict[str, Any]:
 
 
 def _embedded_template(tokenizer_config: Mapping[str, Any]) -> str:
-    """Older models keep the template in tokenizer_config.json, a few as a list of named ones."""
+    """The template in tokenizer_config.json, where older models keep it, a few as a list of named templates."""
     template = tokenizer_config.get("chat_template") or ""
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}.get("default", "")
@@ -130,9 +134,13 @@ def _embedded_template(tokenizer_config: Mapping[str, Any]) -> str:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """A special token is written as its text, or as an object with the text under `content`."""
+    """The text of each special token."""
+    # Written as a string, or as an object with the string under `content`.
     values = {name: settings.get(name) or "" for name in SPECIAL_TOKEN_NAMES}
-    texts = {name: v["content"] if isinstance(v, dict) else v for name, v in values.items()}
+    texts = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
     return {name: str(text) for name, text in texts.items()}
 
 
@@ -141,5 +149,5 @@ def _raise_template_error(message: str) -> NoReturn:
 
 
 def _to_json(value: object, **options: Any) -> str:
-    """As transformers does it: jinja2's own filter escapes `<` for HTML and so changes prompts."""
+    """The `tojson` filter of transformers; jinja2's own escapes `<` for HTML and so changes prompts."""
     return json.dumps(value, ensure_ascii=False, **options)

@@ -1,4 +1,4 @@
-"""Environments of the programs we are compared with: their own, beside ours, never a dependency."""
+"""Virtual environments of the peers that benchmarks compare with; peers are never a dependency of tuneship."""
 
 import subprocess
 import sysconfig
@@ -10,17 +10,18 @@ INSTALLATION_S = 900.0
 
 
 class PeerMissing(Exception):
-    """It cannot be installed or started here; the text says why, in one line."""
+    """The peer cannot be installed or started here; the text says why, in one line."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"cannot run here: {' '.join(why.split())}")
 
 
 def python_with(name: str, requirements: list[str], without: tuple[str, ...] = ()) -> Path:
-    """The Python of the peer environment `name`, made at the first call.
+    """The Python of the peer environment `name`, which the first call creates.
 
-    It sees our torch and transformers, so that both sides run the same versions and nothing large is fetched twice;
-    `requirements` is what the peer needs beyond them, less what it names and does `without`. Raises PeerMissing.
+    It imports tuneship's torch and transformers, so that both sides run the same versions and nothing large is
+    downloaded twice. `requirements` are installed besides; `without` names packages to uninstall again. Raises
+    PeerMissing.
     """
     folder = PEERS / name
     python, mark = folder / "bin" / "python", folder / "complete"
@@ -35,7 +36,7 @@ def python_with(name: str, requirements: list[str], without: tuple[str, ...] = (
 
 
 def _share(python: Path) -> None:
-    """Let it import what we do, after what it has itself; path files in our folder count too."""
+    """Let the peer import the packages of this environment, with its own first."""
     theirs = subprocess.check_output(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
     )

@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, over kept HTTP connections: the same ones for us and for a peer."""
+"""Clients that send requests without a pause over kept HTTP connections, to tuneship and to peers alike."""
 
 import http.client
 import importlib.metadata
@@ -15,7 +15,7 @@ from measuring.running import Running, cpu_seconds
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `tokens` is the server's own count; some count an end token, which no text shows."""
+    """A completion. `tokens` is the server's own count; some count the end token, which no text shows."""
 
     text: str
     tokens: int = field(compare=False)
@@ -23,14 +23,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Server:
-    """Where to ask, how to put a question, how to read the answer, and whose processor time counts."""
+    """A server: its address, the form of its requests and answers, and the process whose CPU time counts."""
 
     name: str
     url: str
     path: str
     headers: Mapping[str, str]
+    # Prompt and maximum of tokens to request body.
     question: Callable[[str, int], dict[str, Any]]
-    """Prompt and most tokens -> body."""
     answer: Callable[[dict[str, Any]], Answer]
     pid: int
 
@@ -41,29 +41,29 @@ class Round:
 
     seconds: float
     cpu_seconds: float
+    # Path of the server, prompt, answer.
     answers: tuple[tuple[str, str, Answer], ...]
-    """Path of the server, prompt, answer."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of answers, by the clock."""
+        """Generated tokens per second."""
         return self.tokens / self.seconds
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """Tokens of answers per second of the server's processor time."""
+        """Generated tokens per second of the server's CPU time."""
         return self.tokens / max(self.cpu_seconds, 1e-9)
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """The generated tokens of all answers."""
         return sum(answer.tokens for *_, answer in self.answers)
 
 
 def burst(servers: Sequence[Server], clients: int, prompts: Sequence[str], most: int) -> Round:
-    """`clients` at once share out the prompts, each asking again as soon as it is answered, always the same server.
+    """Let `clients` share the prompts, each sending the next request when it has an answer.
 
-    The servers, which they share out too, are paths of one process.
+    The servers are paths of one process; each client uses one of them.
     """
     shares = [prompts[place::clients] for place in range(clients)]
     asked = [servers[place % len(servers)] for place in range(clients)]
@@ -86,14 +86,14 @@ def burst(servers: Sequence[Server], clients: int, prompts: Sequence[str], most:
     seconds, busy = time.perf_counter() - begun, cpu_seconds(pid) - cpu
     for line in lines:
         line.close()
-    found = tuple(one for share in answers for one in share)
-    if len(found) != len(prompts):
+    collected = tuple(answer for share in answers for answer in share)
+    if len(collected) != len(prompts):
         raise SystemExit(f"{servers[0].name} left requests unanswered")
-    return Round(seconds, busy, found)
+    return Round(seconds, busy, collected)
 
 
 def ask(server: Server, line: http.client.HTTPConnection, prompt: str, most: int) -> Answer:
-    """One question over a kept connection."""
+    """Send one request over a kept connection."""
     body = json.dumps(server.question(prompt, most))
     headers = {"Content-Type": "application/json", **server.headers}
     line.request("POST", server.path, body, headers)
@@ -112,7 +112,7 @@ def connected(server: Server) -> http.client.HTTPConnection:
 
 
 def service(running: Running, path: str) -> Server:
-    """A deployment or an endpoint of ours, asked for greedy answers."""
+    """A deployment or an endpoint of tuneship, with greedy requests."""
 
     def question(prompt: str, most: int) -> dict[str, Any]:
         turns = [{"role": "user", "content": prompt}]

@@ -1,4 +1,4 @@
-"""One replica process without the service around it, and random models and adapters to fill it with."""
+"""A replica process without a service, and random models and adapters for it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ RANK = 16
 
 @asynccontextmanager
 async def replica(base: Path, threads: int = 1, dtype: str = "auto") -> AsyncGenerator[ReplicaLine]:
-    """A line to a fresh process."""
+    """Start a replica process and connect to it."""
     options = ["--base", str(base), "--dtype", dtype, "--threads", str(threads)]
     ours, process = _start(options)
     line = await ReplicaLine.open(ours)
@@ -57,7 +57,7 @@ def random_base(directory: Path, **changes: int) -> Path:
 
 
 def linear_layers(base: Path) -> dict[str, tuple[int, int]]:
-    """Name within a layer -> inputs and outputs of what an adapter for all linear layers changes."""
+    """Inputs and outputs of each linear layer that an adapter changes, by its name within a layer."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -74,7 +74,7 @@ def linear_layers(base: Path) -> dict[str, tuple[int, int]]:
 
 
 def random_adapter(base: Path, directory: Path) -> Path:
-    """All linear layers, as peft would write them."""
+    """Write a random adapter for all linear layers, as peft does."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     tensors = {}
     for layer in range(config["num_hidden_layers"]):

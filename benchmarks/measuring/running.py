@@ -1,4 +1,4 @@
-"""A real `tuneship serve` for benchmarks: start, tune, deploy, stop. Everything goes through its HTTP address."""
+"""Starts a real `tuneship serve` for benchmarks, and tunes and deploys through its HTTP address."""
 
 import json
 import os
@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "icd10cm"
 
 @dataclass(frozen=True)
 class Running:
-    """A service that answers."""
+    """A running service."""
 
     pid: int
     data_dir: Path
@@ -37,7 +37,7 @@ class Running:
 def start(
     data_dir: Path, environment: dict[str, str] | None = None
 ) -> tuple["subprocess.Popen[str]", float]:
-    """A service on a free port, and the seconds until it said `ready`."""
+    """Start a service on a free port; returns it with the seconds until it was ready."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "tuneship.cli.main", "serve", "--port", "0"]
     process = subprocess.Popen(
@@ -53,14 +53,14 @@ def start(
 
 
 def stop(process: "subprocess.Popen[str]") -> None:
-    """End it and wait."""
+    """End the service and wait for it."""
     process.terminate()
     process.wait(timeout=60)
 
 
 @contextmanager
 def running(data_dir: Path, environment: dict[str, str] | None = None) -> Generator[Running]:
-    """A service for the time of a `with`."""
+    """A service that runs for the time of a `with` block."""
     process, _ = start(data_dir, environment)
     try:
         settings = ClientSettings.from_credentials(data_dir / "credentials.json")
@@ -75,13 +75,13 @@ def example_rows(source: str, rows: int) -> list[bytes]:
 
 
 def example_questions(count: int) -> list[str]:
-    """The same ones every time, drawn from the validation rows."""
+    """Random questions of the validation rows, the same in every run."""
     rows = example_rows("validation.jsonl", 500)
     return [json.loads(line)["instruction"] for line in random.Random(1).sample(rows, count)]
 
 
 def upload(client: Client, name: str, lines: Iterable[bytes]) -> str:
-    """A dataset of these lines."""
+    """Upload a dataset of these lines; returns its id."""
     with tempfile.TemporaryFile() as file:
         file.writelines(lines)
         file.seek(0)
@@ -89,7 +89,7 @@ def upload(client: Client, name: str, lines: Iterable[bytes]) -> str:
 
 
 def tune(client: Client, request: JobCreate) -> Job:
-    """A finished job."""
+    """Run a job to its end."""
     job_id = client.jobs.create(request).id
     while (found := client.jobs.get(job_id)).status not in ENDED:
         time.sleep(0.02)
@@ -99,7 +99,7 @@ def tune(client: Client, request: JobCreate) -> Job:
 
 
 def job_on(training: str, validation: str, base_model: str = "tuneship-tiny") -> JobCreate:
-    """One epoch with a rate that a small model learns by."""
+    """A request for one epoch, with a learning rate for a small model."""
     return JobCreate(
         base_model=base_model,
         dataset_id=training,
@@ -111,7 +111,7 @@ def job_on(training: str, validation: str, base_model: str = "tuneship-tiny") ->
 
 
 def exported(service: Running, model: str, directory: Path) -> Path:
-    """The adapter of a tuned model in plain, as peft reads it; `directory` must not exist."""
+    """Export the adapter of a tuned model for peft; `directory` must not exist."""
     command = [sys.executable, "-m", "tuneship.cli.main", "models", "export", model, str(directory)]
     command += ["--data-dir", str(service.data_dir)]
     subprocess.run(command, check=True, stdout=sys.stderr)
@@ -119,7 +119,7 @@ def exported(service: Running, model: str, directory: Path) -> Path:
 
 
 def deploy(client: Client, model: str, name: str) -> str:
-    """A running deployment."""
+    """Deploy a model and wait until it runs; returns the deployment's id."""
     made = client.deployments.create(DeploymentCreate(model_name=model, deployment_name=name))
     while client.deployments.get(made.id).status == "creating":
         time.sleep(0.01)
@@ -127,13 +127,13 @@ def deploy(client: Client, model: str, name: str) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and all that it started, as long as they live."""
+    """CPU time of a process and its living descendants."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
-    below = [int(one) for file in children for one in file.read_text(encoding="ascii").split()]
+    below = [int(child) for file in children for child in file.read_text(encoding="ascii").split()]
     return own_cpu_seconds(pid) + sum(cpu_seconds(child) for child in below)
 
 
 def own_cpu_seconds(pid: int) -> float:
-    """Processor time of a process since its start, without what it started."""
+    """CPU time of a process since its start, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

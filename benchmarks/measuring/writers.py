@@ -1,4 +1,4 @@
-"""Deployed models that write long answers, so that a generation goes on to its limit."""
+"""Deploys models that write long answers, so that generations reach their token limit."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tuneship.client import Client
 def writers(
     client: Client, count: int, base_model: str = "tuneship-tiny", rows: int = 320
 ) -> Iterator[tuple[str, str]]:
-    """Deployment and model of each, tuned on the same rows with another seed each."""
+    """Tune and deploy `count` models on the same rows, each with its own seed; yields deployment and model."""
     training = upload(client, "training", _long_answers("hospital_a.jsonl", rows))
     validation = upload(client, "validation", _long_answers("validation.jsonl", 32))
     request = job_on(training, validation, base_model)
@@ -23,7 +23,7 @@ def writers(
 
 
 def _long_answers(source: str, rows: int) -> list[bytes]:
-    """Each answer lists several diagnoses."""
+    """Examples whose answer lists several diagnoses."""
     questions = [json.loads(line)["instruction"] for line in example_rows(source, rows + 5)]
     names = [question.partition("? ")[2] for question in questions]
     return [

@@ -1,4 +1,4 @@
-"""Uploads stop before the disk is full, so that what is stored stays readable and jobs can write."""
+"""Refuses uploads before the disk is full, so that stored data stays readable and jobs can write."""
 
 import shutil
 
@@ -7,10 +7,10 @@ from tuneship.settings import ServiceSettings
 
 
 def check_room(settings: ServiceSettings, more_bytes: int = 0) -> None:
-    """Refuse (503) what would leave less free than the settings ask for."""
+    """Raise a 503 where `more_bytes` would leave less free disk than the settings require."""
     usage = shutil.disk_usage(settings.data_dir)
-    least = max(
+    minimum_free = max(
         settings.minimum_free_disk_bytes, int(usage.total * settings.minimum_free_disk_share)
     )
-    if usage.free - more_bytes < least:
+    if usage.free - more_bytes < minimum_free:
         raise InternalError("the disk is nearly full", status=503, retry_after=60)

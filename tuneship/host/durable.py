@@ -1,7 +1,6 @@
-"""What makes a file survive a power failure: service, training and pipeline do it in this one way.
+"""Writes files that survive a power failure; service, training and pipeline all use these functions.
 
-The bytes are on the disk after `flush` or `flush_open`; a new name, or a file that was moved, only after the `flush` of
-its folder, too.
+The bytes are on the disk after `flush` or `flush_open`. A new or renamed file also needs a `flush` of its folder.
 """
 
 import os
@@ -10,7 +9,7 @@ from typing import IO, Any
 
 
 def flush(path: Path) -> None:
-    """Let a file, or the names in a folder, survive a power failure. Raises `OSError`."""
+    """Write a file, or the names in a folder, to the disk (fsync). Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -19,18 +18,16 @@ def flush(path: Path) -> None:
 
 
 def flush_open(file: IO[Any]) -> None:
-    """The same for a file that is still written to. Raises `OSError`."""
+    """Write an open file to the disk (fsync). Raises OSError."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that its owner alone may read; what stood there stands until the new one is on the disk.
-
-    Raises `OSError`.
-    """
+    """Replace a file by one that only its owner may read, atomically. Raises OSError."""
     temporary = file.with_name(f".tmp-{file.name}")
     temporary.unlink(missing_ok=True)
+    # Created with its mode, so that no other user can open it before it is private.
     temporary.touch(mode=0o600)
     with temporary.open("w", encoding="utf-8") as stream:
         stream.write(text)

@@ -1,4 +1,4 @@
-"""What the service may use of the machine that it runs on: cores, memory, GPUs. Reads the kernel's files only."""
+"""The cores, memory and GPUs that the service may use. Reads only files of the kernel."""
 
 import os
 from collections.abc import Collection
@@ -9,14 +9,14 @@ from tuneship.host.memory import free_memory, limits
 
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 GIB = 1 << 30
-LEAST_CACHE_BYTES = 64 << 20
-# Of the free memory: the rest is for the batches of what runs already.
-SHARE = 0.9
+MIN_CACHE_BYTES = 64 << 20
+# The rest of the free memory is left for the batches of the processes that run already.
+USABLE_SHARE_OF_FREE_MEMORY = 0.9
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the service may use."""
+    """The part of the machine that the service may use."""
 
     cpus: int
     memory_bytes: int
@@ -24,26 +24,27 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Read again each time: a driver may come and a limit may change. No library of the GPU's is loaded for it."""
+    """Read the machine's resources; each call reads them again, since drivers are loaded and limits change."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=min([total, *(limit for limit, _ in limits())]),
+        # No library of the GPU is loaded for this.
         gpus=sum(1 for _ in GPU_FOLDER.iterdir()) if GPU_FOLDER.is_dir() else 0,
     )
 
 
 def cache_share(base: Path, processes: int) -> int:
-    """Bytes for the keys and values of one serving process of a base model, of which there may be so many.
+    """Bytes for the KV cache of one of `processes` serving processes of a base model.
 
-    Half of what is free beside the weights at most; never so little that a small model could not answer.
+    At most half of the memory that is free beside the weights, and never too little for a small model.
     """
     weights = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-    return max(LEAST_CACHE_BYTES, (free_memory() - weights) // max(2, processes))
+    return max(MIN_CACHE_BYTES, (free_memory() - weights) // max(2, processes))
 
 
 def resident_memory(process: int) -> int:
-    """Bytes of a process in main memory; 0 when it has ended."""
+    """Resident bytes of a process; 0 when it has ended."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, IndexError):
@@ -52,6 +53,6 @@ def resident_memory(process: int) -> int:
 
 
 def more_processes(like: Collection[int]) -> int:
-    """How many more processes as big as the biggest of these fit into memory; at least one while there is none."""
-    biggest = max((resident_memory(one) for one in like), default=0)
-    return int(SHARE * free_memory()) // biggest if biggest else 1
+    """How many more processes as large as the largest of these fit into memory; 1 where there is none yet."""
+    biggest = max((resident_memory(process) for process in like), default=0)
+    return int(USABLE_SHARE_OF_FREE_MEMORY * free_memory()) // biggest if biggest else 1

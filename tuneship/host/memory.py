@@ -1,4 +1,4 @@
-"""Memory that may still be taken: of the machine, or of the container where that has less. Reads kernel files only."""
+"""Free memory of the machine, or of the container where that has less. Reads only files of the kernel."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +8,15 @@ MACHINE = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Container:
-    """Where a version of control groups tells about a container's memory."""
+    """The files in which a version of control groups reports a container's memory."""
 
+    # `max`, or more than any machine has, where there is no limit.
     limit: Path
-    """`max`, or so much that nobody has it, where there is none."""
+    # Includes the page cache, also the part that the kernel would reclaim.
     used: Path
-    """Copies of files that the kernel keeps are counted, those too that it would give up for anything else."""
-    parts: Path
-    given_up: str
-    """The name, among the parts, of what it would give up first."""
+    statistics: Path
+    # The name, in the statistics, of the page cache that the kernel reclaims first.
+    reclaimable: str
 
 
 _V1 = Path("/sys/fs/cgroup/memory")
@@ -33,25 +33,24 @@ CONTAINERS = (
 
 
 def limits() -> list[tuple[int, int]]:
-    """Bytes of each limit and what is used of it, as Kubernetes and others count: without idle copies of files."""
-    found: list[tuple[int, int]] = []
-    for one in CONTAINERS:
-        if one.limit.is_file() and one.used.is_file():
-            text = one.limit.read_text().strip()
-            if text.isdigit():
-                found.append((int(text), int(one.used.read_text()) - _given_up(one)))
-    return found
-
-
-def _given_up(container: Container) -> int:
-    if not container.parts.is_file():
-        return 0
-    parts = (line.split() for line in container.parts.read_text().splitlines())
-    return next((int(part[1]) for part in parts if part[0] == container.given_up), 0)
+    """Each limit with its used bytes; reclaimable page cache does not count as used, as Kubernetes counts."""
+    entries: list[tuple[int, int]] = []
+    for container in CONTAINERS:
+        if not (container.limit.is_file() and container.used.is_file()):
+            continue
+        limit = container.limit.read_text().strip()
+        if not limit.isdigit():
+            continue
+        used = int(container.used.read_text())
+        if container.statistics.is_file():
+            lines = (line.split() for line in container.statistics.read_text().splitlines())
+            used -= next((int(line[1]) for line in lines if line[0] == container.reclaimable), 0)
+        entries.append((int(limit), used))
+    return entries
 
 
 def free_memory() -> int:
-    """Bytes that a process may take without anything being swapped or killed."""
+    """Bytes that a process can allocate without any process being swapped out or killed."""
     lines = (line.split() for line in MACHINE.read_text().splitlines())
     available = next(1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:")
     return max(0, min([available, *(limit - used for limit, used in limits())]))

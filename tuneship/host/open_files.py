@@ -1,4 +1,4 @@
-"""How many files this process may have open, and how many of them may be connections of callers."""
+"""The limit of open files, and how many of them may be connections of callers."""
 
 import errno
 import resource
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 from tuneship.settings import ServiceSettings
 
-# Descriptors kept for everything but callers: 48 database connections (three files each on
-# SQLite), uploads, workers, webhooks, libraries that open files for a moment, and a burst of
-# connections that are being closed.
-RESERVE = 512
-# More would cost memory on the usual machine (about 40 KB each, 100 KB with TLS) and serve
-# nobody.
-MOST_CONNECTIONS = 4096
+# Descriptors for everything but callers: 48 database connections (three files each on SQLite), uploads, workers,
+# webhooks, libraries that open files for a moment, and a burst of connections that are being closed.
+RESERVED_FILES = 512
+# More would cost memory (about 40 KB each, 100 KB with TLS) and be of no use on the usual machine.
+MAX_CONNECTIONS = 4096
 
 
 class NotEnoughFiles(OSError):
-    """The limit of open files leaves no room for the connections that the settings ask for."""
+    """The limit of open files is too low for the connections that the settings allow."""
 
 
 @dataclass(frozen=True)
@@ -24,30 +22,31 @@ class ConnectionLimits:
     """How many connections the service keeps open."""
 
     together: int
+    # From one address.
     each: int
-    """From one address."""
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files as far as the system lets us, and answer what it is now."""
+    """Raise the limit of open files as far as the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (
-            OSError,
-            ValueError,
-        ):  # e.g. macOS, which calls it unlimited and refuses to set that
+        except (OSError, ValueError):
+            # E.g. macOS, which calls the hard limit unlimited and refuses to set that.
             return soft
     return hard
 
 
 def connection_limits(settings: ServiceSettings, open_files: int) -> ConnectionLimits:
-    """What the settings ask for; by default, what fits below the limit of open files. Raises `NotEnoughFiles`."""
-    room = open_files - min(RESERVE, open_files // 2)
+    """The connections that the settings allow; by default, as many as the limit of open files allows.
+
+    Raises NotEnoughFiles.
+    """
+    room = open_files - min(RESERVED_FILES, open_files // 2)
     if open_files == resource.RLIM_INFINITY:
-        room = MOST_CONNECTIONS
-    together = settings.maximum_connections or min(room, MOST_CONNECTIONS)
+        room = MAX_CONNECTIONS
+    together = settings.maximum_connections or min(room, MAX_CONNECTIONS)
     if together > max(room, 0):
         text = (
             f"TUNESHIP_MAXIMUM_CONNECTIONS is {together}, but a limit of {open_files} open files leaves room for"

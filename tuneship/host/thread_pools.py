@@ -1,7 +1,7 @@
-"""Threads for blocking work, kept apart by purpose, and what is known of those that never come back.
+"""Threads for blocking work, one pool for each purpose, and descriptions of threads that are stuck.
 
-A thread that is stuck (in a file system that hangs, behind a database that does not answer) cannot be ended from
-outside. So each purpose has threads of its own, which others never wait for, and none of them keeps the process from
+A stuck thread (in a file system that hangs, behind a database that does not answer) cannot be ended from outside. So
+each purpose has threads of its own, which work of other purposes never waits for, and none keeps the process from
 ending. Knows nothing of the service.
 """
 
@@ -19,58 +19,61 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LOOK_EVERY_S = 0.02
-# Of a stuck thread's stack, the innermost ones.
-FRAMES_NAMED = 12
+POLL_INTERVAL_S = 0.02
+# The innermost frames of a stuck thread are enough to find the place.
+MAX_FRAMES = 12
 
 
 class Threads:
-    """Runs blocking work for one purpose, each piece in a daemon thread of its own, a limited number at a time.
+    """Runs blocking work for one purpose, each call in a daemon thread of its own, a limited number at a time.
 
-    To be used from one event loop.
+    Use it from one event loop.
     """
 
     def __init__(self, purpose: str, most: int) -> None:
         """`purpose` names the threads, so that a log can say which one is stuck."""
         self._purpose = purpose
-        self._room = asyncio.Semaphore(most)
+        self._free_threads = asyncio.Semaphore(most)
         self._running: set[threading.Thread] = set()
 
     async def run(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Do the work and return its result. When this is cancelled, the thread still finishes its work."""
+        """Run the work and return its result. After a cancellation, the thread still finishes its work."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         result: Future[R] = Future()
-        result.set_running_or_notify_cancel()  # so that the result can be set after a cancellation
+        # A running future takes its result also after a cancellation.
+        result.set_running_or_notify_cancel()
 
-        def do() -> None:
+        def run_work() -> None:
             try:
                 result.set_result(context.run(work, *arguments, **named))
             except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
                 result.set_exception(error)
             finally:
                 with suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(self._has_ended, threading.current_thread())
+                    loop.call_soon_threadsafe(self._note_end, threading.current_thread())
 
-        await self._room.acquire()
-        thread = threading.Thread(target=do, daemon=True, name=f"{self._purpose} ({_name(work)})")
+        await self._free_threads.acquire()
+        thread = threading.Thread(
+            target=run_work, daemon=True, name=f"{self._purpose} ({_name(work)})"
+        )
         self._running.add(thread)
         try:
             thread.start()
         except BaseException:
-            self._has_ended(thread)
+            self._note_end(thread)
             raise
         return await asyncio.wrap_future(result)
 
-    def _has_ended(self, thread: threading.Thread) -> None:
+    def _note_end(self, thread: threading.Thread) -> None:
         self._running.discard(thread)
-        self._room.release()
+        self._free_threads.release()
 
     async def finish(self, patience_s: float) -> None:
-        """Wait until nothing runs any more, or until the patience is over."""
+        """Wait until no work runs any more, for at most `patience_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while self._running:  # noqa: ASYNC110 - it is rare, and threads have no event of the loop
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _name(work: Callable[..., object]) -> str:
@@ -80,31 +83,32 @@ def _name(work: Callable[..., object]) -> str:
 def wait_for_threads(
     patience_s: float, besides: Collection[threading.Thread] = ()
 ) -> list[threading.Thread]:
-    """Wait until only the calling thread and those of `besides` run; return what still runs when the patience is over.
+    """Wait until only the calling thread and those of `besides` run, for at most `patience_s`.
 
-    Idle threads of a pool have to be dismissed before (`ThreadPoolExecutor.shutdown(wait=False)`).
+    Returns the other threads that still run. Shut down the idle threads of a pool before
+    (`ThreadPoolExecutor.shutdown(wait=False)`).
     """
     ignored = {threading.current_thread(), *besides}
-    end = time.monotonic() + patience_s
-    while left := [one for one in threading.enumerate() if one not in ignored]:
-        if time.monotonic() > end:
+    deadline = time.monotonic() + patience_s
+    while left := [thread for thread in threading.enumerate() if thread not in ignored]:
+        if time.monotonic() > deadline:
             break
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     return left
 
 
 def where_is(thread: threading.Thread) -> str:
-    """Where a thread stands, innermost first, as `module:function:line`; no values, which might be of a patient."""
+    """The stack of a thread as `module:function:line`, innermost first; without values, which may be personal data."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 - the only way to another thread's stack
     if frame is None:
         return "it has just ended"
     stack = reversed(traceback.extract_stack(frame))
-    places = [f"{Path(one.filename).stem}:{one.name}:{one.lineno}" for one in stack]
-    return " < ".join(places[:FRAMES_NAMED])
+    places = [f"{Path(call.filename).stem}:{call.name}:{call.lineno}" for call in stack]
+    return " < ".join(places[:MAX_FRAMES])
 
 
 def where_waits(task: "asyncio.Task[object]") -> str:
-    """What a task waits for, innermost first, in the same words."""
+    """The stack of a task that waits, in the format of `where_is`."""
     places: list[str] = []
     waiting = task.get_coro()
     while (frame := getattr(waiting, "cr_frame", None)) is not None:

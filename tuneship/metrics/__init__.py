@@ -1,1 +1,1 @@
-"""Observations in; windows, percentiles and rates out. Pure, plus the recorder."""
+"""Turns observations of requests into windows, percentiles and rates. Pure functions, plus the recorder."""

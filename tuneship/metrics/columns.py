@@ -1,9 +1,9 @@
-"""Many windows at once, as columns: merging, percentiles, histograms, and the bytes that are stored. Pure.
+"""Many windows at once, as columns: merging, percentiles, histograms, and the stored bytes. Pure.
 
-43,200 minutes of a month are merged in a tenth of a second, so every number of an answer comes from here. A window's
-bytes are one record of `FACTS`, then its sketch (records of `COUNTED`, rising by index), then the numbers of up to
-`MOST_CALLERS` callers who met errors: the smallest ones, so that windows merge and more callers than these can be
-estimated, by how close they lie.
+The 43,200 minutes of a month are merged in a tenth of a second, so every metric of an answer is computed here. A
+window's bytes are one record of `FACTS`, then its sketch (records of `COUNTED`, sorted by index), then the hashes of up
+to `MAX_CALLERS` callers who got errors. Those are the smallest hashes, so that windows can be merged and the number of
+more callers than these can be estimated from their density.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ Records = NDArray[np.void]
 Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
-# Upper edges of the published histogram, 1 ms to 131,072 ms; one more slot counts everything.
+# Upper edges of the published histogram, 1 ms to 131,072 ms; one more bucket counts everything.
 EDGES_MS: tuple[float, ...] = tuple(float(2**power) for power in range(18))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COUNTS = ("requests", "errors", "empty", "input", "output")
-# `uncounted`: requests from before the other two and the callers were counted (schema 0007).
+# `uncounted`: requests recorded before the other two and the callers were counted (schema 0007).
 LATER_COUNTS = ("cancelled", "refused", "uncounted")
 SUMS = (*COUNTS, "latency_sum_ms", *LATER_COUNTS)
 FACTS = np.dtype(
@@ -33,26 +33,29 @@ FACTS = np.dtype(
         *((name, "<f8") for name in QUANTILES),  # ms; 0 without a successful request
         ("histogram", "<u4", (len(EDGES_MS) + 1,)),  # requests that took at most each edge
         *((name, "<i8") for name in LATER_COUNTS),
-        ("error_callers", "<i8"),  # exact below `MOST_CALLERS`, then within a few per cent
+        (
+            "error_callers",
+            "<i8",
+        ),  # exact below `MAX_CALLERS`, then an estimate within a few per cent
     ]
 )
 COUNTED = np.dtype([("index", "<i2"), ("count", "<u4")])
 CALLER = np.dtype("<u4")
-MOST_CALLERS = 256
+MAX_CALLERS = 256
 
 _LOWEST = MAPPING.key(SHORTEST_MS)
-# Milliseconds of each sketch index, from `_LOWEST` on.
-_VALUES = np.array(
+# Latency of each sketch index, from `_LOWEST` on.
+_VALUES_MS = np.array(
     [MAPPING.value(index) for index in range(_LOWEST, MAPPING.key(LONGEST_MS) + 1)], dtype="f8"
 )
-_SLOTS = np.searchsorted(np.array(EDGES_MS), _VALUES)
+_BUCKETS = np.searchsorted(np.array(EDGES_MS), _VALUES_MS)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Windows in rows: `facts[i]`, and `lengths[i]` records of `sketches`, which follow one another.
+    """Windows in rows: row i has `facts[i]`, `lengths[i]` records of `sketches` and `caller_lengths[i]` of `callers`.
 
-    Likewise `caller_lengths[i]` numbers of `callers`.
+    `sketches` and `callers` hold the records of all rows without gaps.
     """
 
     facts: Records
@@ -62,11 +65,11 @@ class Columns:
     caller_lengths: Whole
 
     def __len__(self) -> int:
-        """How many windows."""
+        """The number of windows."""
         return len(self.facts)
 
     def encoded(self) -> list[bytes]:
-        """The stored form of each window."""
+        """The stored bytes of each window."""
         ends, lasts = np.cumsum(self.lengths), np.cumsum(self.caller_lengths)
         rows = zip(
             self.facts, ends - self.lengths, ends, lasts - self.caller_lengths, lasts, strict=True
@@ -78,23 +81,24 @@ class Columns:
 
 
 def from_stored(stored: Sequence[bytes]) -> Columns:
-    """Read what `encoded` wrote."""
-    facts = np.frombuffer(b"".join([one[: FACTS.itemsize] for one in stored]), FACTS)
-    kept = np.minimum(facts["error_callers"], MOST_CALLERS)
+    """The inverse of `Columns.encoded`."""
+    facts = np.frombuffer(b"".join([window[: FACTS.itemsize] for window in stored]), FACTS)
+    # The number of callers may be an estimate, but no more than `MAX_CALLERS` are stored.
+    stored_callers = np.minimum(facts["error_callers"], MAX_CALLERS)
     sizes = np.fromiter(map(len, stored), np.int64, len(stored))
-    ends = sizes - kept * CALLER.itemsize
+    ends = sizes - stored_callers * CALLER.itemsize
     parts = list(zip(stored, ends.tolist(), strict=True))
     return Columns(
         facts,
-        np.frombuffer(b"".join([one[FACTS.itemsize : end] for one, end in parts]), COUNTED),
+        np.frombuffer(b"".join([window[FACTS.itemsize : end] for window, end in parts]), COUNTED),
         (ends - FACTS.itemsize) // COUNTED.itemsize,
-        np.frombuffer(b"".join([one[end:] for one, end in parts]), CALLER),
-        kept,
+        np.frombuffer(b"".join([window[end:] for window, end in parts]), CALLER),
+        stored_callers,
     )
 
 
 def from_windows(windows: Sequence[MetricWindow]) -> Columns:
-    """What was counted, before anything is derived from it."""
+    """The counts of each window; percentiles and histogram are still zero (see `grouped`)."""
     facts = np.zeros(len(windows), FACTS)
     for row, window in zip(facts, windows, strict=True):
         row["requests"], row["errors"] = window.request_count, window.error_count
@@ -103,9 +107,13 @@ def from_windows(windows: Sequence[MetricWindow]) -> Columns:
         row["cancelled"], row["refused"] = window.cancelled_count, window.refused_count
     pairs = [pair for window in windows for pair in sorted(window.latencies.items())]
     lengths = np.fromiter((len(window.latencies) for window in windows), np.int64, len(windows))
-    callers = [number for window in windows for number in window.error_callers]
-    met = np.fromiter((len(window.error_callers) for window in windows), np.int64, len(windows))
-    return Columns(facts, np.array(pairs, COUNTED), lengths, np.array(callers, CALLER), met)
+    callers = [caller for window in windows for caller in window.error_callers]
+    caller_counts = np.fromiter(
+        (len(window.error_callers) for window in windows), np.int64, len(windows)
+    )
+    return Columns(
+        facts, np.array(pairs, COUNTED), lengths, np.array(callers, CALLER), caller_counts
+    )
 
 
 def joined(*parts: Columns) -> Columns:
@@ -119,48 +127,56 @@ def joined(*parts: Columns) -> Columns:
     )
 
 
-def grouped(columns: Columns, places: Whole) -> tuple[Whole, Columns]:
-    """One window for each distinct place; answers the places in rising order, and their windows."""
-    found, into = np.unique(places, return_inverse=True)
-    facts = np.zeros(len(found), FACTS)
+def grouped(columns: Columns, groups: Whole) -> tuple[Whole, Columns]:
+    """Merge the windows of each group into one, with percentiles and histogram.
+
+    `groups` holds the group of each row. Returns the distinct groups in ascending order, and their windows.
+    """
+    distinct, into = np.unique(groups, return_inverse=True)
+    facts = np.zeros(len(distinct), FACTS)
     for name in SUMS:
-        total: Any = np.zeros(len(found), FACTS[name])
+        total: Any = np.zeros(len(distinct), FACTS[name])
         np.add.at(total, into, columns.facts[name])
         facts[name] = total
     rows = np.repeat(into, columns.lengths)
-    rows, index, count = _summed(rows, columns.sketches["index"], columns.sketches["count"])
+    rows, index, count = _sum_sketches(rows, columns.sketches["index"], columns.sketches["count"])
     sketches = np.empty(len(rows), COUNTED)
     sketches["index"], sketches["count"] = index, count
-    lengths = np.bincount(rows, minlength=len(found))
-    _derive(facts, rows, index, count)
-    return found, Columns(facts, sketches, lengths, *_callers(facts, into, columns))
+    lengths = np.bincount(rows, minlength=len(distinct))
+    _fill_latencies(facts, rows, index, count)
+    return distinct, Columns(facts, sketches, lengths, *_merge_callers(facts, into, columns))
 
 
-def _callers(facts: Records, into: Whole, columns: Columns) -> tuple[NDArray[np.uint32], Whole]:
-    """The smallest numbers of callers of each row, and how many; fills in how many callers there were."""
+def _merge_callers(
+    facts: Records, into: Whole, columns: Columns
+) -> tuple[NDArray[np.uint32], Whole]:
+    """The smallest caller hashes of each group, and how many; fills in the number of callers."""
+    # Group and hash in one number, so that one call finds the distinct pairs in order.
     keys = np.unique((np.repeat(into, columns.caller_lengths) << 32) + columns.callers)
-    rows, numbers = keys >> 32, keys & 0xFFFF_FFFF
+    rows, hashes = keys >> 32, keys & 0xFFFF_FFFF
     distinct = np.bincount(rows, minlength=len(facts))
     firsts = np.cumsum(distinct) - distinct
-    is_kept = np.arange(len(rows)) - firsts[rows] < MOST_CALLERS
+    is_kept = np.arange(len(rows)) - firsts[rows] < MAX_CALLERS
     facts["error_callers"] = distinct
-    many = np.flatnonzero(distinct >= MOST_CALLERS)
-    highest = numbers[firsts[many] + MOST_CALLERS - 1]
-    estimated = ((MOST_CALLERS - 1) * 2.0**32 / (highest + 1)).astype(np.int64)
-    facts["error_callers"][many] = np.clip(estimated, MOST_CALLERS, facts["errors"][many])
-    return numbers[is_kept].astype(CALLER), np.minimum(distinct, MOST_CALLERS)
+    # Hashes are uniform over 32 bits, so the k-th smallest of n lies near k / n of the range.
+    many = np.flatnonzero(distinct >= MAX_CALLERS)
+    highest = hashes[firsts[many] + MAX_CALLERS - 1]
+    estimated = ((MAX_CALLERS - 1) * 2.0**32 / (highest + 1)).astype(np.int64)
+    facts["error_callers"][many] = np.clip(estimated, MAX_CALLERS, facts["errors"][many])
+    return hashes[is_kept].astype(CALLER), np.minimum(distinct, MAX_CALLERS)
 
 
 def is_some(facts: Records) -> NDArray[np.bool_]:
-    """Which records count anything at all."""
+    """True for records that count at least one request."""
     return (facts["requests"] > 0) | (facts["cancelled"] > 0) | (facts["refused"] > 0)
 
 
-def _summed(
+def _sum_sketches(
     rows: Whole, index: NDArray[np.int16], count: NDArray[np.uint32]
 ) -> tuple[Whole, Whole, Whole]:
-    """Counts of the same row and index added up, sorted by both."""
+    """Add up the counts with equal row and index; sorted by both."""
     keys = (rows << 16) + (index.astype(np.int64) - _LOWEST)
+    # Sketches of a single window each are sorted already, and sorting is the slow part.
     if not np.all(keys[1:] > keys[:-1]):
         order = np.argsort(keys, kind="stable")
         keys, count = keys[order], count[order]
@@ -170,17 +186,19 @@ def _summed(
     return keys >> 16, (keys & 0xFFFF) + _LOWEST, totals
 
 
-def _derive(facts: Records, rows: Whole, index: Whole, count: Whole) -> None:
+def _fill_latencies(facts: Records, rows: Whole, index: Whole, count: Whole) -> None:
     """Fill in percentiles and histogram from sketches sorted by row and index."""
-    slots = len(EDGES_MS) + 1
+    buckets = len(EDGES_MS) + 1
     cells = np.bincount(
-        rows * slots + _SLOTS[index - _LOWEST], weights=count, minlength=len(facts) * slots
+        rows * buckets + _BUCKETS[index - _LOWEST], weights=count, minlength=len(facts) * buckets
     )
-    facts["histogram"] = cells.reshape(len(facts), slots).cumsum(axis=1)
-    reached = np.cumsum(count)
-    own = facts["requests"] - facts["errors"]
-    some = own > 0
-    before = (np.cumsum(own) - own)[some]
+    facts["histogram"] = cells.reshape(len(facts), buckets).cumsum(axis=1)
+    # The sketches of all rows lie in one array: the rank within a row is counted from the rows before it.
+    cumulative = np.cumsum(count)
+    successes = facts["requests"] - facts["errors"]
+    is_any = successes > 0
+    before = (np.cumsum(successes) - successes)[is_any]
     for name, quantile in QUANTILES.items():
-        rank = np.floor(quantile * (own[some] - 1)).astype(np.int64)
-        facts[name][some] = _VALUES[index[np.searchsorted(reached, before + rank + 1)] - _LOWEST]
+        rank = np.floor(quantile * (successes[is_any] - 1)).astype(np.int64)
+        positions = np.searchsorted(cumulative, before + rank + 1)
+        facts[name][is_any] = _VALUES_MS[index[positions] - _LOWEST]

@@ -1,18 +1,18 @@
-"""One served request as the metrics see it: who, how it ended, how long, how many tokens. Never its text."""
+"""One served request as the metrics see it: deployment, outcome, latency, tokens. Never its text."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class RequestOutcome(StrEnum):
-    """The one definition of an error: server failures and timeouts are errors, the other two are counted apart."""
+    """How a request ended. Only a server error counts as an error, which includes timeouts."""
 
     SUCCESS = "success"
     SERVER_ERROR = "server_error"
+    # The caller disconnected before the answer ended.
     CANCELLED = "cancelled"
-    """The caller hung up before the answer ended."""
+    # The deployment refused the request with a 4xx after routing, other than for being unable to serve.
     REFUSED = "refused"
-    """The deployment refused what it was sent: a 4xx after routing that does not say that it cannot serve."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class Observation:
     """A request that has ended."""
 
     deployment_id: str
+    # Empty when the deployment was called directly.
     endpoint_id: str
-    """Empty when the deployment was called directly."""
+    # Seconds since the epoch.
     ended_at: float
-    """Seconds since the epoch."""
     outcome: RequestOutcome
+    # From acceptance to the last token, queueing included.
     latency_ms: float
-    """From acceptance to the last token, queueing included."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    # A 200 answer with a blank completion.
     is_empty: bool = False
-    """A 200 answer with a blank completion."""
+    # The caller's hash (`Recorder.number_of`), for errors alone.
     caller: int | None = None
-    """In an error, a number in place of who asked (`Recorder.number_of`)."""

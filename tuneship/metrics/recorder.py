@@ -1,6 +1,6 @@
-"""Collects observations into windows of one second and hands finished counts to a store. Not pure: it remembers.
+"""Collects observations in memory, in windows of one second, and hands them to a store. No I/O.
 
-`record` is called on the event loop, `hand_over` by whoever stores: a lock between them, no I/O here.
+`record` is called on the event loop and `hand_over` in the thread that stores, with a lock between them.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from tuneship.metrics.windows import MetricWindow
 
 @dataclass(frozen=True)
 class WindowKey:
-    """Whose window, and the second since the epoch at which it starts."""
+    """The deployment and endpoint of a window, and its start in whole seconds since the epoch."""
 
     deployment_id: str
     endpoint_id: str
@@ -23,7 +23,7 @@ class WindowKey:
 
 
 class Recorder:
-    """Windows that are not stored yet."""
+    """The windows that are not stored yet."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -33,10 +33,8 @@ class Recorder:
         self._secret = secrets.token_bytes(32)
 
     def number_of(self, caller: str) -> int:
-        """32 bits in place of a caller. The secret never leaves this process, so nobody can find the caller by trying.
-
-        After a restart the same caller has another number.
-        """
+        """A hash of 32 bits for a caller; after a restart the same caller has another one."""
+        # Keyed with a secret that never leaves this process, so nobody can find the caller by trying names.
         digest = hashlib.blake2b(caller.encode(), digest_size=4, key=self._secret).digest()
         return int.from_bytes(digest)
 
@@ -52,10 +50,11 @@ class Recorder:
             window.add(observation)
 
     def hand_over(self, store: Callable[[Mapping[WindowKey, MetricWindow]], None]) -> None:
-        """Give all windows to `store`, which adds them to what it has; when it raises they are kept.
+        """Pass all windows to `store`, which adds them to the stored ones; when it raises they are kept.
 
-        One hand-over at a time: whoever comes back from here finds stored what was recorded before.
+        After the return, everything that was recorded before the call is stored.
         """
+        # A second caller waits here, since the windows of the first are stored only when `store` has returned.
         with self._storing:
             with self._lock:
                 taken, self._windows = self._windows, {}
@@ -66,6 +65,7 @@ class Recorder:
             except BaseException:
                 with self._lock:
                     for key, window in taken.items():
+                        # Requests may have been counted in the same second while `store` ran.
                         window.merge(self._windows.get(key, MetricWindow()))
                         self._windows[key] = window
                 raise

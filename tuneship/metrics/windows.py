@@ -1,4 +1,4 @@
-"""What one span of time holds while it is being counted; windows merge, so a minute is sixty seconds merged. Pure.
+"""The counts of one span of time; windows can be merged, so a minute is sixty seconds merged. Pure.
 
 Latencies are counted by the logarithmic index of DDSketch (VLDB 2019, `ddsketch`): any percentile is within 1 % of the
 true value, and merging loses nothing. Percentiles and the stored form: `tuneship/metrics/columns.py`.
@@ -13,16 +13,16 @@ from ddsketch.mapping import LogarithmicMapping  # pyright: ignore[reportMissing
 from tuneship.metrics.observations import Observation, RequestOutcome
 
 MAPPING: Any = LogarithmicMapping(relative_accuracy=0.01)
-# Latencies are counted as at least and at most this: an index fits into 16 bits.
+# Latencies are clamped to this range, so that an index fits into 16 bits.
 SHORTEST_MS, LONGEST_MS = 0.01, 1e8
 
 
 @dataclass
 class MetricWindow:
-    """What happened in a span. `latencies` maps a sketch index to a count of successful requests."""
+    """The counts of a span of time. `latencies` maps a sketch index to a number of successful requests."""
 
+    # Successes and errors, without cancelled and refused requests.
     request_count: int = 0
-    """Successes and errors: without the cancelled and the refused ones."""
     error_count: int = 0
     empty_count: int = 0
     latency_sum_ms: float = 0.0
@@ -31,12 +31,12 @@ class MetricWindow:
     latencies: dict[int, int] = field(default_factory=dict[int, int])
     cancelled_count: int = 0
     refused_count: int = 0
+    # Hashes of the callers who got the errors.
     error_callers: set[int] = field(default_factory=set[int])
-    """Who met the errors, by number."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Whether no request was counted."""
         return not (self.request_count or self.cancelled_count or self.refused_count)
 
     def add(self, observation: Observation) -> None:
@@ -76,7 +76,7 @@ class MetricWindow:
 
 
 def merged(windows: Iterable[MetricWindow]) -> MetricWindow:
-    """One window over all of them."""
+    """One window with the counts of all."""
     total = MetricWindow()
     for window in windows:
         total.merge(window)

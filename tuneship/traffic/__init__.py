@@ -1,1 +1,1 @@
-"""A split and a draw in, a deployment out. Pure."""
+"""Chooses the deployment that answers a request of an endpoint. Pure."""

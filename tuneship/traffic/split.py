@@ -1,4 +1,4 @@
-"""Which deployment of an endpoint answers a request: a split in whole percent and a draw. Pure."""
+"""Chooses a deployment of an endpoint by a split in whole percent and a draw. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,18 +17,22 @@ class Share:
 
 @dataclass(frozen=True)
 class TrafficSplit:
-    """Shares that sum to 100. A dead member is never re-weighted: its errors must reach the gates."""
+    """Shares that sum to 100.
+
+    Traffic of a member that is down is never given to the others: its errors must reach the gates.
+    """
 
     shares: tuple[Share, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is not a whole split; the border has refused it before."""
+        """Raise ValueError unless the shares sum to 100; the service checks it before, with an error for the user."""
         if sum(share.traffic_percentage for share in self.shares) != 100:
             raise ValueError("a split must sum to 100")
 
     def choose(self, draw: int) -> str:
-        """The deployment for `draw` in [0, 10000). Shares lie in id order: a shift of two moves one boundary."""
+        """The deployment for `draw` in [0, 10000). Raises ValueError outside of it."""
         bound = 0
+        # In the order of ids, so that a shift between two deployments moves one boundary and no other caller.
         ordered = sorted(self.shares, key=lambda share: share.deployment_id)
         for share in ordered:
             bound += share.traffic_percentage * (DRAWS // 100)
@@ -38,13 +42,15 @@ class TrafficSplit:
 
 
 def split_of(members: Sequence[dict[str, object]]) -> TrafficSplit:
-    """From the stored members, `[{"id", "traffic_percentage"}]`."""
+    """The split of stored members, `[{"id", "traffic_percentage"}]`."""
     return TrafficSplit(
-        tuple(Share(str(one["id"]), int(str(one["traffic_percentage"]))) for one in members)
+        tuple(
+            Share(str(member["id"]), int(str(member["traffic_percentage"]))) for member in members
+        )
     )
 
 
 def draw_of_key(endpoint_id: str, routing_key: str) -> int:
-    """The same draw for the same caller on the same endpoint."""
+    """The draw of a caller on an endpoint, the same for each of its requests."""
     digest = hashlib.sha256(f"{endpoint_id}\n{routing_key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % DRAWS

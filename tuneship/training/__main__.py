@@ -1,10 +1,11 @@
-"""The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` to be told the directory later.
+"""The training process: `python -m tuneship.training WORK_DIR`, or `--wait DESCRIPTOR` for a warm trainer.
 
-The keys of sealed files come on a pipe too: in the line that `--wait` reads, or with `WORK_DIR DESCRIPTOR` at once.
+A warm trainer loads torch and then reads its order (work directory and keys) from a pipe. A process that is started
+for a job with sealed files gets its keys the same way, with `WORK_DIR DESCRIPTOR`.
 
-Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl; its last line says how it ended. Exit
-code 0 for completed and cancelled, 1 for failed, 2 for a call it does not understand. torch is loaded
-only after the watch for a stop has begun. Next: `run.py`.
+Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl, whose last line says how the job ended. Exit code 0
+for completed and cancelled, 1 for failed, 2 for arguments it does not understand. torch is loaded only after the watch
+for a stop has begun. Next: `run.py`.
 """
 
 import errno
@@ -37,7 +38,7 @@ from tuneship.training.spec import (
     TrainingSpec,
 )
 
-# How torch says on CPU, in a plain RuntimeError, that memory is over.
+# Out of memory on CPU is a plain RuntimeError of torch with one of these texts.
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 NOT_WRITTEN = "a checkpoint or the model could not be written; the operator of the service must"
 DISK_FULL = f"the service's disk is full: {NOT_WRITTEN} free some space"
@@ -51,7 +52,7 @@ DISK_MESSAGES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job of one work directory, which is named at once or, after `--wait`, on a pipe."""
+    """Run the job of one work directory; returns the exit code."""
     match arguments:
         case ["--wait", descriptor]:
             order = wait_for_job(int(descriptor))
@@ -67,15 +68,15 @@ def main(arguments: list[str]) -> int:
 
 
 def read_order(descriptor: int) -> Order | None:
-    """The line on a pipe, when it comes; None when the pipe is closed before."""
+    """Wait for the order on a pipe; None when the pipe is closed before it is complete."""
     with os.fdopen(descriptor, encoding="utf-8") as line:
         return Order.from_line(line.readline())
 
 
 def wait_for_job(descriptor: int) -> Order | None:
-    """Load what every job needs, then wait for a line that names a work directory; None when the line is closed.
+    """Load the libraries that every job needs, then wait for an order; None when the pipe is closed before.
 
-    From then on the output goes to that directory's log, as if the process had been started for it.
+    From then on the output goes to the log of the work directory, as if the process had been started for it.
     """
     import tuneship.training.run  # noqa: F401, PLC0415 (loads torch: seconds)
 
@@ -89,13 +90,13 @@ def wait_for_job(descriptor: int) -> Order | None:
 
 
 def run_job(order: Order) -> int:
-    """From the orders to the last line of progress; returns the exit code."""
+    """Do the job of an order and write the last line of its progress; returns the exit code."""
     work_dir = order.folder
     progress = ProgressFile(work_dir / PROGRESS_FILE)
     stop = StopRequest(work_dir / CANCEL_FILE)
     try:
         spec = TrainingSpec.from_json((work_dir / SPEC_FILE).read_text(encoding="utf-8"))
-        give_up_other_jobs(order, spec)
+        restrict_to_job_files(order, spec)
         stop.watch(progress)
         stop.raise_if_requested()
         from tuneship.training.run import train  # noqa: PLC0415 (loads torch: seconds)
@@ -103,27 +104,26 @@ def run_job(order: Order) -> int:
         train(spec, order.keys, progress, stop)
     except TrainingCancelled:
         progress.end("cancelled")
-    except RankLost as lost:  # no end of the job: like a kill of this process, it is resumed
+    except RankLost as lost:
+        # No last line: like a kill of this process, this is no end of the job, and the next attempt resumes.
         progress.log("warning", str(lost))
         return 1 if lost.exit_code >= 0 else SIGNALLED - lost.exit_code
-    except Exception as error:  # noqa: BLE001 (whatever it is, the supervisor must learn of it)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the supervisor must get a reason)
         failure = failure_of(error)
         progress.end("failed", reason=failure.reason.value, message=failure.message)
         return 1
     return 0
 
 
-def give_up_other_jobs(order: Order, spec: TrainingSpec) -> None:
-    """Keep only this job's files open to this process, where it is isolated at all.
-
-    The kernel takes files away from one thread at a time. Where a library has started others, the process begins again
-    as a new program, which has one.
-    """
+def restrict_to_job_files(order: Order, spec: TrainingSpec) -> None:
+    """Restrict this process to the files of its job, where it is isolated at all."""
     read = (Path(spec.base_model), spec.training_file, spec.validation_file)
     write = (order.folder, spec.output_dir, spec.checkpoint_dir, Path(tempfile.gettempdir()))
-    is_done = narrow(Places(tuple(one for one in read if one is not None), write))
-    if is_done:
+    is_restricted = narrow(Places(tuple(path for path in read if path is not None), write))
+    if is_restricted:
         return
+    # The kernel restricts one thread at a time, and a library has started others: the process replaces itself by a
+    # new program, which has one thread, and hands it the order.
     theirs, ours = os.pipe()
     os.write(ours, order.to_line().encode())
     os.close(ours)
@@ -134,11 +134,7 @@ def give_up_other_jobs(order: Order, spec: TrainingSpec) -> None:
 
 
 def failure_of(error: Exception) -> TrainingFailed:
-    """The failure as the job's owner sees it.
-
-    The text of an unforeseen error may quote data: its type and place are told, its frames go to
-    stderr, its text nowhere.
-    """
+    """The failure as it is shown to the owner of the job."""
     if isinstance(error, TrainingFailed):
         return error
     if is_out_of_memory(error):
@@ -148,6 +144,7 @@ def failure_of(error: Exception) -> TrainingFailed:
         )
     if disk_error(error) in DISK_MESSAGES:
         return TrainingFailed(Reason.INTERNAL, DISK_MESSAGES[disk_error(error)])
+    # The text of an unforeseen error may quote data: only its type and place are reported, and its frames logged.
     frames = traceback.extract_tb(error.__traceback__)
     sys.stderr.write("".join(traceback.format_list(frames)) + type(error).__name__ + "\n")
     last = frames[-1]
@@ -158,15 +155,16 @@ def failure_of(error: Exception) -> TrainingFailed:
 
 
 def disk_error(error: Exception) -> int:
-    """The number of the system's error, 0 for none. The library that writes tensors tells it in its text only."""
+    """The errno of an error, 0 where it has none."""
     if isinstance(error, OSError):
         return error.errno or 0
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found and type(error).__name__ == "SafetensorError" else 0
+    # The library that writes tensors has it only in its text.
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match and type(error).__name__ == "SafetensorError" else 0
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True for Python's, CUDA's (`OutOfMemoryError`) and the CPU allocator's way to say it."""
+    """Whether an error is Python's, CUDA's (`OutOfMemoryError`) or the CPU allocator's out-of-memory error."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()

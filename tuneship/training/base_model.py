@@ -1,7 +1,7 @@
-"""Loads the base model of a job: weights, tokenizer, template. What cannot be used is refused before a step is taken.
+"""Loads the base model of a job: weights, tokenizer, template. Refuses one that cannot be used before the first step.
 
 Any causal language model of transformers that reads text alone. No code of a checkpoint is run, and nothing is
-downloaded. Next: `learner.py` (the model), `tokenized_examples.py` (tokenizer and template).
+downloaded. Next: `learner.py` (trains the model), `tokenized_examples.py` (uses tokenizer and template).
 """
 
 from collections.abc import Callable
@@ -27,16 +27,17 @@ from tuneship.training.device import device, number_format
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.tokenized_examples import Encoder
 
-# Tokens, for a configuration that names no length (the same as the service's catalogue takes).
-FALLBACK_CONTEXT = 2048
+# For a configuration that names no context length; the service's catalogue uses the same.
+FALLBACK_CONTEXT_TOKENS = 2048
 
 
 def load_base(
     base_model: str, choose_format: Callable[[int], torch.dtype] = number_format
 ) -> PreTrainedModel:
-    """The model from a directory or the local hub cache, in the format that is chosen for its number of parameters.
+    """Load a model from a directory or the local hub cache, onto the device.
 
-    Raises TrainingFailed(internal) saying what is wrong with it.
+    `choose_format` chooses its number format by its number of parameters. Raises TrainingFailed(internal) saying what
+    is wrong with the model.
     """
     try:
         config = AutoConfig.from_pretrained(
@@ -45,7 +46,7 @@ def load_base(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             base_model,
             config=config,
-            dtype=choose_format(_parameters(config)),
+            dtype=choose_format(_count_parameters(config)),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -54,16 +55,16 @@ def load_base(
     except SafetensorError as error:
         raise _unusable("its weights are damaged") from error
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        # The message would show paths of this machine and pages of names: its kind is told.
+        # Its text would show paths of this machine and pages of names, so only the type is reported.
         raise _unusable(f"transformers says {type(error).__name__}") from error
     model: PreTrainedModel
     model, report = loaded
-    _check(model, report)
+    _check_weights(model, report)
     return cast("PreTrainedModel", cast("nn.Module", model).to(device()))
 
 
 def load_encoder(base_model: str, base: PreTrainedModel) -> Encoder:
-    """The base model's tokenizer, template and limits. Raises TrainingFailed(internal)."""
+    """Load the base model's tokenizer, template and limits. Raises TrainingFailed(internal)."""
     directory = model_directory(base_model)
     config = base.config.get_text_config()
     ends = GenerationConfig.from_model_config(base.config).eos_token_id
@@ -79,21 +80,21 @@ def load_encoder(base_model: str, base: PreTrainedModel) -> Encoder:
     return Encoder(
         template=template,
         tokenizer=tokenizer,
-        context_length=getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT,
+        context_length=getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS,
         end_tokens=frozenset(np.atleast_1d([] if ends is None else ends).tolist()),
         vocabulary=config.vocab_size,
     )
 
 
 def model_directory(base_model: str) -> Path:
-    """Where the files of the base model lie."""
+    """The directory with the files of the base model, itself or in the local hub cache."""
     if Path(base_model).is_dir():
         return Path(base_model)
     return Path(str(cached_file(base_model, "config.json", local_files_only=True))).parent
 
 
-def _parameters(config: PreTrainedConfig) -> int:
-    """How many numbers the model has, without making them."""
+def _count_parameters(config: PreTrainedConfig) -> int:
+    """The number of parameters of the model, counted without allocating them."""
     if config.get_text_config() is not config:
         raise _unusable(f"models like {config.model_type} read more than text")
     with torch.device("meta"):
@@ -101,12 +102,14 @@ def _parameters(config: PreTrainedConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _check(model: PreTrainedModel, report: dict[str, Any]) -> None:
-    """Transformers fills in random numbers for what a checkpoint lacks, and takes any number that it finds."""
+def _check_weights(model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Refuse missing tensors and values that are not finite. Raises TrainingFailed(internal)."""
+    # transformers fills missing tensors with random numbers, and accepts any value.
     missing = sorted(report["missing_keys"])
     if missing:
         raise _unusable(f"{len(missing)} of its tensors are missing, {missing[0]} first")
     for name, weights in model.named_parameters():
+        # One pass without a mask as large as the tensor; NaN shows in both results.
         low, high = torch.aminmax(weights.detach())
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise _unusable(f"tensor {name} holds values that are not finite")

@@ -1,6 +1,6 @@
-"""In which order and company the rows are learnt: numbers in, numbers out.
+"""The order in which rows are learnt from, and how they are cut into batches: numbers in, numbers out.
 
-Knows tokenised rows and nothing of models. Next: `packing.py` (how the model reads a batch), `run.py`.
+Knows tokenised rows and no model. Next: `packing.py` (how the model reads a batch), `run.py`.
 """
 
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A padded rectangle of tokens and the places in it whose next token is learnt.
+    """A padded rectangle of tokens and the positions in it whose next token is a target.
 
-    Padding stands at the right. A causal model's tokens do not see what follows them, and no padded place
+    Padding stands at the right. A causal model's tokens do not see what follows them, and no padded position
     is learnt from: neither a mask nor a padding token of the model's own is needed.
     """
 
+    # Shape (rows, longest row).
     tokens: NDArray[np.int64]
-    """Shape (rows, longest row)."""
-    places: Indices
-    """Indices into the flattened rectangle: where a prediction is wanted."""
+    # Indices into the flattened rectangle: the positions whose logits are needed.
+    logit_positions: Indices
+    # The token to predict at each of them.
     targets: Indices
-    """The token to predict at each place."""
-    filled: Indices
-    """Indices into the flattened rectangle: where a token of a row stands."""
+    # Indices into the flattened rectangle: the positions that are no padding.
+    token_positions: Indices
 
 
 def epoch_batches(rows: Indices, batch_size: int, *, seed: int, epoch: int) -> list[Indices]:
@@ -39,34 +39,39 @@ def epoch_batches(rows: Indices, batch_size: int, *, seed: int, epoch: int) -> l
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def shares(rows: Indices, lengths: Indices, count: int) -> list[Indices]:
-    """Deal `rows` to `count` processes, the longest first, so that each gets about as many tokens."""
-    if count == 1:
+def split_among_ranks(rows: Indices, lengths: Indices, ranks: int) -> list[Indices]:
+    """Deal `rows` to the ranks, the longest first, so that each gets about as many tokens."""
+    if ranks == 1:
         return [rows]
     rows = rows[np.argsort(lengths[rows], kind="stable")[::-1]]
-    return [rows[rank::count] for rank in range(count)]
+    return [rows[rank::ranks] for rank in range(ranks)]
 
 
-def limited_batches(rows: Indices, lengths: Indices, most_tokens: int) -> Iterator[Indices]:
-    """Cut `rows` into batches of at most `most_tokens` with padding (always at least one row), by length."""
+def micro_batches(rows: Indices, lengths: Indices, max_tokens: int) -> Iterator[Indices]:
+    """Cut `rows` into micro-batches of at most `max_tokens` with padding, longest rows first.
+
+    A micro-batch has at least one row, also where that row is longer.
+    """
     rows = rows[np.argsort(lengths[rows], kind="stable")[::-1]]
     start = 0
     while start < len(rows):
-        size = max(1, most_tokens // int(lengths[rows[start]]))
+        size = max(1, max_tokens // int(lengths[rows[start]]))
         yield rows[start : start + size]
         start += size
 
 
 def collate(rows: TokenizedExamples, indices: Indices) -> PaddedBatch:
-    """The rectangle of the rows `indices`."""
+    """The padded rectangle of the rows `indices`."""
     width = int(rows.lengths[indices].max())
     tokens = np.zeros((len(indices), width), dtype=np.int64)
-    learnt = np.zeros((len(indices), width), dtype=np.bool_)
-    filled = np.arange(width) < rows.lengths[indices][:, None]
+    loss_mask = np.zeros((len(indices), width), dtype=np.bool_)
+    is_token = np.arange(width) < rows.lengths[indices][:, None]
     for line, index in enumerate(indices):
         start, stop = rows.starts[index], rows.starts[index + 1]
         tokens[line, : stop - start] = rows.tokens[start:stop]
-        learnt[line, : stop - start] = rows.learnt[start:stop]
-    learnt[:, 0] = False  # nothing stands before a first token to predict it from
-    targets = np.flatnonzero(learnt)
-    return PaddedBatch(tokens, targets - 1, tokens.ravel()[targets], np.flatnonzero(filled))
+        loss_mask[line, : stop - start] = rows.loss_mask[start:stop]
+    # A row's first token has no token before it to predict it from.
+    loss_mask[:, 0] = False
+    targets = np.flatnonzero(loss_mask)
+    # Logits at one position predict the token of the next.
+    return PaddedBatch(tokens, targets - 1, tokens.ravel()[targets], np.flatnonzero(is_token))

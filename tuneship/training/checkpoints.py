@@ -1,7 +1,7 @@
-"""What survives a kill: directories that exist whole or not at all.
+"""Checkpoints, and directories that exist whole or not at all whenever the process is killed.
 
-A checkpoint holds tensors (safetensors) and a JSON state with their digest: no pickles. It knows
-neither models nor what the values mean. Next: `tuneship/training/run.py`.
+A checkpoint holds tensors (safetensors) and a JSON state with their digest: no pickles. Knows
+neither models nor what the values mean. Next: `run.py`.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from tuneship.security.sealed_files import read_plain, write_sealed
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
 # The latest, and the one before it in case the disk damages the latest.
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The whole state after a step."""
+    """The whole state of a training after a step."""
 
     step: int
     state: dict[str, Any]
@@ -39,7 +39,10 @@ class Checkpoints:
     """The checkpoints of one job; one process at a time uses the directory."""
 
     def __init__(self, directory: Path, fingerprint: str, key: str | None = None) -> None:
-        """`fingerprint`: of all that makes the run; others' checkpoints are not resumed. `key`: seals the files."""
+        """Remove unfinished checkpoints. `key` seals the files.
+
+        `fingerprint` identifies the run: checkpoints with another one are not resumed from.
+        """
         self._directory = directory
         self._fingerprint = fingerprint
         self._key = key
@@ -47,45 +50,46 @@ class Checkpoints:
         remove_leftovers(directory)
 
     def save(self, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Keep the state after `step`; older checkpoints go once this one is on the disk."""
+        """Write the state after `step`; older checkpoints are removed once this one is on the disk."""
 
-        def fill(directory: Path) -> None:
+        def write_files(directory: Path) -> None:
             write_sealed(directory / TENSORS_FILE, self._key, save(dict(tensors)))
-            mark = {
+            summary = {
                 "step": step,
                 "fingerprint": self._fingerprint,
                 "tensors_sha256": _sha256(directory / TENSORS_FILE),
                 "state": state,
             }
-            write_sealed(directory / STATE_FILE, self._key, json.dumps(mark).encode())
+            write_sealed(directory / STATE_FILE, self._key, json.dumps(summary).encode())
 
-        make_directory(self._directory / f"step-{step:09}", fill)
-        for old in self._newest_first()[KEPT:]:
+        make_directory(self._directory / f"step-{step:09}", write_files)
+        for old in self._newest_first()[KEPT_CHECKPOINTS:]:
             shutil.rmtree(old)
 
     def latest(self) -> Checkpoint | None:
-        """The newest one that is complete, undamaged and of this very run."""
-        found = (self._read(directory) for directory in self._newest_first())
-        return next((checkpoint for checkpoint in found if checkpoint), None)
+        """The newest checkpoint that is complete, undamaged and of this very run."""
+        checkpoints = (self._read(directory) for directory in self._newest_first())
+        return next((checkpoint for checkpoint in checkpoints if checkpoint), None)
 
     def _newest_first(self) -> list[Path]:
         return sorted(self._directory.glob("step-*"), reverse=True)
 
     def _read(self, directory: Path) -> Checkpoint | None:
+        """The checkpoint in `directory`; None where it is damaged or of another run."""
         try:
-            mark = json.loads(read_plain(directory / STATE_FILE, self._key))
-            if mark["fingerprint"] != self._fingerprint:
+            summary = json.loads(read_plain(directory / STATE_FILE, self._key))
+            if summary["fingerprint"] != self._fingerprint:
                 return None
-            if mark["tensors_sha256"] != _sha256(directory / TENSORS_FILE):
+            if summary["tensors_sha256"] != _sha256(directory / TENSORS_FILE):
                 return None
             tensors = load(read_plain(directory / TENSORS_FILE, self._key))
-            return Checkpoint(mark["step"], mark["state"], tensors)
+            return Checkpoint(summary["step"], summary["state"], tensors)
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
 
 
-def make_directory(final: Path, fill: Callable[[Path], None]) -> None:
-    """Make `final` with what `fill` writes, so that a kill or a power cut leaves all of it or nothing.
+def make_directory(final: Path, write_files: Callable[[Path], None]) -> None:
+    """Make `final` with the files that `write_files` writes; a kill or a power cut leaves all of them or none.
 
     A directory of that name from an earlier attempt is replaced.
     """
@@ -93,7 +97,8 @@ def make_directory(final: Path, fill: Callable[[Path], None]) -> None:
     unfinished = final.with_name(f".tmp-{final.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    fill(unfinished)
+    write_files(unfinished)
+    # The rename may reach the disk before the files, unless those are flushed first.
     for path in [*unfinished.rglob("*"), unfinished]:
         flush(path)
     if final.exists():
@@ -103,7 +108,7 @@ def make_directory(final: Path, fill: Callable[[Path], None]) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Unfinished directories of a process that was killed."""
+    """Remove the unfinished directories of a process that was killed."""
     for path in directory.glob(".tmp-*"):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)

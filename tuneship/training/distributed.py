@@ -1,14 +1,14 @@
-"""Several processes learn one job, each on a device of its own: how the first of them, rank 0, has the others help.
+"""Several processes train one job, each on a device of its own: how rank 0 has the worker ranks help.
 
-Rank 0 is the whole job: it reads the data, decides, measures time, writes. The others (`worker_rank.py`) hold the
+Rank 0 is the whole job: it reads the data, decides, measures time, writes. The worker ranks (`worker_rank.py`) hold the
 same model and know nothing of the job. At each step they get the adapter's weights and some of the batch's rows, and
-give back the gradient; rank 0 adds the gradients up, in the order of the ranks, and takes the step. So no two
-processes can come to differ, a checkpoint holds what it holds for one process, and another attempt may have another
-number of them.
+return the gradient; rank 0 adds the gradients up, in the order of the ranks, and takes the step. So the weights of two
+ranks cannot drift apart, a checkpoint is the same as for one process, and the next attempt may have another number of
+them.
 
-Weights and gradients lie in memory that the processes share and nobody else can name; orders go over pairs of connected
+Weights and gradients lie in anonymous memory that the processes share; tasks and replies go over pairs of connected
 sockets. Both work without network (`tuneship/runtime/isolation.py`), where NCCL and gloo would not. An adapter is
-small: 40 million numbers are 160 MB each way. Next: `worker_rank.py`, `run.py`.
+small: 40 million numbers are 160 MB in each direction. Next: `worker_rank.py`, `run.py`.
 """
 
 import json
@@ -16,7 +16,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from types import TracebackType
@@ -26,25 +26,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuneship.training.batches import Indices, PaddedBatch, collate, limited_batches, shares
+from tuneship.training.batches import (
+    Indices,
+    PaddedBatch,
+    collate,
+    micro_batches,
+    split_among_ranks,
+)
 from tuneship.training.device import free_memory
-from tuneship.training.learner import Learner, TokenLoss
+from tuneship.training.learner import Learner
+from tuneship.training.objective import Totals, add_totals
 from tuneship.training.progress_file import RankLost, Reason, StopRequest, TrainingFailed
 from tuneship.training.spec import ResolvedHyperparameters
 from tuneship.training.tokenized_examples import TokenizedExamples
 
-# Dies with the process that started it, and is isolated like it.
-LAUNCH = ("-m", "tuneship.runtime.launch")
-# As a task's step: nothing is learnt.
-MEASURE = 0
+# The launched process dies with the one that started it, and is isolated like it.
+LAUNCH_ARGUMENTS = ("-m", "tuneship.runtime.launch")
+# A task with this step is an evaluation.
+EVALUATE = 0
+BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a further process is told first."""
+    """The first message to a worker rank."""
 
+    # How many processes the job has.
     ranks: int
-    """How many processes the job has."""
     base_model: str
     number_format: str
     threads: int
@@ -61,26 +69,26 @@ class Setup:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done with the rows that follow it."""
+    """Work on the rows that follow it: the gradient of a step, or an evaluation."""
 
+    # The step to learn for, or EVALUATE.
     step: int
-    """To learn for; or MEASURE."""
-    tokens: int
-    """That are learnt in the whole step, by all processes."""
-    tokens_at_once: int
+    # Terms of the loss over the whole step, of all ranks.
+    loss_terms: int
+    micro_batch_tokens: int
 
 
-class Other:
-    """A further process, from its start to its end."""
+class WorkerRank:
+    """One worker rank, from its start to its end."""
 
     def __init__(self, rank: int, memory: int) -> None:
-        """Start it. `memory`: descriptor of what all share. Raises `OSError`."""
+        """Start the process. `memory` is the descriptor of the shared memory. Raises OSError."""
         self.rank = rank
-        self._line, theirs = Pipe()
+        self._connection, theirs = Pipe()
         descriptors = (theirs.fileno(), memory)
         command = [
             sys.executable,
-            *LAUNCH,
+            *LAUNCH_ARGUMENTS,
             str(os.getpid()),
             "inherited",
             "tuneship.training.worker_rank",
@@ -94,51 +102,51 @@ class Other:
         finally:
             theirs.close()
 
-    def tell(self, *messages: bytes) -> None:
-        """Send them. Raises RankLost."""
+    def send(self, *messages: bytes) -> None:
+        """Send messages. Raises RankLost."""
         try:
             for message in messages:
-                self._line.send_bytes(message)
-        except OSError:  # its end of the line is closed
+                self._connection.send_bytes(message)
+        except OSError:  # its end of the connection is closed
             raise self._lost() from None
 
-    def answer(self) -> dict[str, Any]:
-        """Wait for it. Raises RankLost, or the TrainingFailed that it ended with."""
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next reply. Raises RankLost, or the TrainingFailed that the process ended with."""
         try:
-            fields: dict[str, Any] = json.loads(self._line.recv_bytes())
+            fields: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._lost() from None
         if "reason" in fields:
             raise TrainingFailed(Reason(fields["reason"]), fields["message"])
         return fields
 
-    def end(self) -> None:
-        """At once; waits until it is gone."""
+    def kill(self) -> None:
+        """Kill the process and wait until it is gone."""
         self._process.kill()
         self._process.wait()
-        self._line.close()
+        self._connection.close()
 
     def _lost(self) -> RankLost:
         return RankLost(self.rank, self._process.wait())
 
 
-class Others:
-    """The further processes of a job: none where it has one device. To be left by its `with`, which ends them."""
+class WorkerRanks:
+    """The worker ranks of a job, none where it has one device; leaving its `with` block ends them."""
 
     def __init__(self, ranks: int) -> None:
-        """Start `ranks - 1` processes, from the thread that lives as long as this process."""
+        """Start `ranks - 1` processes; call it in a thread that lives as long as this process."""
         self.ranks = ranks
         self.memory = os.memfd_create("ranks") if ranks > 1 else -1
-        self.each: list[Other] = []
+        self.workers: list[WorkerRank] = []
         try:
             for rank in range(1, ranks):
-                self.each.append(Other(rank, self.memory))
+                self.workers.append(WorkerRank(rank, self.memory))
         except BaseException:
             self.close()
             raise
 
     def __enter__(self) -> Self:
-        """As it was made."""
+        """Return self; the processes run already."""
         return self
 
     def __exit__(
@@ -147,123 +155,139 @@ class Others:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """End them."""
+        """End the processes."""
         self.close()
 
     def close(self) -> None:
-        """End them."""
-        for other in self.each:
-            other.end()
+        """End the processes and free the shared memory."""
+        for worker in self.workers:
+            worker.kill()
         if self.memory >= 0:
             os.close(self.memory)
-        self.each, self.memory = [], -1
+        self.workers, self.memory = [], -1
 
     def set_up(self, setup: Setup) -> None:
         """Have each load the model, while this process does other things."""
-        for other in self.each:
-            other.tell(json.dumps(asdict(setup)).encode())
+        for worker in self.workers:
+            worker.send(json.dumps(asdict(setup)).encode())
 
 
-class Ranks:
-    """All processes of a job, this one included, as one that learns."""
+class RankGroup:
+    """All processes of a job, this one included, as one learner."""
 
-    def __init__(self, learner: Learner, others: Others | None = None) -> None:
-        """Waits until the others are ready. Raises RankLost and TrainingFailed, as all that follows does."""
+    def __init__(self, learner: Learner, worker_ranks: WorkerRanks | None = None) -> None:
+        """Wait until the worker ranks are ready. Raises RankLost and TrainingFailed, as every method does."""
         self._learner = learner
-        self._others = others.each if others else []
-        self.count = 1 + len(self._others)
-        if others and self._others:
-            self._shared = shared_numbers(others.memory, self.count, learner.trainable_parameters)
-        self._free = [other.answer()["free_memory"] for other in self._others]
+        self._workers = worker_ranks.workers if worker_ranks else []
+        self.size = 1 + len(self._workers)
+        if worker_ranks and self._workers:
+            self._shared = map_shared_memory(
+                worker_ranks.memory, self.size, learner.trainable_parameters
+            )
+        self._free_bytes = [worker.receive()["free_memory"] for worker in self._workers]
 
     def free_memory(self) -> int:
-        """Bytes that the process with the least can still take."""
-        return min(free_memory(self.count), *self._free) if self._free else free_memory()
+        """Free bytes of the process that has the least."""
+        return min([free_memory(self.size), *self._free_bytes])
 
     def learn(
         self,
         rows: TokenizedExamples,
         indices: Indices,
         *,
-        tokens_at_once: int,
+        micro_batch_tokens: int,
         step: int,
         rate: float,
     ) -> float:
-        """One optimizer step over the rows `indices`; returns their mean loss, finite or not."""
-        task = Task(step, rows.targets(indices), tokens_at_once)
-        mine, asked = self._hand_out(task, rows, indices)
-        parts = collated(rows, mine, tokens_at_once)
-        if not asked:
-            return self._learner.learn(parts, task.tokens, step=step, rate=rate)
-        loss = self._learner.backward(parts, task.tokens, step=step).item()
-        for other in asked:
-            loss += other.answer()["loss"]
-            self._learner.add_gradient(self._shared[other.rank])
-        self._learner.take_step(rate)
+        """Take one optimizer step over the rows `indices`; returns their mean loss, finite or not."""
+        terms = self._learner.objective.loss_terms(rows, indices)
+        task = Task(step, terms, micro_batch_tokens)
+        own_indices, busy_workers = self._distribute(task, rows, indices)
+        batches = collate_micro_batches(rows, own_indices, micro_batch_tokens)
+        if not busy_workers:
+            return self._learner.learn(batches, terms, step=step, rate=rate)
+        loss = self._learner.backward(batches, terms, step=step).item()
+        for worker in busy_workers:
+            loss += worker.receive()["loss"]
+            self._learner.add_gradient(self._shared[worker.rank])
+        self._learner.optimizer_step(rate)
         return loss
 
-    def measure(
-        self, rows: TokenizedExamples, indices: Indices, *, tokens_at_once: int, stop: StopRequest
-    ) -> TokenLoss:
-        """Loss and hits over the rows `indices`. Raises TrainingCancelled between two batches."""
-        mine, asked = self._hand_out(Task(MEASURE, 0, tokens_at_once), rows, indices)
-        total = measured(self._learner, rows, mine, tokens_at_once, stop.raise_if_requested)
-        for other in asked:
-            total += TokenLoss(**other.answer())
-        return total
+    def evaluate(
+        self,
+        rows: TokenizedExamples,
+        indices: Indices,
+        *,
+        micro_batch_tokens: int,
+        stop: StopRequest,
+    ) -> Totals:
+        """The objective's sums over the rows `indices`. Raises TrainingCancelled between two micro-batches."""
+        task = Task(EVALUATE, 0, micro_batch_tokens)
+        own_indices, busy_workers = self._distribute(task, rows, indices)
+        totals = evaluate_rows(
+            self._learner, rows, own_indices, micro_batch_tokens, stop.raise_if_requested
+        )
+        for worker in busy_workers:
+            totals = add_totals(totals, worker.receive())
+        return totals
 
-    def _hand_out(
+    def _distribute(
         self, task: Task, rows: TokenizedExamples, indices: Indices
-    ) -> tuple[Indices, Sequence[Other]]:
-        """The rows that stay here, and the others that got some: a small batch may not be enough for all."""
-        mine, *theirs = shares(indices, rows.lengths, self.count)
-        shared_out = [
-            (other, rows.of(share))
-            for other, share in zip(self._others, theirs, strict=True)
-            if len(share)
+    ) -> tuple[Indices, list[WorkerRank]]:
+        """Send each worker rank its rows. Returns the rows of this process, and the workers that got some.
+
+        A small batch may not have a row for every rank.
+        """
+        own_indices, *their_indices = split_among_ranks(indices, rows.lengths, self.size)
+        parts = [
+            (worker, rows.select(part))
+            for worker, part in zip(self._workers, their_indices, strict=True)
+            if len(part)
         ]
-        if shared_out:
-            self._learner.lay_down(self._shared[0])
-        order = json.dumps(asdict(task)).encode()
-        for other, part in shared_out:
-            other.tell(
-                order, *(array.tobytes() for array in (part.tokens, part.learnt, part.starts))
-            )
-        return mine, [other for other, _ in shared_out]
+        if parts:
+            self._learner.copy_weights_to(self._shared[0])
+        message = json.dumps(asdict(task)).encode()
+        for worker, part in parts:
+            arrays = (part.tokens, part.loss_mask, part.starts)
+            worker.send(message, *(array.tobytes() for array in arrays))
+        return own_indices, [worker for worker, _ in parts]
 
 
-def collated(rows: TokenizedExamples, indices: Indices, tokens_at_once: int) -> list[PaddedBatch]:
-    """The rows `indices` in parts for which memory is enough."""
-    parts = limited_batches(indices, rows.lengths, tokens_at_once)
+def collate_micro_batches(
+    rows: TokenizedExamples, indices: Indices, micro_batch_tokens: int
+) -> list[PaddedBatch]:
+    """The rows `indices`, cut into padded micro-batches of so many tokens."""
+    parts = micro_batches(indices, rows.lengths, micro_batch_tokens)
     return [collate(rows, part) for part in parts]
 
 
-def measured(
+def evaluate_rows(
     learner: Learner,
     rows: TokenizedExamples,
     indices: Indices,
-    tokens_at_once: int,
-    between: Callable[[], None] = lambda: None,
-) -> TokenLoss:
-    """Loss and hits of one process over the rows `indices`; `between` runs before each batch."""
-    total = TokenLoss(0.0, 0, 0)
-    for part in limited_batches(indices, rows.lengths, tokens_at_once):
-        between()
-        total += learner.measure(collate(rows, part))
-    return total
+    micro_batch_tokens: int,
+    before_each: Callable[[], None] = lambda: None,
+) -> Totals:
+    """The objective's sums over the rows `indices`, by this process; `before_each` runs before each micro-batch."""
+    totals: Totals = {}
+    # One rectangle at a time, unlike a step: a validation set may be large.
+    for part in micro_batches(indices, rows.lengths, micro_batch_tokens):
+        before_each()
+        totals = add_totals(totals, learner.evaluate(collate(rows, part)))
+    return totals
 
 
-def shared_numbers(memory: int, ranks: int, count: int) -> Tensor:
-    """Shape (ranks, count): in line 0 the weights that rank 0 laid down, in the others each rank's gradient."""
-    os.ftruncate(memory, ranks * count * 4)
+def map_shared_memory(memory: int, ranks: int, parameters: int) -> Tensor:
+    """The shared memory as a tensor of shape (ranks, parameters): rank 0's weights, then each worker's gradient."""
+    os.ftruncate(memory, ranks * parameters * BYTES_PER_WEIGHT)
     numbers = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.float32)
-    return numbers.view(ranks, count)
+    return numbers.view(ranks, parameters)
 
 
-def receive_rows(line: Connection) -> TokenizedExamples:
-    """What `Ranks` sends behind a task."""
+def receive_rows(connection: Connection) -> TokenizedExamples:
+    """The rows that `RankGroup` sends after a task."""
     return TokenizedExamples(
-        np.frombuffer(line.recv_bytes(), np.int32),
-        np.frombuffer(line.recv_bytes(), np.bool_),
-        np.frombuffer(line.recv_bytes(), np.int64),
+        np.frombuffer(connection.recv_bytes(), np.int32),
+        np.frombuffer(connection.recv_bytes(), np.bool_),
+        np.frombuffer(connection.recv_bytes(), np.int64),
     )

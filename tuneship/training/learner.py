@@ -1,13 +1,12 @@
-"""The model that learns: a base model with one LoRA adapter, its loss and its optimizer.
+"""The model in training: a base model with one LoRA adapter and its optimizer.
 
-Only the adapter is trained and kept. Logits are computed where the loss counts and nowhere else: in a
-dialogue that is a quarter of the tokens, and with a large vocabulary logits are the largest tensor.
-Knows no files of a job and no order of rows. Loads torch; next: `tuneship/training/run.py`.
+Only the adapter is trained and kept. Logits are computed for target tokens alone: in a dialogue those are a quarter of
+the tokens, and with a large vocabulary logits are the largest tensor. What the loss is, an `Objective` decides. Knows
+no files of a job and no order of rows. Loads torch; next: `objective.py`, `run.py`.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,150 +16,140 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from tuneship.security.sealed_files import write_sealed
 from tuneship.training.batches import PaddedBatch
 from tuneship.training.lora import FusedLinear, Noise
+from tuneship.training.objective import Objective, Totals
 from tuneship.training.packing import PackedAttention
 from tuneship.training.progress_file import Reason, TrainingFailed
 from tuneship.training.spec import ResolvedHyperparameters
 
 ALL_LINEAR = "all-linear"
 # Gradients are scaled down to this norm, as transformers' Trainer does it.
-GRADIENT_NORM = 1.0
-# Where the rank stands in a process's seed: above every seed and step.
-RANK_BITS = 56
-
-# Batches with a larger share of tokens than this go in as they are: undoing the packing costs
-# too.
-WORTH_PACKING = 0.9
-
-
-@dataclass(frozen=True)
-class TokenLoss:
-    """Sums over learnt tokens."""
-
-    loss: float
-    right: int
-    tokens: int
-
-    def __add__(self, other: "TokenLoss") -> "TokenLoss":
-        """Both together."""
-        return TokenLoss(
-            self.loss + other.loss, self.right + other.right, self.tokens + other.tokens
-        )
+MAX_GRADIENT_NORM = 1.0
+# The bits of a process's seed above this one hold its rank, out of reach of every seed and step.
+RANK_SHIFT_BITS = 56
+# Batches with less padding than a tenth go in as rectangles: undoing the packing costs too.
+PACKED_BELOW_SHARE = 0.9
 
 
 class Learner:
-    """One adapter in training. Every random choice follows from (seed, step), and the rank where there are several."""
+    """One adapter in training.
+
+    Every random choice follows from the seed, the step and, where several processes train together, the rank.
+    """
 
     def __init__(
-        self, base: PreTrainedModel, settings: ResolvedHyperparameters, rank: int = 0
+        self,
+        base: PreTrainedModel,
+        settings: ResolvedHyperparameters,
+        objective: Objective,
+        rank: int = 0,
     ) -> None:
-        """`rank`: of this process in its job. Raises TrainingFailed(internal) when a target module does not exist."""
+        """`rank` numbers this process within its job.
+
+        Raises TrainingFailed(internal) when a target module does not exist.
+        """
+        self.objective = objective
         self._seed = settings.seed
         self._rank = rank
         self._noise = Noise(settings.seed, rank)
-        self._packing = PackedAttention.of(base)
+        self._packing = PackedAttention.for_model(base)
         self.packs = self._packing is not None
-        torch.manual_seed(settings.seed)  # the start values of the adapter
-        self.model = _with_adapter(base, settings, self._noise)
+        # peft draws the first weights of the adapter from torch's global generator.
+        torch.manual_seed(settings.seed)
+        self.model = _add_adapter(base, settings, self._noise)
         self._adapter = {
             name: parameter
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
         self.trainable_parameters = sum(p.numel() for p in self._adapter.values())
-        self._places: Tensor | None = None
-        self.model.get_output_embeddings().register_forward_pre_hook(self._select_places)
+        self._logit_positions: Tensor | None = None
+        self.model.get_output_embeddings().register_forward_pre_hook(self._select_positions)
         self._optimizer = torch.optim.AdamW(
             self._adapter.values(), lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
 
-    def learn(
-        self, batches: Iterable[PaddedBatch], tokens: int, *, step: int, rate: float
-    ) -> float:
-        """One optimizer step over `batches`, which hold `tokens` learnt tokens; returns their mean loss.
+    def learn(self, batches: Iterable[PaddedBatch], terms: int, *, step: int, rate: float) -> float:
+        """Take one optimizer step over `batches`, whose loss has `terms` terms; returns their mean.
 
-        The step is taken whatever the loss is: whoever calls this decides about one that is not finite.
+        The step is taken whatever the loss is: the caller decides about one that is not finite.
         """
-        loss = self.backward(batches, tokens, step=step)
-        self.take_step(rate)
+        loss = self.backward(batches, terms, step=step)
+        self.optimizer_step(rate)
         return loss.item()
 
-    def backward(self, batches: Iterable[PaddedBatch], tokens: int, *, step: int) -> Tensor:
-        """The first half of `learn`: the gradient. Returns the share of `batches` in the mean over `tokens`."""
+    def backward(self, batches: Iterable[PaddedBatch], terms: int, *, step: int) -> Tensor:
+        """Accumulate the gradient of a step. Returns the summed loss of `batches` divided by `terms`."""
         self.model.train()
-        draws = self._seed * 1_000_003 + step + (self._rank << RANK_BITS)
-        torch.manual_seed(draws)  # dropout of the base model's own
+        # For dropout layers of the base model's own; the adapter's dropout draws from `_noise`.
+        torch.manual_seed(self._seed * 1_000_003 + step + (self._rank << RANK_SHIFT_BITS))
         self._noise.begin_step(step)
         loss = torch.zeros((), device=self.model.device)
         for batch in batches:
-            part = self.loss(batch) / tokens
+            part = self.loss(batch) / terms
             part.backward()
             loss += part.detach()
         return loss
 
-    def take_step(self, rate: float) -> None:
-        """The other half: the optimizer's."""
-        nn.utils.clip_grad_norm_(self._adapter.values(), GRADIENT_NORM)
+    def optimizer_step(self, rate: float) -> None:
+        """Clip the accumulated gradient, take the optimizer step and forget the gradient."""
+        nn.utils.clip_grad_norm_(self._adapter.values(), MAX_GRADIENT_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def take_gradient(self, place: Tensor) -> None:
-        """Lay the gradient down in `place`, shape (trainable parameters), and forget it."""
-        place.copy_(_flat([_gradient(parameter) for parameter in self._adapter.values()]))
+    def move_gradient_to(self, flat: Tensor) -> None:
+        """Write the gradient into `flat`, shape (trainable parameters), and forget it."""
+        flat.copy_(_flatten([_gradient(parameter) for parameter in self._adapter.values()]))
         self._optimizer.zero_grad()
 
     def add_gradient(self, flat: Tensor) -> None:
-        """Add what another's `take_gradient` laid down."""
+        """Add a gradient that another process wrote with `move_gradient_to`."""
         for parameter, piece in self._pieces(flat):
             parameter.grad = _gradient(parameter) + piece
 
     @torch.no_grad()
-    def lay_down(self, place: Tensor) -> None:
-        """Lay the adapter's weights down in `place`, shape (trainable parameters)."""
-        place.copy_(_flat(self._adapter.values()))
+    def copy_weights_to(self, flat: Tensor) -> None:
+        """Write the adapter's weights into `flat`, shape (trainable parameters)."""
+        flat.copy_(_flatten(self._adapter.values()))
 
     @torch.no_grad()
-    def pick_up(self, flat: Tensor) -> None:
-        """Take the weights that another's `lay_down` left."""
+    def copy_weights_from(self, flat: Tensor) -> None:
+        """Take the weights that another process wrote with `copy_weights_to`."""
         for parameter, piece in self._pieces(flat):
             parameter.copy_(piece)
 
     def loss(self, batch: PaddedBatch) -> Tensor:
-        """Sum over the learnt tokens, with the way back."""
-        logits, targets = self._logits(batch)
-        return functional.cross_entropy(logits, targets, reduction="none").sum()
+        """Summed loss of a micro-batch; keeps the graph for backward."""
+        return self.objective.loss(self._logits(batch), batch)
 
     @torch.inference_mode()
-    def measure(self, batch: PaddedBatch) -> TokenLoss:
-        """Loss and hits without learning."""
+    def evaluate(self, batch: PaddedBatch) -> Totals:
+        """The objective's sums over a micro-batch, without learning."""
         self.model.eval()
-        logits, targets = self._logits(batch)
-        loss = functional.cross_entropy(logits, targets, reduction="sum").item()
-        right = int((logits.argmax(-1) == targets).sum())
-        return TokenLoss(loss, right, len(targets))
+        return self.objective.evaluate(self._logits(batch), batch)
 
     @torch.inference_mode()
     def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """What follows `prompt`, shape (vocabulary)."""
+        """Logits of the token after `prompt`, shape (vocabulary)."""
         self.model.eval()
         tokens = np.array(prompt, dtype=np.int64)
-        place = np.array([len(prompt) - 1])
-        batch = PaddedBatch(tokens[None], place, tokens[:1], np.arange(len(prompt)))
-        return self._logits(batch)[0][0]
+        last = np.array([len(prompt) - 1])
+        # The target is not used: only logits are computed.
+        batch = PaddedBatch(tokens[None], last, tokens[:1], np.arange(len(prompt)))
+        return self._logits(batch)[0]
 
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the adapter's weights, by the names of the model's parameters."""
         return {name: parameter.detach().clone() for name, parameter in self._adapter.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Adapter and optimizer: with the step all that the next step depends on."""
+        """Adapter and optimizer: all that the next step depends on, besides its number."""
         tensors = {f"adapter/{name}": value for name, value in self.adapter().items()}
         for name, parameter in self._adapter.items():
             for key, value in self._optimizer.state[parameter].items():
@@ -168,22 +157,23 @@ class Learner:
         return tensors
 
     @torch.no_grad()
-    def put(self, adapter: Mapping[str, Tensor]) -> None:
-        """Take these weights, as `adapter` gave them."""
+    def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:
+        """Take these weights, as `adapter` returned them."""
         for name, parameter in self._adapter.items():
             parameter.copy_(adapter[name])
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to what `state` gave."""
+        """Return to a state that `state` returned."""
         for name, parameter in self._adapter.items():
             parameter.copy_(tensors[f"adapter/{name}"])
         for key, value in tensors.items():
             if key.startswith("optimizer/"):
                 _, quantity, name = key.split("/", 2)
                 parameter = self._adapter[name]
-                place = value if quantity == "step" else value.to(parameter.device)
-                self._optimizer.state[parameter][quantity] = place.clone()
+                # AdamW keeps its step counter on the CPU.
+                moved = value if quantity == "step" else value.to(parameter.device)
+                self._optimizer.state[parameter][quantity] = moved.clone()
 
     def save_adapter(
         self, directory: Path, adapter: Mapping[str, Tensor], key: str | None = None
@@ -200,46 +190,44 @@ class Learner:
         write_sealed(directory / CONFIG_NAME, key, text.encode())
 
     def _pieces(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each weight of the adapter with its part of `flat`, on its device."""
+        """Each weight of the adapter with its piece of `flat`, on its device."""
         parts = flat.to(self.model.device).split([p.numel() for p in self._adapter.values()])
         for parameter, part in zip(self._adapter.values(), parts, strict=True):
             yield parameter, part.view_as(parameter)
 
-    def _logits(self, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
-        """Logits of the places that are learnt, shape (places, vocabulary), and their targets."""
-        where = self.model.device
-        inputs, self._places = self._inputs(batch, where)
-        with torch.autocast(where.type, torch.bfloat16, enabled=where.type != "cpu"):
+    def _logits(self, batch: PaddedBatch) -> Tensor:
+        """Logits at the batch's `logit_positions`, shape (positions, vocabulary), in float32."""
+        device = self.model.device
+        if self._packing and len(batch.token_positions) < PACKED_BELOW_SHARE * batch.tokens.size:
+            inputs, self._logit_positions = self._packing.pack(batch, device)
+        else:
+            if self._packing:
+                self._packing.disable()
+            inputs = {"input_ids": torch.from_numpy(batch.tokens).to(device)}
+            self._logit_positions = torch.from_numpy(batch.logit_positions).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
             output = self.model(**inputs, use_cache=False)
-        return output.logits[0].float(), torch.from_numpy(batch.targets).to(where)
+        return output.logits[0].float()
 
-    def _inputs(self, batch: PaddedBatch, where: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-        """What the model reads, and the places in its flattened form."""
-        if self._packing is not None:
-            if batch.filled.size < WORTH_PACKING * batch.tokens.size:
-                return self._packing.pack(batch, where)
-            self._packing.pause()
-        tokens = torch.from_numpy(batch.tokens).to(where)
-        return {"input_ids": tokens}, torch.from_numpy(batch.places).to(where)
-
-    def _select_places(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
-        """Before the head: of (rows, width, hidden) keep (1, places, hidden)."""
+    def _select_positions(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+        """Cut the head's input from (rows, width, hidden) to (1, positions, hidden)."""
         hidden: Tensor = arguments[0]
-        return (hidden.flatten(0, 1)[self._places].unsqueeze(0),)
+        return (hidden.flatten(0, 1)[self._logit_positions].unsqueeze(0),)
 
 
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
+def _flatten(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Zeros where no row came by, e.g. an expert that nothing was routed to."""
+    """The parameter's gradient; zeros where no row passed it, e.g. an expert that no token was routed to."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _with_adapter(
+def _add_adapter(
     base: PreTrainedModel, settings: ResolvedHyperparameters, noise: Noise
 ) -> PeftModel:
+    """Wrap `base` with a fresh adapter. Raises TrainingFailed(internal) where peft or the model allows none."""
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
@@ -261,8 +249,9 @@ def _with_adapter(
     return model
 
 
-def _target_modules(base: PreTrainedModel, asked: tuple[str, ...]) -> str | list[str]:
-    """Peft's way to say it. The head is no target: serving computes it without adapters."""
+def _target_modules(base: PreTrainedModel, requested: tuple[str, ...]) -> str | list[str]:
+    """The requested modules as peft's configuration wants them. Raises TrainingFailed(internal) for an unknown one."""
+    # The head is no target: serving computes it without adapters.
     head = base.get_output_embeddings()
     known = {
         name.rpartition(".")[2]
@@ -273,11 +262,11 @@ def _target_modules(base: PreTrainedModel, asked: tuple[str, ...]) -> str | list
         raise TrainingFailed(
             Reason.INTERNAL, f"{base.config.model_type} models have no linear layers to adapt"
         )
-    unknown = sorted(set(asked) - known - {ALL_LINEAR})
+    unknown = sorted(set(requested) - known - {ALL_LINEAR})
     if unknown:
         raise TrainingFailed(
             Reason.INTERNAL,
             f"the base model has no target module {', '.join(unknown)}; it has "
             f"{', '.join(sorted(known))}",
         )
-    return ALL_LINEAR if ALL_LINEAR in asked else sorted(asked)
+    return ALL_LINEAR if ALL_LINEAR in requested else sorted(requested)

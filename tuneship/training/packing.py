@@ -1,9 +1,9 @@
-"""Runs a batch of rows of different lengths without computing on padding.
+"""Runs a batch of rows of different lengths without computing on padding (packing).
 
-Tokens pass through the model as one long row, each with its position in its own row; only attention sees
-the padded rectangle, in which rows cannot look at each other. In random order that saves a quarter of
-the tokens. (Sorting rows by length saves as much but makes batches of alike examples: on the ICD-10-CM
-rows the loss after a short training was a quarter to a half higher.) Next: `tuneship/training/learner.py`.
+Tokens pass through the model as one long row, each with its position in its own row; only attention sees the padded
+rectangle, in which rows cannot attend to each other. With rows in random order this saves a quarter of the tokens.
+Sorting rows by length would save as much but makes batches of similar examples: on the ICD-10-CM rows the loss after a
+short training was a quarter to a half higher. Next: `learner.py`.
 """
 
 from itertools import count
@@ -16,65 +16,81 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from tuneship.training.batches import Indices, PaddedBatch, collate
+from tuneship.training.batches import PaddedBatch, collate
 from tuneship.training.tokenized_examples import TokenizedExamples
 
-# transformers knows attention functions by name: each model in training has its own.
-NUMBERS = count()
-KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-# Rows of the trial: one in which the other would show through if packing let it.
-PROBE_LENGTHS = (13, 4)
+# transformers finds attention functions by name: each model in training registers one of its own.
+MODEL_NUMBERS = count()
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+# Two rows are enough to see whether one can attend to the other.
+PROBE_LENGTHS_TOKENS = (13, 4)
 
 
 class PackedAttention:
     """An attention function of transformers that undoes the packing around `sdpa`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Make `model` use it. See `of`."""
-        name = f"tuneship_packed_{next(NUMBERS)}"
+        """Register as the attention of `model`. Callers use `for_model`, which checks that it computes the same."""
+        name = f"tuneship_packed_{next(MODEL_NUMBERS)}"
         AttentionInterface.register(name, self)
         model.set_attn_implementation(name)
-        self._windowed = bool(getattr(model.config, "sliding_window", None))
+        self._has_window = bool(getattr(model.config, "sliding_window", None))
         self._shape = (0, 0)
-        self._filled: Tensor | None = None
-        """Where the tokens stand in the rectangle; None while batches go in as rectangles."""
+        # Positions of the tokens in the padded rectangle; None while batches go in as rectangles.
+        self._token_positions: Tensor | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Self | None:
-        """Packing for `model`, or None where it would not compute the same; tried with two short rows.
+    def for_model(cls, model: PreTrainedModel) -> Self | None:
+        """Packing for `model`, or None where it would not compute the same, as found out with two short rows.
 
-        What differs: models without the attention interface, with positions inside of attention (ALiBi), with sinks,
-        chunks or recurrent layers. Those read padded rectangles by their own attention.
+        Models compute something else without the attention interface, with positions inside of attention (ALiBi), with
+        attention sinks, with chunks or with recurrent layers. Those read padded rectangles by their own attention.
         """
         layers = set(getattr(model.config, "layer_types", None) or [])
-        if not (model._supports_attention_backend and layers <= KNOWN_LAYERS):  # noqa: SLF001 (no public way to ask)
+        if not (model._supports_attention_backend and layers <= PACKABLE_LAYERS):  # noqa: SLF001 (no public way to ask)
             return None
-        own = model.config._attn_implementation  # noqa: SLF001
+        own_attention = model.config._attn_implementation  # noqa: SLF001
+        tokens = np.arange(sum(PROBE_LENGTHS_TOKENS)) % model.config.get_text_config().vocab_size
+        rows = TokenizedExamples(
+            tokens.astype(np.int32),
+            np.ones(len(tokens), np.bool_),
+            np.cumsum([0, *PROBE_LENGTHS_TOKENS]),
+        )
         with torch.inference_mode():
-            expected = _logits_of_rows(model)
+            # Each row alone, by the model's own attention.
+            alone = torch.from_numpy(rows.tokens).long().to(model.device)
+            expected = torch.cat(
+                [
+                    model(input_ids=row.unsqueeze(0), use_cache=False).logits[0]
+                    for row in alone.split(PROBE_LENGTHS_TOKENS)
+                ]
+            ).float()
             packing = cls(model)
             try:
-                actual = packing._trial(model)
-            except Exception:  # noqa: BLE001 (whatever an unknown architecture stumbles over)
+                inputs, _ = packing.pack(collate(rows, rows.all_indices), model.device)
+                actual = model(**inputs, use_cache=False).logits[0].float()
+            except Exception:  # noqa: BLE001 (an unknown architecture may raise anything here)
                 actual = torch.full_like(expected, torch.nan)
+            packing.disable()
         tolerance = (1e-3 if model.dtype is torch.float32 else 0.1) * float(expected.std())
         if torch.allclose(actual, expected, rtol=0, atol=tolerance):
             return packing
-        model.set_attn_implementation(own or "eager")
+        model.set_attn_implementation(own_attention or "eager")
         return None
 
     def pack(self, batch: PaddedBatch, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-        """The model's input, shape (1, tokens), and where in it the places of `batch` are."""
+        """The model's input, shape (1, tokens), and where in it the `logit_positions` of `batch` are."""
         self._shape = batch.tokens.shape
-        self._filled = torch.from_numpy(batch.filled).to(device)
-        tokens = torch.from_numpy(batch.tokens.ravel()[batch.filled]).to(device)
-        positions = self._filled % batch.tokens.shape[1]
-        places = torch.from_numpy(np.searchsorted(batch.filled, batch.places)).to(device)
-        return {"input_ids": tokens.unsqueeze(0), "position_ids": positions.unsqueeze(0)}, places
+        self._token_positions = torch.from_numpy(batch.token_positions).to(device)
+        tokens = torch.from_numpy(batch.tokens.ravel()[batch.token_positions]).to(device)
+        positions_in_row = self._token_positions % batch.tokens.shape[1]
+        packed = np.searchsorted(batch.token_positions, batch.logit_positions)
+        inputs = {"input_ids": tokens.unsqueeze(0), "position_ids": positions_in_row.unsqueeze(0)}
+        return inputs, torch.from_numpy(packed).to(device)
 
-    def pause(self) -> None:
-        """The next batch goes in as a rectangle."""
-        self._filled = None
+    def disable(self) -> None:
+        """Let batches go in as rectangles until the next `pack`."""
+        self._token_positions = None
 
     def __call__(
         self,
@@ -85,52 +101,51 @@ class PackedAttention:
         _attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """Shapes (1, heads, tokens, size) in, (1, tokens, heads, size) out; or rectangles, untouched."""
-        if self._windowed and "sliding_window" not in options:
-            raise LookupError("the model has a window and does not tell its attention")
-        if self._filled is None:
-            return _attend(module, query, key, value, options), None
-        query, key, value = (self._unpacked(states, self._filled) for states in (query, key, value))
-        output = _attend(module, query, key, value, options)
-        return output.flatten(0, 1).index_select(0, self._filled).unsqueeze(0), None
+        """Attention over packed rows: shapes (1, heads, tokens, size) in, (1, tokens, heads, size) out.
 
-    def _unpacked(self, states: Tensor, filled: Tensor) -> Tensor:
-        """(1, heads, tokens, size) to (rows, heads, width, size), zero where a row is over."""
+        While packing is disabled, rectangles in and out.
+        """
+        if self._has_window and "sliding_window" not in options:
+            raise LookupError(
+                "the model has a sliding window and does not pass it to its attention"
+            )
+        positions = self._token_positions
+        if positions is None:
+            return _attend(module, query, key, value, options), None
+        query, key, value = (self._unpack(states, positions) for states in (query, key, value))
+        output = _attend(module, query, key, value, options)
+        return output.flatten(0, 1).index_select(0, positions).unsqueeze(0), None
+
+    def _unpack(self, states: Tensor, positions: Tensor) -> Tensor:
+        """(1, heads, tokens, size) to (rows, heads, width, size), zero at padding."""
         tokens = states[0].transpose(0, 1)
         rows, width = self._shape
         rectangle = tokens.new_zeros(rows * width, *tokens.shape[1:])
-        rectangle.index_copy_(0, filled, tokens)
+        rectangle.index_copy_(0, positions, tokens)
         return rectangle.view(rows, width, *tokens.shape[1:]).transpose(1, 2)
-
-    def _trial(self, model: PreTrainedModel) -> Tensor:
-        rows = _probe(model)
-        inputs, _ = self.pack(collate(rows, np.arange(len(rows))), model.device)
-        logits = model(**inputs, use_cache=False).logits[0].float()
-        self.pause()
-        return logits
 
 
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """Causal attention over rectangles (rows, heads, width, size), within the layer's window; heads come third."""
+    """Causal attention within the layer's window: (rows, heads, width, size) in, (rows, width, heads, size) out."""
     width = query.shape[2]
     window = options.get("sliding_window")
-    mask = _window(width, window, query.device) if window and window < width else None
+    mask = _window_mask(width, window, query.device) if window and window < width else None
     if options.get("softcap"):
-        return _attend_capped(module, query, key, value, mask, options)
+        return _softcapped_attention(module, query, key, value, mask, options)
     options["is_causal"] = True
     return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
 
 
-def _window(width: int, window: int, device: torch.device) -> Tensor:
-    """True where a token (row) sees another (column): itself and the `window - 1` before it."""
-    places = torch.arange(width, device=device)
-    distance = places[:, None] - places
+def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
+    """True where a token (row) attends to another (column): itself and the `window - 1` before it."""
+    positions = torch.arange(width, device=device)
+    distance = positions[:, None] - positions
     return (distance >= 0) & (distance < window)
 
 
-def _attend_capped(
+def _softcapped_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -138,29 +153,14 @@ def _attend_capped(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Gemma 2: scores are bent to stay within +-softcap, which no fused kernel of the CPU does."""
+    """Attention of Gemma 2, whose scores stay within +-softcap; no fused CPU kernel does that."""
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scaling = options.get("scaling") or query.shape[-1] ** -0.5
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / options["softcap"]))
     width = query.shape[2]
-    visible = _window(width, width, query.device) if mask is None else mask
+    visible = _window_mask(width, width, query.device) if mask is None else mask
     scores = (scores * options["softcap"]).masked_fill(~visible, -torch.inf)
-    shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    shares = functional.dropout(shares, options.get("dropout", 0.0), training=module.training)
-    return (shares @ value).transpose(1, 2)
-
-
-def _probe(model: PreTrainedModel) -> TokenizedExamples:
-    tokens: Indices = np.arange(sum(PROBE_LENGTHS)) % model.config.get_text_config().vocab_size
-    return TokenizedExamples(
-        tokens.astype(np.int32), np.ones(len(tokens), np.bool_), np.cumsum([0, *PROBE_LENGTHS])
-    )
-
-
-def _logits_of_rows(model: PreTrainedModel) -> Tensor:
-    """Each row of the probe alone, by the model's own attention."""
-    rows = _probe(model)
-    parts = torch.from_numpy(rows.tokens).long().to(model.device).split(PROBE_LENGTHS)
-    logits = [model(input_ids=part.unsqueeze(0), use_cache=False).logits[0] for part in parts]
-    return torch.cat(logits).float()
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = functional.dropout(weights, options.get("dropout", 0.0), training=module.training)
+    return (weights @ value).transpose(1, 2)

@@ -1,7 +1,7 @@
-"""The two lines between the process and its supervisor: progress out, a request to stop in.
+"""The two channels between the training process and its supervisor: progress out, a request to stop in.
 
 Progress is one JSON object a line and never holds dataset text. Knows nothing of models; torch-free.
-Next: `tuneship/training/run.py` (who calls this), the supervisor in `tuneship/service` (who reads).
+Next: `run.py` (writes progress), `tuneship/service/jobs/record_progress.py` (reads it).
 """
 
 import json
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 POLL_SECONDS = 0.2
-# How long a stop waits for the end of the current step before the process leaves by itself.
+# How long a stop waits for the end of the current step before the process exits.
 GRACE_SECONDS = 2.0
 
-
-# What the owner of a job can do against `out_of_memory`.
+# Advice to the owner of a job that ended with `out_of_memory`.
 NEEDS_LESS_MEMORY = (
     "a smaller lora_rank or batch_size, shorter examples or a smaller base model need less"
 )
@@ -35,7 +34,7 @@ class Reason(StrEnum):
 
 
 class TrainingFailed(Exception):
-    """Training cannot go on; `message` is shown to the owner of the job and names no data."""
+    """Training cannot continue; `message` is shown to the owner of the job and quotes no data."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         """`message`: one sentence without any text of the dataset."""
@@ -45,50 +44,50 @@ class TrainingFailed(Exception):
 
 
 class TrainingCancelled(Exception):
-    """A stop was requested, and the current step is over."""
+    """A stop was requested, and the process has reached a point where it can stop."""
 
 
 class RankLost(Exception):
-    """A process of the job has ended on its own: nobody asked it to."""
+    """A worker rank ended without being stopped by rank 0."""
 
     def __init__(self, rank: int, exit_code: int) -> None:
-        """`exit_code`: negative for a signal."""
+        """`exit_code` is negative for a signal."""
         super().__init__(f"the process of rank {rank} ended with {exit_code}")
         self.exit_code = exit_code
 
 
 class ProgressFile:
-    """Appends lines, whole ones, from any thread; after a last line (an end) nothing follows."""
+    """Appends whole lines, from any thread; after the line that says how the job ended, none follows."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is appended to: an earlier attempt may have written there."""
+        """Open `path` for appending: an earlier attempt may have written there."""
         self._file = path.open("a", encoding="utf-8")
         self._lock = threading.Lock()
-        self._over = False
+        self._is_ended = False
         self.step = 0
 
     def write(self, kind: str, **fields: Any) -> None:
-        """One line of the given kind."""
+        """Write one line of the given kind."""
         with self._lock:
             self._write(kind, fields)
 
     def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """A line of the job's log. `message` holds counts and names, never data."""
+        """Write a line of the job's log. `message` holds counts and names, never data."""
         self.write("log", level=level, message=message)
 
     def end(self, kind: Literal["completed", "failed", "cancelled"], **fields: Any) -> None:
-        """The last line. Only the first caller writes it. One that is no success tells after which step it came."""
+        """Write the last line; later calls write none. Unless it is a success, it says after which step it came."""
         with self._lock:
             at = {} if kind == "completed" else {"at_step": self.step}
             self._write(kind, {**fields, **at})
-            self._over = True
+            self._is_ended = True
 
     def close(self) -> None:
-        """Each line was flushed when it was written."""
+        """Close the file; each line was flushed when it was written."""
         self._file.close()
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
-        if self._over:
+        if self._is_ended:
             return
         if kind == "step":
             self.step = fields["step"]
@@ -97,29 +96,32 @@ class ProgressFile:
 
 
 class StopRequest:
-    """Set by SIGTERM or by the appearance of the cancel file."""
+    """A request to stop: SIGTERM, or the appearance of the cancel file."""
 
     def __init__(self, cancel_file: Path) -> None:
-        """Nothing is watched yet; see `watch`."""
+        """Until `watch` is called, a request is noticed by `raise_if_requested` alone."""
         self._cancel_file = cancel_file
         self._signalled = threading.Event()
 
     def raise_if_requested(self) -> None:
-        """Called where the work can be left: after a step, between batches of an evaluation."""
+        """Raise TrainingCancelled if a stop was requested.
+
+        Called where the work can stop: after a step, and between the micro-batches of an evaluation.
+        """
         if self._signalled.is_set() or self._cancel_file.exists():
             raise TrainingCancelled
 
     def watch(self, progress: ProgressFile) -> None:
-        """Make a stop quick even while torch is imported or a step lasts long.
+        """Start a thread that ends the process soon after a stop request, even during an import or a long step.
 
-        SIGTERM is blocked in every thread and the watching one looks whether it waits: a Python handler
+        SIGTERM is blocked in every thread, and the watching thread polls whether it is pending: a Python handler
         would wait for the end of the running C call. Call it before other threads start.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=self._watch, args=[progress], daemon=True).start()
 
     def _watch(self, progress: ProgressFile) -> None:
-        # Not `sigtimedwait`: in a process that stood still meanwhile, CPython answers it with a signal that never came.
+        # Not `sigtimedwait`: in a process that was stopped meanwhile, CPython returns a signal that never came.
         while not (self._cancel_file.exists() or signal.SIGTERM in signal.sigpending()):
             time.sleep(POLL_SECONDS)
         self._signalled.set()

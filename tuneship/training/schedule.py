@@ -1,16 +1,16 @@
-"""When the model is measured and how fast it learns: pure functions of the step number.
+"""When the model is evaluated and the learning rate of each step: pure functions of the step number.
 
-Steps count from 1. Next: `tuneship/training/run.py`.
+Steps count from 1. Next: `run.py`.
 """
 
 import math
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
-    """Linear warm-up to `peak`, then linear decay to nothing after the last step.
+    """Linear warm-up to `peak`, then linear decay to zero after the last step.
 
-    Linear and not cosine: at equal compute a straight way to zero ends lowest (Bergsma et al. 2025,
-    "Straight to Zero"), and it is what transformers' Trainer does, so runs can be compared.
+    Linear and not cosine: at equal compute a linear decay to zero ends with the lowest loss (Bergsma et al. 2025,
+    "Straight to Zero"), and transformers' Trainer does the same, so runs can be compared.
     """
     if step <= warmup_steps:
         return peak * step / warmup_steps
@@ -18,10 +18,10 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
 
 
 class EvaluationSchedule:
-    """After which steps the model is measured: at regular intervals, and always after the last step.
+    """The steps after which the model is evaluated: at regular intervals, and always after the last step.
 
-    Every answer is computed from the step number. A list of all these steps would grow with the length of the job,
-    which its owner chooses: 500 million steps are one small request.
+    Every answer is computed from the step number. A list of these steps would grow with the length of the job, which
+    its owner chooses: 500 million steps are one small request.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class EvaluationSchedule:
         self._total_steps = total_steps
 
     def is_due(self, step: int) -> bool:
-        """Whether the model is measured after this step (from 1 on)."""
+        """Whether the model is evaluated after this step (from 1 on)."""
         return self.count(step) > self.count(step - 1)
 
     def count(self, step: int) -> int:
-        """How many measurements there are from step 1 up to and including `step`."""
+        """The number of evaluations from step 1 up to and including `step`."""
         intervals = self._intervals_until(min(step, self._total_steps))
         if step < self._total_steps:
             return intervals
@@ -47,8 +47,6 @@ class EvaluationSchedule:
         return intervals if is_last_regular else intervals + 1
 
     def _intervals_until(self, step: int) -> int:
-        """How many intervals have ended by `step`, each rounded up to a whole step.
-
-        The small number forgives rounding: an interval of 0.1 * 30 ends with step 3, not with step 4.
-        """
+        """The number of intervals that have ended by `step`, each rounded up to a whole step."""
+        # The small number absorbs rounding: an interval of 0.1 * 30 ends with step 3, not with step 4.
         return math.floor((step + 1e-6) / self._interval)

@@ -1,6 +1,6 @@
-"""What one training process is asked to do: written by the supervisor, read by the process.
+"""The work of one training process: written by the supervisor, read by the process.
 
-Torch-free, so that the service may import it. Next: `tuneship/training/run.py`.
+Loads no torch, so that the service may import it. Next: `run.py`.
 """
 
 import json
@@ -13,35 +13,34 @@ from tuneship.contract.dataset_lines import DatasetFormat
 SPEC_FILE = "spec.json"
 PROGRESS_FILE = "progress.jsonl"
 CANCEL_FILE = "cancel"
-# Exit code of a process whose further process ended by a signal, less the signal's number; as in
-# shells.
+# A process whose worker rank was ended by a signal exits with this code plus the signal's number, as shells do.
 SIGNALLED = 128
-# What the process writes to its standard output and error.
+# Standard output and error of the process.
 LOG_FILE = "worker.log"
 
 
 @dataclass(frozen=True)
 class ResolvedHyperparameters:
-    """Resolved values, already checked at the border (ranges: api docs, fine-tuning jobs)."""
+    """Hyperparameters without `auto`; the service has checked their ranges (API docs, fine-tuning jobs)."""
 
     learning_rate: float
+    # Examples per optimizer step; the process splits a batch that is too large for its memory.
     batch_size: int
-    """Examples per optimizer step; the process splits a batch that is too large for its memory."""
     epochs: int
     warmup_steps: int
     lora_rank: int
     lora_alpha: float
     lora_dropout: float
+    # Names of linear modules (`q_proj`), or the single word `all-linear`.
     target_modules: tuple[str, ...]
-    """Names of linear modules (`q_proj`), or the single word `all-linear`."""
     seed: int
+    # The training ends after so many consecutive evaluations without a new best one; None: never.
     early_stopping_patience: int | None = None
-    """Measurements in a row without a new lowest validation loss, after which the training ends; None: never."""
 
 
 @dataclass(frozen=True)
 class DataKeys:
-    """What opens and seals the files of a job (`tuneship/security/sealed_files.py`); None: they are plain."""
+    """Keys that open and seal the files of a job (`tuneship/security/sealed_files.py`); None for plain files."""
 
     training: str | None = None
     validation: str | None = None
@@ -49,21 +48,24 @@ class DataKeys:
     adapter: str | None = None
 
 
+NO_KEYS = DataKeys()
+
+
 @dataclass(frozen=True)
 class Order:
-    """What a process is told on its pipe, in one line: nothing of it is ever in a file."""
+    """The line that a process reads from its pipe; the keys in it are never written to a file."""
 
+    # The work directory.
     folder: Path
-    """Its work directory."""
     keys: DataKeys = field(default_factory=DataKeys, repr=False)
 
     def to_line(self) -> str:
-        """One line of JSON, with its end."""
+        """One line of JSON, with its line break."""
         return json.dumps(asdict(self), default=str) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> "Order | None":
-        """The inverse; None for a line that the other end closed before it was whole."""
+        """The inverse of `to_line`; None for an incomplete line, whose writer closed the pipe."""
         if not line.endswith("\n"):
             return None
         fields: dict[str, Any] = json.loads(line)
@@ -74,25 +76,25 @@ class Order:
 class TrainingSpec:
     """The work of one attempt; a later attempt gets the same spec and `checkpoint_dir`."""
 
+    # A model directory, or a hub id that is already in the local cache.
     base_model: str
-    """A model directory, or a hub id that is already in the local cache."""
     training_file: Path
+    # None: a tenth of the training examples is set aside.
     validation_file: Path | None
-    """None: a tenth of the training examples is set aside."""
     dataset_format: DatasetFormat
+    # `adapter/` appears in here, whole or not at all.
     output_dir: Path
-    """`adapter/` appears in here, whole or not at all."""
+    # Survives attempts; belongs to this job alone.
     checkpoint_dir: Path
-    """Survives attempts; belongs to this job alone."""
+    # Up to 1: fraction of an epoch; 2 and above: a number of steps.
     validation_frequency: float
-    """Up to 1: fraction of an epoch; 2 and above: a number of steps."""
+    # The time limit of this attempt.
     max_runtime_seconds: float
-    """Of this attempt."""
+    # 0: choose by the size of the model.
     threads: int
-    """0: choose by the size of the model."""
     hyperparameters: ResolvedHyperparameters
+    # The most devices to train on, each with a process of its own (`distributed.py`).
     devices: int = 1
-    """Learn on so many at most, each with a process of its own (`distributed.py`)."""
 
     def to_json(self) -> str:
         """One JSON object; paths as text."""

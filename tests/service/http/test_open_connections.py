@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tuneship.host.open_files import (
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     ConnectionLimits,
     NotEnoughFiles,
     connection_limits,
@@ -112,7 +112,7 @@ def test_connections_stay_below_the_limit_of_open_files() -> None:
     default = ServiceSettings()
     assert connection_limits(default, 1024) == ConnectionLimits(512, 256)
     assert connection_limits(default, 300) == ConnectionLimits(150, 75)
-    assert connection_limits(default, 1 << 20).together == MOST_CONNECTIONS
+    assert connection_limits(default, 1 << 20).together == MAX_CONNECTIONS
     chosen = ServiceSettings(maximum_connections=100, maximum_connections_per_address=7)
     assert connection_limits(chosen, 1024) == ConnectionLimits(100, 7)
     with pytest.raises(NotEnoughFiles, match=r"TUNESHIP_MAXIMUM_CONNECTIONS is 600.*1024.*512"):

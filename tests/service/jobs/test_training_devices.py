@@ -79,6 +79,6 @@ def test_a_job_on_two_devices_makes_a_model(serve: Serve, tmp_path: Path) -> Non
     job = ended_job(client, start_job(client, rows_file(tmp_path / "rows.jsonl", 72)))
     assert job.status == "completed", job.error
     messages = [entry.message for entry in client.jobs.logs(job.id).logs]
-    assert "2 devices learn together, each its share of every batch" in messages
+    assert "2 devices train together, each on its share of every batch" in messages
     assert client.jobs.metrics(job.id).steps == list(range(1, job.total_steps + 1))
     until(lambda: not serve.workers("tuneship.training"))

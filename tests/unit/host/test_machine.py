@@ -45,7 +45,7 @@ def test_as_many_processes_fit_as_the_free_memory_holds(
     whole.write_text(f"MemAvailable: {100 * GIB >> 10} kB\n")  # whatever else runs here
     monkeypatch.setattr(memory, "MACHINE", whole)
     monkeypatch.setattr(memory, "CONTAINERS", (Container(limit, used, tmp_path / "none", "x"),))
-    monkeypatch.setattr(machine, "SHARE", 1.0)
+    monkeypatch.setattr(machine, "USABLE_SHARE_OF_FREE_MEMORY", 1.0)
     for share, number in ((2.5, 2), (0.5, 0)):
         used.write_text(str(100 * GIB - int(share * own)))
         assert more_processes([os.getpid(), 0]) == number

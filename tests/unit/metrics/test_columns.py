@@ -125,11 +125,11 @@ def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int)
     assert joined.facts["error_callers"].tolist() == [row["error_callers"]]
     assert joined.callers.tolist() == columns.from_stored([whole]).callers.tolist()
     distinct = len(set(numbers))
-    if distinct < columns.MOST_CALLERS:
+    if distinct < columns.MAX_CALLERS:
         assert row["error_callers"] == distinct
     else:  # six standard errors
         assert row["error_callers"] == pytest.approx(distinct, rel=6 / math.sqrt(256))
-    assert len(whole) <= FACTS.itemsize + columns.MOST_CALLERS * columns.CALLER.itemsize
+    assert len(whole) <= FACTS.itemsize + columns.MAX_CALLERS * columns.CALLER.itemsize
 
 
 @given(REQUESTS)

@@ -24,10 +24,10 @@ SLEEPER = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
 AS_TRAINER = """
 import sys
 from tuneship.runtime import intrusion
-from tuneship.training.__main__ import give_up_other_jobs, read_order
+from tuneship.training.__main__ import restrict_to_job_files, read_order
 from tuneship.training.spec import SPEC_FILE, TrainingSpec
 order = read_order(int(sys.argv[2]))
-give_up_other_jobs(order, TrainingSpec.from_json((order.folder / SPEC_FILE).read_text()))
+restrict_to_job_files(order, TrainingSpec.from_json((order.folder / SPEC_FILE).read_text()))
 targets = (order.folder / "targets").read_text()
 """
 """Runs up to where a training process has its job and nothing else."""
@@ -57,8 +57,8 @@ class Popen(subprocess.Popen):
         super().__init__([*command[:at], "tuneship.runtime.intrusion", json.dumps(fields)], **options)
 
 ranks.subprocess.Popen = Popen
-with ranks.Others(2) as others:
-    sys.exit(others.each[0]._process.wait())
+with ranks.WorkerRanks(2) as started:
+    sys.exit(started.workers[0]._process.wait())
 """
 )
 """What the first process of a job starts on a second device."""

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.training.batches import collate, epoch_batches, limited_batches
+from tuneship.training.batches import collate, epoch_batches, micro_batches
 from tuneship.training.schedule import learning_rate
 from tuneship.training.tokenized_examples import TokenizedExamples
 
@@ -31,11 +31,9 @@ def test_the_order_follows_from_seed_and_epoch() -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), most=st.integers(1, 100))
-def test_limited_batches_hold_every_row_once_within_the_limit(
-    lengths: list[int], most: int
-) -> None:
+def test_micro_batches_hold_every_row_once_within_the_limit(lengths: list[int], most: int) -> None:
     sizes = np.array(lengths)
-    batches = list(limited_batches(np.arange(len(sizes)), sizes, most))
+    batches = list(micro_batches(np.arange(len(sizes)), sizes, most))
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * sizes[batch].max() <= most
@@ -49,8 +47,8 @@ def test_a_rectangle_predicts_each_learnt_token_from_the_place_before_it() -> No
     )
     batch = collate(rows, np.array([1, 0]))
     assert batch.tokens.tolist() == [[8, 9, 0], [5, 6, 7]]
-    assert batch.filled.tolist() == [0, 1, 3, 4, 5]
-    assert batch.places.tolist() == [0, 4], "a first token is never predicted"
+    assert batch.token_positions.tolist() == [0, 1, 3, 4, 5]
+    assert batch.logit_positions.tolist() == [0, 4], "a first token is never predicted"
     assert batch.targets.tolist() == [9, 7]
 
 

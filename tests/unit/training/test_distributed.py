@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.waiting import children, is_alive, until
 from tests.unit.training.conftest import PATIENCE_S
-from tuneship.training.batches import shares
-from tuneship.training.distributed import Others, Setup
+from tuneship.training.batches import split_among_ranks
+from tuneship.training.distributed import Setup, WorkerRanks
 from tuneship.training.progress_file import RankLost, TrainingFailed
 from tuneship.training.spec import SIGNALLED
 
@@ -29,12 +29,12 @@ ISOLATED = (
 MANY_EPOCHS = 10_000
 STAYS_BEFORE_STEP = """
 import pathlib, time
-from tuneship.training.distributed import Ranks
-def staying(self, *arguments, step, learn=Ranks.learn, **more):
+from tuneship.training.distributed import RankGroup
+def staying(self, *arguments, step, learn=RankGroup.learn, **more):
     while step == {step} and not pathlib.Path({until!r}).exists():
         time.sleep(0.01)
     return learn(self, *arguments, step=step, **more)
-Ranks.learn = staying
+RankGroup.learn = staying
 """
 """A job that is not at its end when it is looked at, however late that is; it goes on when there is a file."""
 
@@ -49,7 +49,7 @@ def test_every_row_goes_to_one_rank_and_all_get_about_as_many_tokens(
 ) -> None:
     sizes = np.array(lengths)
     rows = np.random.default_rng(seed).permutation(len(lengths))
-    dealt = shares(rows, sizes, count)
+    dealt = split_among_ranks(rows, sizes, count)
     assert sorted(np.concatenate(dealt)) == sorted(rows)
     assert len(dealt) == count
     assert len(dealt[0]) > 0, "the first one takes the step"
@@ -100,7 +100,7 @@ def test_several_devices_learn_what_one_learns_also_without_network(
     for expected, found in zip(curve(alone), curve(shared), strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
     told = [line["message"] for line in shared.of_kind("log")]
-    assert f"{devices} devices learn together, each its share of every batch" in told
+    assert f"{devices} devices train together, each on its share of every batch" in told
     assert (shared.adapter / "parity.json").exists()
 
 
@@ -170,7 +170,9 @@ def test_a_job_goes_on_with_another_number_of_devices(
     process.wait()
     (job.directory / "spec.json").write_text(replace(job.spec, devices=1).to_json())
     assert job.run() == 0
-    assert [line["message"] for line in job.of_kind("log")][-1].startswith("2 devices learnt until")
+    assert [line["message"] for line in job.of_kind("log")][-1].startswith(
+        "2 devices trained until"
+    )
     assert len(curve(job)) == len(curve(whole_pair))
 
 
@@ -179,9 +181,9 @@ def test_what_another_rank_cannot_do_is_told_like_a_failure_of_the_first(
     make_job: "JobMaker", tmp_path: Path
 ) -> None:
     settings = make_job().spec.hyperparameters
-    with Others(2) as others:
-        others.set_up(Setup(2, str(tmp_path / "none"), "float32", 1, settings))
+    with WorkerRanks(2) as ranks:
+        ranks.set_up(Setup(2, str(tmp_path / "none"), "float32", 1, settings))
         with pytest.raises(TrainingFailed, match="the base model cannot be used"):
-            others.each[0].answer()
+            ranks.workers[0].receive()
         with pytest.raises(RankLost, match="rank 1 ended with 1"):
-            others.each[0].answer()
+            ranks.workers[0].receive()

@@ -15,11 +15,12 @@ from tests.support.families import FAMILIES, UNPACKED, build_family
 from tests.unit.training.test_learner import gradients, peft_loss, peft_model, settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.batches import collate
+from tuneship.training.data_files import read_rows
 from tuneship.training.learner import Learner
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest, TrainingFailed
 from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
-from tuneship.training.tokenized_examples import read_rows
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker
@@ -37,7 +38,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_a_family_learns_by_the_loss_and_the_gradients_of_peft(family: Path) -> None:
     rows, everything = some_rows(), np.arange(4)
-    learner = Learner(load_base(str(family)), settings())
+    learner = Learner(load_base(str(family)), settings(), SupervisedFineTuning())
     assert learner.packs == (family.name not in UNPACKED)
     with torch.no_grad():
         for name, weight in learner.model.named_parameters():
@@ -47,12 +48,12 @@ def test_a_family_learns_by_the_loss_and_the_gradients_of_peft(family: Path) -> 
     loss = peft_loss(peft, rows)
     loss.backward()
     wanted = {name: p.grad for name, p in peft.named_parameters() if p.grad is not None}
-    measured = learner.measure(collate(rows, everything))
+    measured = learner.evaluate(collate(rows, everything))
     found = gradients(learner)
     assert learner.learn([collate(rows, everything)], 12, step=1, rate=0.0) == pytest.approx(
         loss.item(), rel=1e-5
     )
-    assert measured.loss / 12 == pytest.approx(loss.item(), rel=1e-5)
+    assert measured["loss"] / 12 == pytest.approx(loss.item(), rel=1e-5)
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5)
@@ -72,18 +73,20 @@ def test_a_family_is_tuned_from_rows_to_an_adapter_that_peft_loads(
     base = AutoModelForCausalLM.from_pretrained(family)
     tuned = PeftModel.from_pretrained(base, job.adapter)
     encoder = load_encoder(str(family), load_base(str(family)))
-    rows = read_rows(make_job.validation_file, "instruction", encoder).rows
+    rows = read_rows(make_job.validation_file, "instruction", encoder, SupervisedFineTuning()).rows
     assert peft_loss(tuned, rows).item() == pytest.approx(completed["validation_loss"], rel=1e-4)
 
 
 def test_modules_are_adapted_by_name(family: Path) -> None:
     base = load_base(str(family))
     with pytest.raises(TrainingFailed) as failure:
-        Learner(base, settings(target_modules=("nonsense",)))
+        Learner(base, settings(target_modules=("nonsense",)), SupervisedFineTuning())
     named = failure.value.message.partition("; it has ")[2].split(", ")
     assert "lm_head" not in named
     for chosen in (named[0], named[-1]):
-        learner = Learner(load_base(str(family)), settings(target_modules=(chosen,)))
+        learner = Learner(
+            load_base(str(family)), settings(target_modules=(chosen,)), SupervisedFineTuning()
+        )
         assert {name.split(".lora_")[0].rpartition(".")[2] for name in learner.adapter()} == {
             chosen
         }
@@ -94,13 +97,17 @@ def test_a_large_model_is_read_in_bfloat16_and_its_adapter_learns_in_float32(
 ) -> None:
     """The format of a model that is large enough, on a processor that has it; here it is asked for."""
     rows = some_rows()
-    exact = Learner(load_base(str(tiny_model)), settings())
-    short = Learner(load_base(str(tiny_model)).to(torch.bfloat16), settings())
+    exact = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
+    short = Learner(
+        load_base(str(tiny_model)).to(torch.bfloat16), settings(), SupervisedFineTuning()
+    )
     assert {weights.dtype for weights in short.adapter().values()} == {torch.float32}
     for learner in (exact, short):
         for step in range(1, 30):
             learner.learn([collate(rows, np.arange(4))], 12, step=step, rate=0.01)
-    losses = [learner.measure(collate(rows, np.arange(4))).loss / 12 for learner in (exact, short)]
+    losses = [
+        learner.evaluate(collate(rows, np.arange(4)))["loss"] / 12 for learner in (exact, short)
+    ]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
     assert losses[1] < 1.0
 

@@ -13,6 +13,7 @@ from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
 from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
@@ -55,7 +56,9 @@ def test_the_rate_of_a_step_is_what_the_weights_move_by(tiny_model: Path) -> Non
     """AdamW's first step moves every number by the rate, whatever the gradient is."""
     rows = some_rows()
     for rate in (0.001, 0.02):
-        learner = Learner(load_base(str(tiny_model)), settings(learning_rate=0.5))
+        learner = Learner(
+            load_base(str(tiny_model)), settings(learning_rate=0.5), SupervisedFineTuning()
+        )
         before = learner.adapter()
         learner.learn([collate(rows, rows.lengths.argsort())], 12, step=1, rate=rate)
         moved = [
@@ -91,9 +94,11 @@ def test_alpha_over_rank_scales_what_the_adapter_adds(tiny_model: Path) -> None:
     added: list[torch.Tensor] = []
     for alpha in (0.0, 4.0, 8.0):
         torch.manual_seed(0)
-        learner = Learner(load_base(str(tiny_model)), settings(lora_alpha=alpha))
+        learner = Learner(
+            load_base(str(tiny_model)), settings(lora_alpha=alpha), SupervisedFineTuning()
+        )
         generator = torch.Generator().manual_seed(1)
-        learner.put(
+        learner.load_adapter(
             {
                 name: 1e-2 * torch.randn(weights.shape, generator=generator)
                 for name, weights in learner.adapter().items()
@@ -109,9 +114,13 @@ def test_dropout_changes_what_is_learnt_and_never_what_is_measured(tiny_model: P
     batch = collate(some_rows(), some_rows().lengths.argsort())
     losses: dict[float, list[float]] = {}
     for dropout in (0.0, 0.4):
-        learner = Learner(load_base(str(tiny_model)), settings(lora_dropout=dropout))
-        learner.put({name: torch.full_like(w, 0.05) for name, w in learner.adapter().items()})
-        measured = [learner.measure(batch).loss / 12 for _ in range(2)]
+        learner = Learner(
+            load_base(str(tiny_model)), settings(lora_dropout=dropout), SupervisedFineTuning()
+        )
+        learner.load_adapter(
+            {name: torch.full_like(w, 0.05) for name, w in learner.adapter().items()}
+        )
+        measured = [learner.evaluate(batch)["loss"] / 12 for _ in range(2)]
         learnt = [learner.learn([batch], 12, step=step, rate=0.0) for step in (1, 2)]
         losses[dropout] = [*measured, *learnt]
     exact = losses[0.0][0]

@@ -13,6 +13,7 @@ from tuneship.training.base_model import load_base
 from tuneship.training.batches import collate
 from tuneship.training.learner import Learner
 from tuneship.training.lora import FusedLinear, Noise
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.spec import ResolvedHyperparameters
 from tuneship.training.tokenized_examples import TokenizedExamples
 
@@ -57,9 +58,9 @@ def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
 def peft_loss(model: PeftModel, rows: TokenizedExamples) -> torch.Tensor:
     batch = collate(rows, np.arange(len(rows)))
     labels = torch.full(batch.tokens.shape, -100)
-    labels.view(-1)[torch.from_numpy(batch.places + 1)] = torch.from_numpy(batch.targets)
+    labels.view(-1)[torch.from_numpy(batch.logit_positions + 1)] = torch.from_numpy(batch.targets)
     filled = torch.zeros(batch.tokens.size, dtype=torch.int64)
-    filled[torch.from_numpy(batch.filled)] = 1
+    filled[torch.from_numpy(batch.token_positions)] = 1
     return model(
         input_ids=torch.from_numpy(batch.tokens),
         attention_mask=filled.view(batch.tokens.shape),
@@ -83,7 +84,7 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_step_has_the_loss_and_the_gradients_of_peft(tiny_model: Path, parts: int) -> None:
     rows = some_rows()
-    learner = Learner(load_base(str(tiny_model)), settings())
+    learner = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
     with torch.no_grad():
         for name, weight in learner.model.named_parameters():
             if "lora_B" in name:
@@ -103,14 +104,14 @@ def test_a_step_has_the_loss_and_the_gradients_of_peft(tiny_model: Path, parts: 
 
 def test_measuring_gives_the_loss_of_peft(tiny_model: Path) -> None:
     rows = some_rows()
-    learner = Learner(load_base(str(tiny_model)), settings())
+    learner = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
     learner.learn([collate(rows, np.arange(4))], 12, step=1, rate=0.1)
     with torch.inference_mode():
         wanted = peft_loss(peft_model(tiny_model, learner.adapter()).eval(), rows).item()
-    packed = learner.measure(collate(rows, np.arange(4)))
-    assert packed.tokens == 12
-    assert packed.loss / 12 == pytest.approx(wanted, rel=1e-5)
-    alone = [learner.measure(collate(rows, np.array([number]))).loss for number in range(4)]
+    packed = learner.evaluate(collate(rows, np.arange(4)))
+    assert packed["tokens"] == 12
+    assert packed["loss"] / 12 == pytest.approx(wanted, rel=1e-5)
+    alone = [learner.evaluate(collate(rows, np.array([number])))["loss"] for number in range(4)]
     assert sum(alone) / 12 == pytest.approx(wanted, rel=1e-5)
 
 
@@ -119,17 +120,19 @@ def test_dropout_keeps_the_asked_share_and_follows_from_seed_and_step() -> None:
     for source in (noise, again):
         source.begin_step(5)
     like = torch.empty(301, 33)
-    kept = noise.kept(like, 0.2)
+    kept = noise.dropout_mask(like, 0.2)
     assert kept.unique().tolist() == [0.0, 1.0]
     assert kept.mean().item() == pytest.approx(0.8, abs=0.02)
-    assert torch.equal(kept, again.kept(like, 0.2))
-    assert not torch.equal(kept, noise.kept(like, 0.2))
+    assert torch.equal(kept, again.dropout_mask(like, 0.2))
+    assert not torch.equal(kept, noise.dropout_mask(like, 0.2))
     noise.begin_step(6)
-    assert not torch.equal(kept, noise.kept(like, 0.2))
+    assert not torch.equal(kept, noise.dropout_mask(like, 0.2))
 
 
 def test_dropout_is_on_while_learning_and_has_the_expected_mean(tiny_model: Path) -> None:
-    learner = Learner(load_base(str(tiny_model)), settings(lora_dropout=0.5))
+    learner = Learner(
+        load_base(str(tiny_model)), settings(lora_dropout=0.5), SupervisedFineTuning()
+    )
     layer = next(module for module in learner.model.modules() if isinstance(module, FusedLinear))
     with torch.no_grad():
         for weight in layer.lora_B["default"].parameters():

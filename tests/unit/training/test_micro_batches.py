@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from tests.support.families import build_family
 from tests.unit.training.test_learner import settings, some_rows
 from tuneship.training.base_model import load_base, load_encoder
-from tuneship.training.device import free_memory, kept_number_format, number_format
+from tuneship.training.data_files import read_data
+from tuneship.training.device import free_memory, number_format, number_format_of_job
 from tuneship.training.learner import Learner
-from tuneship.training.micro_batches import MOST_TOKENS, bytes_per_token, tokens_at_once
+from tuneship.training.micro_batches import (
+    MAX_MICRO_BATCH_TOKENS,
+    affordable_tokens,
+    bytes_per_token,
+)
+from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import Standing, TrainingLoop, read_data
+from tuneship.training.run import Standing, TrainingLoop
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker
@@ -28,10 +34,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 @given(each=st.floats(1, 1e9), free=st.integers(0, 2**45))
 def test_what_goes_through_at_once_fits_half_of_the_free_memory(each: float, free: int) -> None:
-    most = tokens_at_once(each, free)
-    assert 1 <= most <= MOST_TOKENS
+    most = affordable_tokens(each, free)
+    assert 1 <= most <= MAX_MICRO_BATCH_TOKENS
     assert most == 1 or most * each <= free / 2
-    assert most == MOST_TOKENS or 2 * most * each > free / 2, "twice as many would not fit"
+    assert most == MAX_MICRO_BATCH_TOKENS or 2 * most * each > free / 2, (
+        "twice as many would not fit"
+    )
 
 
 def test_the_machine_says_how_much_memory_is_free() -> None:
@@ -44,10 +52,10 @@ def test_the_machine_says_how_much_memory_is_free() -> None:
 def test_the_number_format_of_a_job_is_chosen_once(tmp_path: Path) -> None:
     """A second measurement might come out otherwise, and the job would not go on to the same bits."""
     folder = tmp_path / "checkpoints"
-    assert kept_number_format(folder, 10, lambda _: torch.bfloat16) is torch.bfloat16
-    assert kept_number_format(folder, 10, lambda _: torch.float32) is torch.bfloat16
+    assert number_format_of_job(folder, 10, lambda _: torch.bfloat16) is torch.bfloat16
+    assert number_format_of_job(folder, 10, lambda _: torch.float32) is torch.bfloat16
     (folder / "number_format").write_text("")  # killed while it was written
-    assert kept_number_format(folder, 10, lambda _: torch.float32) is torch.float32
+    assert number_format_of_job(folder, 10, lambda _: torch.float32) is torch.float32
 
 
 def test_a_small_model_is_read_in_float32_and_a_large_one_in_what_is_quicker_here() -> None:
@@ -61,7 +69,7 @@ def test_a_larger_model_and_a_larger_vocabulary_take_more(
 ) -> None:
     def each(name: str, family: str = "llama", **changes: int) -> float:
         base = load_base(str(build_family(tmp_path / name, family, **changes)))
-        return bytes_per_token(Learner(base, settings()), some_rows())
+        return bytes_per_token(Learner(base, settings(), SupervisedFineTuning()), some_rows())
 
     plain = each("plain")
     assert each("deep", num_hidden_layers=4) > 1.5 * plain
@@ -78,8 +86,8 @@ def test_what_is_measured_is_what_the_activations_of_a_layer_are_known_to_be(
     other = load_base(str(build_family(tmp_path / "b", "llama", num_hidden_layers=2)))
     rows = some_rows()
     layer = (
-        bytes_per_token(Learner(base, settings()), rows)
-        - bytes_per_token(Learner(other, settings()), rows)
+        bytes_per_token(Learner(base, settings(), SupervisedFineTuning()), rows)
+        - bytes_per_token(Learner(other, settings(), SupervisedFineTuning()), rows)
     ) / 6
     least = 4 * (32 + 64 + 64)
     assert least < layer < 10 * least
@@ -94,21 +102,23 @@ def test_little_memory_changes_how_often_the_model_is_called_and_not_what_it_lea
     base = load_base(str(tiny_model))
     encoder = load_encoder(str(tiny_model), base)
     found: dict[int, tuple[float, int, dict[str, torch.Tensor]]] = {}
-    for most in (MOST_TOKENS, 64, 1):
+    for most in (MAX_MICRO_BATCH_TOKENS, 64, 1):
         spec = replace(job.spec, checkpoint_dir=job.directory / str(most))
         with closing(ProgressFile(job.directory / f"{most}.jsonl")) as progress:
-            learner = Learner(load_base(str(tiny_model)), spec.hyperparameters)
+            learner = Learner(
+                load_base(str(tiny_model)), spec.hyperparameters, SupervisedFineTuning()
+            )
             calls: list[bool] = []
             learner.model.register_forward_pre_hook(
                 lambda model, _, to=calls: to.append(model.training)
             )
-            data = read_data(spec, encoder, progress)
+            data = read_data(spec, encoder, SupervisedFineTuning(), progress)
             stop = StopRequest(job.directory / "cancel")
             run = TrainingLoop(spec, data, learner, progress, stop)
-            run._standing = Standing(tokens_at_once=most)
+            run._standing = Standing(micro_batch_tokens=most)
             standing = run.execute(1e9)
         assert standing.step == -(-48 // batch_size)
-        found[most] = standing.validation_loss, sum(calls), learner.adapter()
+        found[most] = standing.measures["validation_loss"], sum(calls), learner.adapter()
     whole, some, single = found.values()
     assert whole[1] < some[1] < single[1] == 48
     for cut in (some, single):

@@ -25,7 +25,7 @@ def test_tokens_count_while_learning_and_steps_with_what_lies_between() -> None:
     step(pace, clock, 2.0, 100)
     clock.now += 4.0  # a measurement
     step(pace, clock, 2.0, 300)
-    assert pace.news() == {"tokens_per_second": 100.0, "seconds_per_step": 4.0}
+    assert pace.due_report() == {"tokens_per_second": 100.0, "seconds_per_step": 4.0}
 
 
 def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
@@ -35,7 +35,7 @@ def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
         step(pace, clock, 1.0, 100)
     for _ in range(RECENT_STEPS):
         step(pace, clock, 4.0, 100)
-    assert pace.news() == {"tokens_per_second": 25.0, "seconds_per_step": 2.5}
+    assert pace.due_report() == {"tokens_per_second": 25.0, "seconds_per_step": 2.5}
 
 
 def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
@@ -44,6 +44,6 @@ def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
     told: list[int] = []
     for number in range(10):
         step(pace, clock, 0.25, 1)
-        if pace.news():
+        if pace.due_report():
             told.append(number)
     assert told == [0, 4, 8]

@@ -32,6 +32,7 @@ pathlib.Path.rename = rename
 DIE_AT_STEP = """
 import os, signal
 from tuneship.training.learner import Learner
+from tuneship.training.objective import SupervisedFineTuning
 learn = Learner.learn
 def dying(self, batches, tokens, *, step, rate):
     loss = learn(self, batches, tokens, step=step, rate=rate)
@@ -43,8 +44,8 @@ Learner.learn = dying
 
 STAY_WHEN_LOADED = """
 import time
-from tuneship.training.progress_file import Progress
-Progress.write = lambda *_, **__: time.sleep(3600)
+from tuneship.training.progress_file import ProgressFile
+ProgressFile.write = lambda *_, **__: time.sleep(3600)
 """
 """Its first line, which says that all is loaded, is never written: it loads until it is ended."""
 
@@ -102,7 +103,9 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from tests.unit.training.conftest import write_rows
     from tuneship.template import PromptTemplate
     from tuneship.training.batches import collate
-    from tuneship.training.tokenized_examples import Encoder, read_rows
+    from tuneship.training.data_files import read_rows
+    from tuneship.training.objective import SupervisedFineTuning
+    from tuneship.training.tokenized_examples import Encoder
 
     # Wrong answers to measure with: the loss falls while the form of an answer is learnt, then climbs.
     wrong = write_rows(tmp_path / "wrong.jsonl", 12, shift=3)
@@ -126,10 +129,12 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
         frozenset([1]),
         vocabulary,
     )
-    rows = read_rows(job.spec.validation_file or Path(), "instruction", encoder).rows
+    rows = read_rows(
+        job.spec.validation_file or Path(), "instruction", encoder, SupervisedFineTuning()
+    ).rows
     batch = collate(rows, np.arange(len(rows)))
     labels = torch.full(batch.tokens.shape, -100)
-    labels.view(-1)[torch.from_numpy(batch.places + 1)] = torch.from_numpy(batch.targets)
+    labels.view(-1)[torch.from_numpy(batch.logit_positions + 1)] = torch.from_numpy(batch.targets)
     with torch.inference_mode():
         loss = model(input_ids=torch.from_numpy(batch.tokens), labels=labels).loss.item()
     assert loss == pytest.approx(completed["validation_loss"], rel=1e-4)

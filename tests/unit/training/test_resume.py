@@ -37,7 +37,7 @@ class Killed(BaseException):
 
 @dataclass
 class Lines:
-    """The executed lines of the room, by file and function; at the line of number `last` the world ends."""
+    """The executed lines of the room, by file and function; at the line of number `last` the process ends."""
 
     last: int = 0
     passed: list[str] = field(default_factory=list)
@@ -77,18 +77,22 @@ def attempt(whole_job: "Job") -> Attempt:
 
     from tuneship.training.base_model import load_base, load_encoder
     from tuneship.training.checkpoints import make_directory
+    from tuneship.training.data_files import read_data
     from tuneship.training.learner import Learner
-    from tuneship.training.run import TrainingLoop, read_data
+    from tuneship.training.objective import SupervisedFineTuning
+    from tuneship.training.run import TrainingLoop
 
     torch.set_num_threads(1)
     spec = whole_job.spec
     base = load_base(spec.base_model)
     with closing(progress_of(whole_job)) as progress:
-        data = read_data(spec, load_encoder(spec.base_model, base), progress)
+        data = read_data(
+            spec, load_encoder(spec.base_model, base), SupervisedFineTuning(), progress
+        )
     assert len(data.training.lengths) > len(data.validation.lengths)  # counted once, then known
 
     def attempt(job: "Job", lines: Lines, clock: Callable[[], float] = lambda: 0.0) -> None:
-        learner = Learner(copy.deepcopy(base), job.spec.hyperparameters)
+        learner = Learner(copy.deepcopy(base), job.spec.hyperparameters, SupervisedFineTuning())
         stop = StopRequest(job.directory / "cancel")
         with closing(progress_of(job)) as progress, lines:
             run = TrainingLoop(job.spec, data, learner, progress, stop)

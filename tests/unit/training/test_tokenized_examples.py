@@ -10,15 +10,10 @@ from tokenizers import Tokenizer
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tuneship.contract.dataset_lines import Message
 from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.training.data_files import carve_out, read_rows
+from tuneship.training.objective import SupervisedFineTuning, conversation_segments
 from tuneship.training.progress_file import TrainingFailed
-from tuneship.training.tokenized_examples import (
-    Encoder,
-    Segment,
-    TokenizedExamples,
-    carve_out,
-    read_rows,
-    segments,
-)
+from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
 
 TALK: list[Message] = [
     {"role": "user", "content": "colour?"},
@@ -44,21 +39,21 @@ def encoder(tiny_model: Path) -> Encoder:
 
 
 def test_only_what_the_assistant_says_is_learnt(template: PromptTemplate) -> None:
-    assert segments(TALK, template) == [
-        Segment("<|user|>colour?<|end|><|assistant|>", learnt=False),
-        Segment("red<|end|>", learnt=True),
-        Segment("<|user|>and now?<|end|><|assistant|>", learnt=False),
-        Segment("blue<|end|>", learnt=True),
+    assert conversation_segments(TALK, template) == [
+        Segment("<|user|>colour?<|end|><|assistant|>", is_target=False),
+        Segment("red<|end|>", is_target=True),
+        Segment("<|user|>and now?<|end|><|assistant|>", is_target=False),
+        Segment("blue<|end|>", is_target=True),
     ]
 
 
 def test_a_turn_of_weight_0_is_read_and_not_learnt(template: PromptTemplate) -> None:
     ignored: list[Message] = [*TALK[:1], {**TALK[1], "weight": 0}, *TALK[2:]]
-    assert [segment.text for segment in segments(ignored, template) if segment.learnt] == [
-        "blue<|end|>"
-    ]
+    assert [
+        segment.text for segment in conversation_segments(ignored, template) if segment.is_target
+    ] == ["blue<|end|>"]
     rest_ignored: list[Message] = [*TALK[:3], {**TALK[3], "weight": 0}]
-    assert [segment.text for segment in segments(rest_ignored, template)] == [
+    assert [segment.text for segment in conversation_segments(rest_ignored, template)] == [
         "<|user|>colour?<|end|><|assistant|>",
         "red<|end|>",
     ]
@@ -66,14 +61,14 @@ def test_a_turn_of_weight_0_is_read_and_not_learnt(template: PromptTemplate) -> 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     template = PromptTemplate(DROPS_EARLIER_ANSWERS, {})
-    assert segments(TALK[:2], template)[1] == Segment("red|", learnt=True)
+    assert conversation_segments(TALK[:2], template)[1] == Segment("red|", is_target=True)
     with pytest.raises(TemplateFailed, match="turn 2 differently"):
-        segments(TALK, template)
+        conversation_segments(TALK, template)
 
 
 def test_nothing_after_the_end_token_is_learnt(encoder: Encoder) -> None:
     [(tokens, learnt)] = encoder.encode(
-        [[Segment("a", learnt=False), Segment("b<|end|>\n", learnt=True)]]
+        [[Segment("a", is_target=False), Segment("b<|end|>\n", is_target=True)]]
     )
     assert (len(tokens), learnt) == (4, [False, True, True, False])
 
@@ -89,13 +84,13 @@ def test_rows_hold_the_tokens_of_the_rendered_text(encoder: Encoder, tmp_path: P
         tmp_path / "a.jsonl",
         *[{"instruction": f"say {word}", "response": word} for word in ("red", "blue")],
     )
-    rows = read_rows(path, "instruction", encoder).rows
+    rows = read_rows(path, "instruction", encoder, SupervisedFineTuning()).rows
     assert len(rows) == 2
     second = slice(rows.starts[1], rows.starts[2])
     assert encoder.tokenizer.decode(rows.tokens[second].tolist(), skip_special_tokens=False) == (
         "<|user|>say blue<|end|><|assistant|>blue<|end|>"
     )
-    learnt = rows.tokens[second][rows.learnt[second]]
+    learnt = rows.tokens[second][rows.loss_mask[second]]
     assert encoder.tokenizer.decode(learnt.tolist(), skip_special_tokens=False) == "blue<|end|>"
 
 
@@ -108,7 +103,7 @@ def test_rows_are_cut_at_the_context_length_or_dropped_when_nothing_is_left(
         {"instruction": "short", "response": "y" * 100},
         {"instruction": "l" * 100, "response": "yes"},
     )
-    read = read_rows(path, "instruction", encoder)
+    read = read_rows(path, "instruction", encoder, SupervisedFineTuning())
     assert (len(read.rows), read.truncated, read.dropped) == (2, 2, 1)
     assert read.rows.lengths.tolist() == [12, 64]
 
@@ -131,7 +126,7 @@ def test_a_file_that_cannot_be_read_is_told_by_line_and_never_by_text(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(TrainingFailed) as failure:
-        read_rows(path, "instruction", encoder)
+        read_rows(path, "instruction", encoder, SupervisedFineTuning())
     assert failure.value.reason == "data_unreadable"
     assert problem in failure.value.message
     assert "CANARY" not in failure.value.message

@@ -1,0 +1,189 @@
+"""Reads the dataset files of a job into tokenised rows, to learn from and to validate with.
+
+Error messages name the file and the line, never its text. Next: `objective.py` (the rows of an example), `run.py`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem
+from tuneship.security.sealed_files import open_plain
+from tuneship.template import PromptTemplate, TemplateFailed
+from tuneship.training.batches import Indices
+from tuneship.training.objective import Objective
+from tuneship.training.progress_file import ProgressFile, Reason, TrainingFailed
+from tuneship.training.spec import NO_KEYS, DataKeys, TrainingSpec
+from tuneship.training.tokenized_examples import Encoder, Segment, TokenizedExamples
+
+# The tokenizer's threads share the texts of so many examples.
+EXAMPLES_PER_CALL = 512
+# Without a validation file, one row of so many is set aside.
+VALIDATION_SHARE = 10
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows to learn from and rows to validate with; the two may share one set of tokens."""
+
+    training: TokenizedExamples
+    training_indices: Indices
+    validation: TokenizedExamples
+    validation_indices: Indices
+
+    def fingerprint(self, spec: TrainingSpec) -> str:
+        """A digest of everything that decides the course of the training."""
+        digest = hashlib.sha256(
+            json.dumps(
+                [spec.base_model, spec.validation_frequency, asdict(spec.hyperparameters)]
+            ).encode()
+        )
+        for rows in (self.training, self.validation):
+            for array in (rows.tokens, rows.loss_mask, rows.starts):
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+
+class ReadRows(NamedTuple):
+    """The rows of a file, and how many the context length cut."""
+
+    rows: TokenizedExamples
+    # Rows that lost their end.
+    truncated: int
+    # Rows left out, because the cut took all of their target tokens.
+    dropped: int
+
+
+def read_data(
+    spec: TrainingSpec,
+    encoder: Encoder,
+    objective: Objective,
+    progress: ProgressFile,
+    keys: DataKeys = NO_KEYS,
+) -> Data:
+    """Read both files; without a validation file some training rows are set aside.
+
+    Raises TrainingFailed(data_unreadable), also for a single example that would have to serve as both.
+    """
+
+    def read(path: Path, key: str | None, name: str) -> TokenizedExamples:
+        result = read_rows(path, spec.dataset_format, encoder, objective, key)
+        if result.truncated:
+            progress.log(
+                "warning",
+                f"{result.truncated} {name} examples are longer than the context length of "
+                f"{encoder.context_length} tokens and were cut; {result.dropped} of them had nothing "
+                "left to learn and were dropped",
+            )
+        return result.rows
+
+    training = read(spec.training_file, keys.training, "training")
+    if spec.validation_file is not None:
+        validation = read(spec.validation_file, keys.validation, "validation")
+        return Data(training, training.all_indices, validation, validation.all_indices)
+    if len(training) < 2:
+        raise TrainingFailed(
+            Reason.DATA_UNREADABLE, "one example is too few to train on one and measure on another"
+        )
+    learnt, measured = carve_out(training)
+    progress.log(
+        "warning",
+        f"no validation dataset: {len(measured)} of {len(training)} training examples are set "
+        "aside for validation",
+    )
+    return Data(training, learnt, training, measured)
+
+
+def carve_out(rows: TokenizedExamples) -> tuple[Indices, Indices]:
+    """Indices for training and for validation when no validation file was given.
+
+    Chosen by content, not by position or seed: the same examples are set aside for every job on the
+    same data, and copies of one example fall on the same side but for those at the border.
+    """
+    order = np.array(sorted(range(len(rows)), key=rows.digests.__getitem__), dtype=np.int64)
+    size = max(1, len(rows) // VALIDATION_SHARE)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+def read_rows(
+    path: Path,
+    dataset_format: DatasetFormat,
+    encoder: Encoder,
+    objective: Objective,
+    key: str | None = None,
+) -> ReadRows:
+    """Read a dataset file that the service has validated; `key` opens a sealed one.
+
+    Raises TrainingFailed(data_unreadable) naming the line, never its text.
+    """
+    tokens, masks, starts = [], [], [0]
+    truncated = dropped = 0
+    examples = _read_examples(path, key, dataset_format, encoder.template, objective)
+    while chunk := list(islice(examples, EXAMPLES_PER_CALL)):
+        encoded = encoder.encode([row for example in chunk for row in example])
+        for example in chunk:
+            rows = list(islice(encoded, len(example)))
+            truncated += sum(len(ids) > encoder.context_length for ids, _ in rows)
+            # A method that compares the rows of an example needs all of them, so it loses all or none.
+            if not all(any(mask[1 : encoder.context_length]) for _, mask in rows):
+                dropped += len(rows)
+                continue
+            for ids, mask in rows:
+                tokens.append(np.array(ids[: encoder.context_length], dtype=np.int32))
+                masks.append(np.array(mask[: encoder.context_length], dtype=np.bool_))
+                starts.append(starts[-1] + len(tokens[-1]))
+    if not tokens:
+        raise TrainingFailed(
+            Reason.DATA_UNREADABLE,
+            f"the {path.stem} file holds no example with anything to learn within the context "
+            f"length of {encoder.context_length} tokens",
+        )
+    tokenized = TokenizedExamples(
+        np.concatenate(tokens), np.concatenate(masks), np.array(starts, dtype=np.int64)
+    )
+    if tokenized.tokens.max() >= encoder.vocabulary:
+        raise TrainingFailed(
+            Reason.INTERNAL,
+            f"the base model cannot be used: its tokenizer makes tokens beyond the {encoder.vocabulary} "
+            "that the model knows",
+        )
+    return ReadRows(tokenized, truncated, dropped)
+
+
+def _read_examples(
+    path: Path,
+    key: str | None,
+    dataset_format: DatasetFormat,
+    template: PromptTemplate,
+    objective: Objective,
+) -> Iterator[list[list[Segment]]]:
+    """The rows of each example of a file; blank lines and a byte order mark are skipped."""
+    try:
+        with open_plain(path, key) as file:
+            for number, line in enumerate(file, start=1):
+                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if not text.strip():
+                    continue
+                try:
+                    yield objective.rows(orjson.loads(text), dataset_format, template)
+                except TemplateFailed as error:
+                    raise _unreadable(path, f"line {number}: {error}") from error
+                except ExampleProblem as error:
+                    problem = f"{error.code} {error.field or ''}".strip()
+                    raise _unreadable(path, f"line {number}: {problem}") from None
+                except (ValueError, AttributeError, TypeError):
+                    # The message of a JSON error quotes the line: only the place is reported.
+                    raise _unreadable(path, f"line {number}: invalid_json") from None
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+
+
+def _unreadable(path: Path, problem: str) -> TrainingFailed:
+    return TrainingFailed(Reason.DATA_UNREADABLE, f"{path.name}: {problem}")
