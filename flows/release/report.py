@@ -22,8 +22,10 @@ from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.gates.answers import read_series
 from tuneship.gates.record import Phase
-from tuneship.gates.series import RolloutSeries, Unusable, read_series
+from tuneship.gates.series import RolloutSeries, Unusable
 
 DECISIONS_SHOWN = 25
 LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
@@ -195,7 +197,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
     """Both deployments' metrics since the first shift; None where they are gone (the decisions keep the counts)."""
     began = min((change.at for change in result.history if change.at), default=None)
 
-    def ask(deployment_id: str | None) -> dict[str, Any]:
+    def ask(deployment_id: str | None) -> DeploymentMetrics:
         return get_deployment_metrics(
             str(deployment_id),
             interval=release.canary.interval,

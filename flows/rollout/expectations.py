@@ -10,18 +10,17 @@ from datetime import timedelta
 
 from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.words import rate_in_words
+from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
+from tuneship.gates.gate_types import Gate, LatencyLimits
 from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
-from tuneship.gates.record import Gate, LatencyLimits
-from tuneship.gates.series import Json, RolloutSeries
+from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
 # Traffic that began later than this may still be growing, and refuses nothing.
 KNOWN_AFTER = timedelta(minutes=15)
-# Where a service tells, with a deployment's metrics, after how long it ends a generation.
-TIMEOUT = "generate_timeout_seconds"
 HELP = (
     "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
     " more looks (`max_looks_per_step`, `max_looks`)"
@@ -32,7 +31,7 @@ HELP = (
 class Before:
     """What the service said about the baseline before the start."""
 
-    answer: Json | None = None
+    answer: DeploymentMetrics | None = None
     series: RolloutSeries | None = None
     limits: LatencyLimits | None = None
 
@@ -145,12 +144,10 @@ def _unknown(plan: CanaryPlan) -> str:
     )
 
 
-def _outrun_timeout_s(plan: CanaryPlan, answer: Json | None) -> float | None:
+def _outrun_timeout_s(plan: CanaryPlan, answer: DeploymentMetrics | None) -> float | None:
     """The server's time-out, where a step may be over before it."""
-    told = answer.get(TIMEOUT) if answer else None
-    if not isinstance(told, int | float) or isinstance(told, bool):
-        return None
-    return float(told) if plan.shortest_step_seconds < told else None
+    timeout_s = answer.generate_timeout_seconds if answer else None
+    return timeout_s if timeout_s and plan.shortest_step_seconds < timeout_s else None
 
 
 def _outrun(plan: CanaryPlan, timeout_s: float) -> str:

@@ -17,9 +17,9 @@ from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import Look, RolloutRecord
-from tuneship.gates.series import Json
 from tuneship.gates.view import DeploymentState
 
 
@@ -85,7 +85,7 @@ def began(record: RolloutRecord) -> datetime | None:
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
-def _metrics(split: RolloutSplit, deployment_id: str) -> Json | None:
+def _metrics(split: RolloutSplit, deployment_id: str) -> DeploymentMetrics | None:
     try:
         return get_deployment_metrics.fn(
             deployment_id,

@@ -33,12 +33,13 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.gates.canary import GONE
+from tuneship.gates.answers import read_series
 from tuneship.gates.latency import freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
-from tuneship.gates.series import Unusable, read_series
+from tuneship.gates.rules import GONE
+from tuneship.gates.series import Unusable
 
 # What a server of the bare description does not offer.
 LACKING = ("reading back", "versions", "leases")
@@ -127,7 +128,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | R
         return refusal
     version = endpoint.version if endpoint else None
     before = _before(plan, endpoint_id if version is not None else None, log)
-    gates = choose_gates(plan, before.answer)
+    gates = choose_gates(plan, before.answer.metrics if before.answer else None)
     expected = expect(plan, before, gates, endpoint_id)
     if isinstance(expected, RolloutResult):
         return expected

@@ -19,7 +19,8 @@ from flows.rollout.words import (
 )
 from flows.shared.markdown import code, plain
 from tasks.progress import report
-from tuneship.gates.record import GateReading, Look, RolloutRecord, ThresholdReading, Verdict
+from tuneship.gates.gate_types import GateReading, ThresholdReading
+from tuneship.gates.record import Look, RolloutRecord, Verdict
 
 LOOKS_SHOWN = 40
 

@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field
 
 from flows.rollout.words import driven, forecast_in_words, gates_in_words, look_in_words
+from tuneship.gates.gate_types import Gate
 from tuneship.gates.record import (
     Begun,
     Ended,
-    Gate,
     Look,
     RolloutRecord,
     SplitConfirmed,

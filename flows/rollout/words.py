@@ -5,9 +5,10 @@ Pure. Next: `page.py` and `flows/release/report.py` show them.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tuneship.gates.gate_types import GateReading
 from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Begun, GateReading, Look, Probed, RolloutRecord, SplitConfirmed
+from tuneship.gates.record import Begun, Look, Probed, RolloutRecord, SplitConfirmed
 
 REASONS: Mapping[str, str] = {
     # why a rollout ended

@@ -29,7 +29,9 @@ from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
-from tuneship.gates.series import Json, Unusable
+from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.gates.answers import Metrics
+from tuneship.gates.series import Unusable
 from tuneship.gates.watch import (
     DAY,
     INTERVAL,
@@ -183,11 +185,14 @@ def _look(
     if began is None or began + QUARTER > now:
         return None
     kept = memory.last("first_day")
-    first = kept["answer"] if kept else _ask(served, began, min(now, began + DAY))
-    begins = asked_from(began, now)
-    recent = first if began + DAY > now else _ask(served, begins, now)
-    if kept is None and now > began + DAY + QUARTER:
-        memory.add("first_day", answer=first)
+    first: Metrics
+    if kept:
+        first = kept["answer"]
+    else:
+        first = _ask(served, began, min(now, began + DAY))
+        if now > began + DAY + QUARTER:
+            memory.add("first_day", answer=first.model_dump(mode="json"))
+    recent = first if began + DAY > now else _ask(served, asked_from(began, now), now)
     weighed = weigh(first, recent, began, now)
     worse = {one.gate: one for one in weighed.readings if one.is_worse}
     notes = [
@@ -211,7 +216,7 @@ def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime
     return None
 
 
-def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Json:
+def _ask(served: ServingDeployment, start: datetime, until: datetime) -> DeploymentMetrics:
     return get_deployment_metrics.fn(
         served.deployment_id,
         interval=INTERVAL,

@@ -6,16 +6,16 @@ is no error rate: see `docs/gates.md`. Next: `canary.py`.
 
 from collections.abc import Sequence
 
+from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.latency import has_latency, median_p95_ms
 from tuneship.gates.plan import Thresholds
-from tuneship.gates.record import ThresholdReading
 from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 
 def read_thresholds(
     thresholds: Thresholds | None, series: RolloutSeries, buckets: Sequence[Bucket]
 ) -> tuple[ThresholdReading, ...]:
-    """Every threshold that is on, its limit beside its value, over the newest of the step's buckets with requests.
+    """Read every threshold that is on, over the newest of the step's buckets with requests.
 
     A value is None where nothing tells it: too few requests, or a server that does not publish it.
     """
