@@ -1,4 +1,4 @@
-"""What serves now: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
+"""The champion: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
 
 Found by calls of the API alone, so that nothing has to be remembered between two releases. Next: the gate "T4 champion"
 in `tuneship/gates/training_gates.py`.
@@ -24,17 +24,17 @@ SAY_WHAT_SERVES = (
 
 @dataclass(frozen=True)
 class Champion:
-    """The deployment that serves an endpoint. `measured` is None for a base model: nothing to compare with."""
+    """The deployment that serves an endpoint. `measured` is None for a base model, which has no training."""
 
     endpoint_id: str | None
     deployment_id: str
     model: str
     measured: ValidationMeasure | None
     compliance_mode: str | None = None
-    """None: the service does not say."""
+    """None where the service does not report it."""
 
     def refuse_other_mode(self, wanted: str | None) -> None:
-        """Raises `BadInput` where the release would bring another mode: the service keeps one address in one."""
+        """Raise `BadInput` for a release in another mode: all members of an endpoint share one."""
         if self.compliance_mode is not None and (wanted or "none") != self.compliance_mode:
             raise BadInput(
                 f"security_settings.compliance_mode: what serves the endpoint has {self.compliance_mode}, which an "
@@ -43,14 +43,14 @@ class Champion:
 
 
 class SplitIsShared(Exception):
-    """No deployment has 100 % of the endpoint: somebody else is shifting its traffic."""
+    """No deployment has 100 % of the endpoint: another rollout is shifting its traffic."""
 
 
 def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
-    """The endpoint by id or name; None when there is none of that name yet.
+    """Find the endpoint by id or name; None when there is none of that name yet.
 
-    None also where a server of the bare description cannot tell: then the release says what serves now, or this
-    raises `BadInput`.
+    None also where a bare server cannot list or read endpoints; raises `BadInput` there unless the release names the
+    deployment that serves now.
     """
     try:
         if endpoint.id is not None:
@@ -67,7 +67,7 @@ def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
 
 
 def find_champion(endpoint: EndpointChoice) -> Champion | None:
-    """The champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
+    """Find the champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
     found = find_endpoint(endpoint)
     if found is None and endpoint.baseline_deployment_id is None:
         return None
@@ -91,7 +91,7 @@ def _sole_member(endpoint: CanaryEndpoint | None) -> str:
 
 
 def _measured(model: str) -> ValidationMeasure:
-    """The champion's own training. Steps that are gone (404) leave it not comparable, never better or worse."""
+    """The champion's own training; None where its job is gone (404), so that it is not comparable."""
     base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
     try:
         job = get_job(f"ft_{suffix}")

@@ -1,7 +1,7 @@
-"""What a release that did not succeed takes away again: its job, and the deployments that it made itself.
+"""Cleans up after an unsuccessful release: its job, and the deployments that it created itself.
 
-Never the only healthy copy: a candidate goes only when the split is read back without traffic for it, and the baseline
-runs. Works from the release's record alone, so that a hook in a new process can do it, and twice does nothing.
+Never deletes the only healthy deployment: a candidate goes only when the split is read back without traffic for it, and
+the baseline runs. Works from the release's record alone, so that a hook in a new process can do it; idempotent.
 """
 
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ _LOG = get_logger("tuneship.clean_up")
 
 
 def discard_deployments(record: ReleaseRecord) -> list[str]:
-    """Delete the candidate, and a baseline that no endpoint came to use. Returns what is kept, and why."""
+    """Delete the candidate, and a baseline that no endpoint uses. Returns notes on what is kept, and why."""
     candidate, baseline = record.made("candidate"), record.made("baseline")
     notes: list[str] = []
     try:
@@ -42,7 +42,7 @@ def discard_deployments(record: ReleaseRecord) -> list[str]:
 
 
 def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
-    """The endpoint as it is now; None when there is none of that name."""
+    """Read the endpoint; None when there is none of that name."""
     begun = record.last("begun") or {}
     if begun.get("endpoint_id"):
         return api().canary_endpoints.get(begun["endpoint_id"])
@@ -52,7 +52,7 @@ def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
 
 
 def _why_kept(candidate: str, endpoint: CanaryEndpoint | None) -> str | None:
-    """None when the candidate may go."""
+    """Say why the candidate must stay; None when it may be deleted."""
     if endpoint is None:
         return None
     shares = {member.id: member.traffic_percentage for member in endpoint.deployments}
@@ -81,7 +81,7 @@ def _discard(deployment_id: str, why_kept: str | None) -> list[str]:
 
 
 def is_gone(deployment_id: str) -> bool:
-    """Whether a deployment is deleted or on its way there; False where that cannot be known."""
+    """Whether a deployment is deleted or being deleted; False where that cannot be known."""
     try:
         return api().deployments.get(deployment_id).status in GONE
     except ApiError as error:
@@ -91,7 +91,7 @@ def is_gone(deployment_id: str) -> bool:
 
 
 def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """State hook of the chain: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    """Clean up as the chain's state hook: crashed, failed or cancelled. Prefect calls it with exactly these names."""
     record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
     if record is None or record.last("ended") is not None:
         return
@@ -115,7 +115,7 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
 
 
 def undo(record: ReleaseRecord) -> list[str]:
-    """Stop the job, delete the deployments of a release whose traffic is back. Returns what is kept, and why.
+    """Stop the job and delete the deployments of a release whose traffic was returned. Returns notes on what is kept.
 
     Raises one of `FAILURES`, with nothing done, where the service does not answer.
     """
@@ -132,7 +132,7 @@ def undo(record: ReleaseRecord) -> list[str]:
 
 
 def _add_unanswered(record: ReleaseRecord) -> None:
-    """Creates whose answer never came: the run was stopped in between, and the service has them by the run's tag."""
+    """Record resources whose create was never answered, because the run was stopped; they carry the run's tag."""
     tags, now = run_tag(record.run_key), datetime.now(UTC)
     for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
         if job.id not in record.all_made("job"):
@@ -146,5 +146,5 @@ def _add_unanswered(record: ReleaseRecord) -> None:
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:
-    """The run as the rollout's own hook reads it."""
+    """The flow run as the rollout's own hook reads it."""
     return flow_run.model_copy(update={"parameters": {"plan": plan}})

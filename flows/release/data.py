@@ -1,4 +1,4 @@
-"""From files to one dataset: validate all of them first, then upload what the service does not have, then merge.
+"""Prepares the training data: validates all files, uploads those that the service does not have, merges them.
 
 Nothing is uploaded while any file is bad. Next: `tasks/datasets.py`, one call each.
 """
@@ -34,7 +34,7 @@ CARVED_OUT = 0.1
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a job needs, and what the gates and the record must know of it."""
+    """The datasets of a job, and the facts about them that the gates and the record need."""
 
     dataset_id: str
     validation_dataset_id: str | None
@@ -42,11 +42,11 @@ class Prepared:
     """Digest of every part of the training data, in order; the dataset id where there is no digest."""
     validation_examples: int
     duplicates: int | None
-    """Validation rows that stand in the training files; None where the files are not at hand."""
+    """Number of validation rows that are in the training files too; None where the files are not here."""
 
 
 def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
-    """The same data with every file and dataset by its name. Raises `BadInput` where nothing matches."""
+    """Name every file and dataset that globs and tags match. Raises `BadInput` where none does."""
     files = list(dict.fromkeys(file for name in data.files for file in _matching(name)))
     tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
@@ -68,14 +68,14 @@ def _matching(name: str) -> list[str]:
 
 
 def is_tagged(dataset_id: str, data: TrainingData) -> bool:
-    """Whether a dataset is one that `data.dataset_tags` asks for; never one that was made by a merge."""
+    """Whether a dataset carries the tags of `data.dataset_tags`; never true for one that a merge created."""
     dataset = get_dataset(dataset_id)
     wanted = data.dataset_tags.items()
     return bool(wanted) and not dataset.source_datasets and wanted <= dataset.tags.items()
 
 
 def validate_files(data: TrainingData) -> None:
-    """Let the service check every file. Raises `BadInput` naming line, field and code of what is wrong."""
+    """Let the service check every file. Raises `BadInput` with line, field and code of each error."""
     files = [Path(file) for file in (*data.files, data.validation_file) if file]
     for file in files:
         if not file.is_file():
@@ -86,7 +86,7 @@ def validate_files(data: TrainingData) -> None:
 
 
 def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
-    """One training dataset and, where given, one validation dataset."""
+    """Return one training dataset and, where given, one validation dataset."""
     files = [Path(file) for file in data.files]
     digests = {file: content_sha256(file) for file in files}
     uploaded = {_dataset_of(file, one, data.format, run_key): one for file, one in digests.items()}

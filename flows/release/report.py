@@ -1,4 +1,4 @@
-"""A release told to people: Markdown with pictures in a folder, and the same on the run's page in Prefect.
+"""Writes the report of a release: Markdown with pictures in a folder, and the same on the run's page in Prefect.
 
 Every limit stands beside its value. Ids, counts and numbers only; never a prompt, a completion or a line of a dataset.
 """
@@ -62,7 +62,7 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
 
 
 def with_pictures(text: str, folder: Path) -> str:
-    """The Markdown with its pictures inside: the Prefect UI cannot reach files beside it."""
+    """Embed the pictures in the Markdown: the Prefect UI cannot reach files beside it."""
 
     def inside(link: re.Match[str]) -> str:
         content = base64.b64encode((folder / link[2]).read_bytes()).decode()
@@ -77,7 +77,7 @@ def report(
     pictures: Sequence[str],
     loads: Sequence[StepLoad] = (),
 ) -> str:
-    """The report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
+    """Compose the report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
@@ -135,7 +135,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
     """The release in a few rows."""
     accuracy, tags = result.accuracy, release.deployment.tags
     rows = {
-        "outcome": result.told,
+        "outcome": result.headline,
         "model": result.model,
         "champion before": result.champion_model,
         "base model": release.base_model,
@@ -153,7 +153,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
 
 
 def _limits(result: ReleaseResult, release: ReleaseParameters) -> list[Limit]:
-    """What the gates that look at the validation loss decided by; what is known of it where they did not decide."""
+    """The limits by which the gates on the validation loss decided, or those known before."""
     limits = [
         Limit(gate["name"], gate["limit"])
         for gate in result.training_gates
@@ -214,7 +214,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
 
 
 def _losses_of(job_id: str | None) -> JobMetrics | None:
-    """None where the job is gone or cannot be asked for."""
+    """Read a job's metrics; None where the job is gone or the call fails."""
     if job_id is None:
         return None
     try:
@@ -278,7 +278,7 @@ def _gates(decision: dict[str, Any]) -> list[str]:
 
 
 def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
-    """The looks that moved something, and the last ones."""
+    """List the looks that changed the split, and the last ones."""
     moved = [one for one in decisions if one["verdict"] != "hold"]
     shown = moved[-DECISIONS_SHOWN:]
     rows = [

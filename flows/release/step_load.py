@@ -1,6 +1,6 @@
-"""What each deployment had to do at each step of a rollout, and how fast it answered: the words under the picture.
+"""The load and latency of each deployment at each step of a rollout: the words under the picture.
 
-The more a deployment has to do, the slower it answers, so two latencies are comparable only where the loads are alike.
+A deployment answers more slowly under more load, so two latencies are comparable only where the loads are alike.
 Next: `flows/release/plots.py` draws the same series.
 """
 
@@ -14,7 +14,7 @@ from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 @dataclass(frozen=True)
 class ArmLoad:
-    """One deployment at one step."""
+    """Load and latency of one deployment at one step."""
 
     per_second: float
     p95_ms: float | None
@@ -23,7 +23,7 @@ class ArmLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Both deployments while the candidate had this share of the traffic."""
+    """Load of both deployments while the candidate had this share of the traffic."""
 
     share: int
     baseline: ArmLoad
@@ -33,7 +33,7 @@ class StepLoad:
 def loads_by_step(
     history: Sequence[Change], series: RolloutSeries | None, candidate_id: str
 ) -> list[StepLoad]:
-    """One for each split that held while buckets were finished."""
+    """The loads of each split during which a bucket was finished."""
     known = [change for change in history if change.at is not None]
     if series is None or series.horizon is None or not known:
         return []
@@ -49,7 +49,7 @@ def loads_by_step(
 
 
 def explained(loads: Sequence[StepLoad]) -> str:
-    """What the picture of the latency shows, in a sentence or two; empty where there is nothing to compare."""
+    """Explain the picture of the latency in a sentence or two; empty where there is nothing to compare."""
     both = [one for one in loads if None not in (one.baseline.p95_ms, one.candidate.p95_ms)]
     if not both:
         return ""

@@ -17,16 +17,16 @@ from tuneship.contract.jobs import JobMetrics
 
 
 class TrainingPage:
-    """What is known of the jobs that train."""
+    """The page of the jobs that train."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
-        """Nothing has been seen. `limits` are drawn into each picture."""
+        """Draw `limits` into each picture."""
         self._limits = limits
         self._known: dict[str, JobMetrics] = {}
         self._evaluations: dict[str, int] = {}
 
     def show(self, running: Mapping[str, JobMetrics]) -> None:
-        """Write the page when a model was measured again; never fails the training."""
+        """Write the page when a model was evaluated again; never fails the training."""
         seen = {job_id: _evaluations(metrics) for job_id, metrics in running.items()}
         self._known |= running
         if all(self._evaluations.get(job_id, 0) >= count for job_id, count in seen.items()):
@@ -38,7 +38,7 @@ class TrainingPage:
             get_run_logger().warning("the page was not written (%s)", type(error).__name__)
 
     def page(self) -> str:
-        """The page as Markdown, its pictures inside."""
+        """The page as Markdown with its pictures embedded."""
         lines = [
             "| job | step | epoch | training loss | validation loss | lowest |",
             "|---|" + "---|" * 5,
@@ -60,7 +60,7 @@ class TrainingPage:
 
 
 def _evaluations(metrics: JobMetrics) -> int:
-    """How often the model was measured: a step without an evaluation repeats the last value, or has none."""
+    """Number of evaluations: a step without one repeats the last value, or has none."""
     values = [one for one in metrics.validation_loss if one is not None]
     return sum(one != before for one, before in zip(values, [None, *values], strict=False))
 

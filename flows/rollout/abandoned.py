@@ -84,13 +84,13 @@ class Left:
 @contextmanager
 def _left(file: RecordFile, watch: GuardView) -> Generator[Left | None]:
     """The rollout while nobody else can drive it; None when it is alive, paused in time, or over."""
-    if not file.record.facts or not file.may_have_moved:
+    if not file.record.facts or not file.may_have_traffic:
         yield None
         return
     plan = CanaryPlan.recorded(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
         again = RecordFile(file.path)  # its driver may have ended it while it was read
-        is_left = is_free and again.may_have_moved and _is_silent(again, plan, watch)
+        is_left = is_free and again.may_have_traffic and _is_silent(again, plan, watch)
         yield Left(plan, again) if is_left else None
 
 

@@ -3,7 +3,7 @@
 Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
 """
 
-from flows.rollout.looks import seen
+from flows.rollout.looks import read_state
 from flows.rollout.split import (
     FAILURES,
     RETURN_TRIES,
@@ -103,7 +103,7 @@ def retire(split: RolloutSplit) -> list[str]:
     try:
         if split.verify().lease is not None:
             return [f"baseline {baseline} is kept: a lease names it"]
-        if seen(candidate).status != "running":
+        if read_state(candidate).status != "running":
             return [f"baseline {baseline} is kept: the candidate is not running"]
         _delete(split, baseline)
     except (*FAILURES, SplitLost) as error:

@@ -55,8 +55,8 @@ def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
     plan = split.plan
     baseline, candidate = plan.baseline_deployment_id, plan.candidate_deployment_id
     observed = Observed(
-        baseline=seen(baseline),
-        candidate=seen(candidate),
+        baseline=read_state(baseline),
+        candidate=read_state(candidate),
         baseline_metrics=_metrics(split, baseline),
         candidate_metrics=_metrics(split, candidate),
     )
@@ -67,7 +67,7 @@ def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
     return look
 
 
-def seen(deployment_id: str) -> DeploymentState:
+def read_state(deployment_id: str) -> DeploymentState:
     """A deployment's state; "missing" for a 404, None where it could not be asked."""
     try:
         deployment = get_deployment.fn(deployment_id)

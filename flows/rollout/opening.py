@@ -8,7 +8,7 @@ from datetime import datetime
 
 from flows.rollout.endings import lost
 from flows.rollout.expectations import Before, expect
-from flows.rollout.looks import raise_if_refused, seen
+from flows.rollout.looks import raise_if_refused, read_state
 from flows.rollout.page import show
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
 from flows.rollout.result import RolloutResult, rejected
@@ -178,7 +178,10 @@ def _refusal_of_damaged(
 
 
 def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
-    baseline, candidate = seen(plan.baseline_deployment_id), seen(plan.candidate_deployment_id)
+    baseline, candidate = (
+        read_state(plan.baseline_deployment_id),
+        read_state(plan.candidate_deployment_id),
+    )
     if baseline.status in GONE:
         note = f"baseline {plan.baseline_deployment_id} is {baseline.status}"
         return RolloutResult(

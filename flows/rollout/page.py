@@ -25,7 +25,7 @@ from tuneship.gates.record import Look, RolloutRecord, Verdict
 LOOKS_SHOWN = 40
 
 
-def tell(split: RolloutSplit, look: Look) -> None:
+def report_look(split: RolloutSplit, look: Look) -> None:
     """Progress at each look; a log line and the page where something moves."""
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
@@ -90,7 +90,7 @@ def listed(told: Sequence[str]) -> str:
 
 def _ending(result: RolloutResult) -> str:
     meant = "" if result.reason == "none" else f": {in_words(result.reason)}"
-    return f"**{result.told}**{meant}"
+    return f"**{result.headline}**{meant}"
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:

@@ -50,7 +50,7 @@ def _bake(plan: CanaryPlan) -> str:
     return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
 
 
-def hear(split: RolloutSplit) -> None:
+def record_answer(split: RolloutSplit) -> None:
     """Record the answer once it is there. An approval that could not be used in time is none."""
     record = split.file.record
     if record.phase is not Phase.WAIT:

@@ -84,7 +84,7 @@ class RecordFile:
         return isinstance(last, Ended) and last.outcome == "paused"
 
     @property
-    def may_have_moved(self) -> bool:
+    def may_have_traffic(self) -> bool:
         """Open, and the candidate may have traffic: a killed run may have intended what it never confirmed."""
         return self.is_open and any(isinstance(fact, SplitIntended) for fact in self.record.facts)
 

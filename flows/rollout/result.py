@@ -75,8 +75,8 @@ class RolloutResult(BaseModel):
     )
 
     @property
-    def told(self) -> str:
-        """Outcome and reason for people."""
+    def headline(self) -> str:
+        """Outcome and reason in one line."""
         return self.outcome + ("" if self.reason == "none" else f" ({self.reason})")
 
 

@@ -38,7 +38,7 @@ STOP_TRIES = 6
 
 
 @contextmanager
-def way_back(split: RolloutSplit) -> Generator[None]:
+def rollback_on_error(split: RolloutSplit) -> Generator[None]:
     """Return the traffic when the block raises.
 
     The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and a single failed try
@@ -54,7 +54,7 @@ def way_back(split: RolloutSplit) -> Generator[None]:
     try:
         yield
     except BaseException as error:
-        stopped_by.append(what_stopped(error))
+        stopped_by.append(stopping_signal(error))
         with uninterrupted():
             transaction.rollback()
         if stopped_by[0] is not error:
@@ -63,7 +63,7 @@ def way_back(split: RolloutSplit) -> Generator[None]:
     transaction.commit()
 
 
-def what_stopped(error: BaseException) -> BaseException:
+def stopping_signal(error: BaseException) -> BaseException:
     """The signal behind an error: one that comes while Prefect sets a task up ends as a ValueError (seen on 3.8.8)."""
     behind: BaseException | None = error
     while behind is not None:
@@ -75,7 +75,7 @@ def what_stopped(error: BaseException) -> BaseException:
 
 def abort(split: RolloutSplit, reason: str) -> Ended | None:
     """End a rollout that was stopped from outside; None where it had ended. A promoted one stays promoted."""
-    if split.file.is_paused or not split.file.may_have_moved:
+    if split.file.is_paused or not split.file.may_have_traffic:
         return None
     split.calls = PLAIN
     ended = end_stopped(split, reason)
@@ -102,7 +102,7 @@ def end_stopped(split: RolloutSplit, reason: str) -> Ended:
 
 def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - names by Prefect
     """State hook of `shift_traffic`: crashed, failed or cancelled. Prefect calls it with exactly these names."""
-    log = get_logger("tuneship.way_back")
+    log = get_logger("tuneship.rollback_on_error")
     reason = "error" if state.is_failed() else "cancelled"
     try:
         plan = CanaryPlan.model_validate(flow_run.parameters["plan"])
@@ -127,7 +127,7 @@ def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -
             if one.blocks(plan):
                 log.critical("%s: see to its endpoint's split", one.why)
         for file in folder.of(plan):
-            if file.may_have_moved and not file.is_paused:
+            if file.may_have_traffic and not file.is_paused:
                 _return(plan, file, log, reason)
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.forms.release_form import DIRECTORY
 from flows.rollout.result import RollbackIncomplete
-from flows.rollout.rollback import what_stopped
+from flows.rollout.rollback import stopping_signal
 from flows.script.console import Screen, show_runs_on
 from flows.script.local_processes import CompanionFailed, embedded_service, prefect_server
 from flows.shared.approval import nobody_answers_at
@@ -243,7 +243,7 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
             try:
                 outcome = script.run(chosen)
             except BaseException as error:
-                stop = what_stopped(error)
+                stop = stopping_signal(error)
                 if not isinstance(stop, STOPS):
                     raise
                 with uninterrupted():

@@ -97,7 +97,7 @@ class Memory:
         """The newest fact of this kind."""
         return next((one for one in reversed(self.facts) if one["kind"] == kind), None)
 
-    def has_told(self, finding: str) -> bool:
+    def has_reported(self, finding: str) -> bool:
         """Whether an alarm for this was given."""
         return any(one["kind"] == "alarm" and one["finding"] == finding for one in self.facts)
 
@@ -170,7 +170,7 @@ def _watch(
         if seen is None:
             return [], memory.notes
         readings, notes = seen
-        alarms = [_alarm(served, one) for one in readings if not memory.has_told(one.gate)]
+        alarms = [_alarm(served, one) for one in readings if not memory.has_reported(one.gate)]
         _tell(alarms, readings, memory, watch)
         return alarms, notes + memory.notes
     finally:
