@@ -1,6 +1,6 @@
-"""How a rollout ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
+"""The result of a rollout, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
 
-Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
+It is made from the record alone, so that a stopped run can still report what it did. Next: `flows/shift_traffic.py`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "r
 
 
 class Change(BaseModel):
-    """One confirmed split; `at` is the service's time, null where it told none."""
+    """One confirmed split; `at` is the service's time, null where that is unknown."""
 
     at: datetime | None
     weights: dict[str, int]
@@ -81,7 +81,7 @@ class RolloutResult(BaseModel):
 
 
 class RollbackIncomplete(Exception):
-    """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""
+    """The return of the traffic failed or is not confirmed: the one outcome that fails the flow run."""
 
     def __init__(self, result: BaseModel, message: str) -> None:
         """Carry the result; the record stays open."""
@@ -90,14 +90,14 @@ class RollbackIncomplete(Exception):
 
 
 def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutResult:
-    """Refused before any traffic moved."""
+    """The result of a rollout that is refused before any traffic moved."""
     return RolloutResult(
         outcome="rejected", reason=reason, endpoint_id=endpoint_id, notes=[note] if note else []
     )
 
 
 def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
-    """What a record that has ended says."""
+    """Make the result from a record that has ended."""
     ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
     begun = record.begun
     return RolloutResult.model_validate(
@@ -171,17 +171,17 @@ def _history(record: RolloutRecord) -> list[dict[str, Any]]:
 
 
 def _gate(gate: Gate) -> dict[str, str]:
-    told = {"name": gate.name, "state": gate.state}
-    return told | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
+    entry = {"name": gate.name, "state": gate.state}
+    return entry | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
 
 
 def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:
-    """A look without what never changes: a gate that is off is told of once, in `gates` of the result."""
-    told = dict(to_mapping(look))
+    """A look without the gates that are off: these are listed once, in `gates` of the result."""
+    fields = dict(to_mapping(look))
     off = {gate.name for gate in gates if gate.state != "active"}
-    readings = {one["name"]: one for one in told.pop("gates") if one["name"] not in off}
-    first = {"look": told.pop("number"), "step": told.pop("weight")}
-    return _without_nulls(first | told | {"gates": readings})
+    readings = {gate["name"]: gate for gate in fields.pop("gates") if gate["name"] not in off}
+    first = {"look": fields.pop("number"), "step": fields.pop("weight")}
+    return _without_nulls(first | fields | {"gates": readings})
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the gates' short words mean, in sentences for people: reasons, gates, states. A word without one fails a test.
+"""Sentences for people for the gates' short words: reasons, gates, states. A test requires one for every word.
 
 Pure. Next: `page.py` and `flows/release/report.py` show them.
 """
@@ -84,7 +84,7 @@ STATES: Mapping[str, str] = {
 
 
 def in_words(reason: str) -> str:
-    """One reason; a word that is not known, such as that of an older record, stays as it is."""
+    """Put a reason into words; an unknown one, such as that of an older record, stays as it is."""
     kind, _, name = reason.partition(":")
     if name:
         return OF_A_GATE[kind].format(f"`{name}`") if kind in OF_A_GATE else reason
@@ -92,12 +92,12 @@ def in_words(reason: str) -> str:
 
 
 def all_in_words(reasons: Iterable[str]) -> str:
-    """Several reasons."""
+    """Put several reasons into words."""
     return "; ".join(map(in_words, reasons))
 
 
 def gates_in_words(gates: Sequence[GateReading]) -> list[str]:
-    """What each gate saw; those that saw nothing are left out."""
+    """Put each gate's counts into words; gates without requests are left out."""
     return [_gate(one) for one in gates if one.candidate_requests or one.baseline_requests]
 
 
@@ -114,7 +114,7 @@ def _share(bad: int, requests: int) -> str:
 
 
 def look_in_words(look: Look) -> list[str]:
-    """What else a look saw: why it decided so, requests that hang, warnings."""
+    """Put the rest of a look into words: its reasons, hanging requests, warnings."""
     reasons = [look.reason, *look.reasons] if look.reason != "none" else look.reasons
     told = [all_in_words(dict.fromkeys(reasons))] if reasons else []
     hanging = sum(look.hanging_candidate), sum(look.hanging_baseline)
@@ -126,7 +126,7 @@ def look_in_words(look: Look) -> list[str]:
 
 
 def driver_in_words(record: RolloutRecord) -> str | None:
-    """How many requests the pipeline's own driver sent, and what became of those without an answer."""
+    """Put the driver's counts into words; None without a driver."""
     sent = driven(record)
     if not sent:
         return None
@@ -143,7 +143,7 @@ def driver_in_words(record: RolloutRecord) -> str | None:
 
 
 def driven(record: RolloutRecord) -> dict[str, float]:
-    """The driver's counts over the whole rollout; nothing without one. What nobody owned is shared by weight."""
+    """Sum the driver's counts over the rollout; empty without one. Unanswered requests are shared by weight."""
     counts: dict[str, float] = {}
     share = 0.0
     for fact in record.facts:
@@ -164,7 +164,7 @@ def driven(record: RolloutRecord) -> dict[str, float]:
 
 
 def forecast_in_words(begun: Begun) -> list[str]:
-    """The forecast of a rollout in words; nothing for one that began without."""
+    """Put the forecast of a rollout into words; empty for one that began without."""
     found, today = begun.forecast, begun.today
     if found is None or today is None:
         return []
@@ -193,7 +193,7 @@ def _promotion(found: Forecast, today: Today, begun: Begun) -> str:
 
 
 def _cannot(found: Forecast) -> list[str]:
-    """What the plan cannot show at this traffic. Gates that have the same trouble share a sentence."""
+    """Put into words what the plan cannot show at this traffic; gates with the same problem share a sentence."""
     said = {
         UNHEALTHY_BASELINE: "cannot promote an equal candidate",
         INSUFFICIENT_DATA: "cannot end a step",
@@ -207,7 +207,7 @@ def _cannot(found: Forecast) -> list[str]:
 
 
 def rate_in_words(today: Today) -> str:
-    """The endpoint's traffic."""
+    """Put the endpoint's traffic into words."""
     rate = today.requests_per_minute
     return f"{rate:,.0f} requests a minute" if rate >= 10 else f"{rate:.2g} requests a minute"
 

@@ -144,7 +144,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> Non
         ),
         ("{}", "model_name: is needed"),
         ("{canary: {steps: [50, 10, 100]}}", "canary: steps must rise strictly"),
-        ("a: {b: 1,\n    b: 2}", "a key stands twice in one mapping (line 2, column 5)"),
+        ("a: {b: 1,\n    b: 2}", "a key is repeated in one mapping (line 2, column 5)"),
     ],
 )
 def test_a_params_file_is_refused_with_the_place_as_it_stands_in_the_file(
