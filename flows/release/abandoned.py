@@ -28,9 +28,7 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
                 closed.append(record.run_key)
         except FAILURES as error:
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
-        except (
-            Exception
-        ) as error:  # one record, whatever is wrong with it, must not stop the others
+        except Exception as error:  # no single record may stop the others
             watch.log.exception("the release %s is left as it is", record.run_key)
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
     return closed, notes

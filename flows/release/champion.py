@@ -68,26 +68,24 @@ def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
 
 def find_champion(endpoint: EndpointChoice) -> Champion | None:
     """Find the champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
-    found = find_endpoint(endpoint)
-    if found is None and endpoint.baseline_deployment_id is None:
-        return None
-    deployment_id = endpoint.baseline_deployment_id or _sole_member(found)
+    existing = find_endpoint(endpoint)
+    deployment_id = endpoint.baseline_deployment_id
+    if deployment_id is None:
+        if existing is None:
+            return None
+        alone = [one.id for one in existing.deployments if one.traffic_percentage == 100]
+        if not alone:
+            raise SplitIsShared("no deployment serves 100 % of the endpoint")
+        deployment_id = alone[0]
     deployment = get_deployment(deployment_id)
     model = deployment.model_name
     return Champion(
-        endpoint_id=found.id if found else endpoint.id,
+        endpoint_id=existing.id if existing else endpoint.id,
         deployment_id=deployment_id,
         model=model,
         measured=_measured(model) if model.startswith("ft:") else None,
         compliance_mode=deployment.security_settings.get("compliance_mode"),
     )
-
-
-def _sole_member(endpoint: CanaryEndpoint | None) -> str:
-    for member in endpoint.deployments if endpoint else ():
-        if member.traffic_percentage == 100:
-            return member.id
-    raise SplitIsShared("no deployment serves 100 % of the endpoint")
 
 
 def _measured(model: str) -> ValidationMeasure:

@@ -104,10 +104,9 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
             return
         try:
             notes = undo(record)
-        except (
-            FAILURES
-        ) as error:  # it stays open: the next run goes on with it, or the guard closes it
-            _LOG.warning("nothing could be taken away (%s)", type(error).__name__)
+        except FAILURES as error:
+            # The record stays open: the next run resumes it, or the guard closes it.
+            _LOG.warning("nothing could be deleted (%s)", type(error).__name__)
             return
         record.add_if_possible("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
         for note in notes + record.unwritten:
@@ -124,7 +123,7 @@ def undo(record: ReleaseRecord) -> list[str]:
     except ApiError as error:
         if error.status not in NO_SUCH_LIST:
             raise
-        _LOG.warning("what was created last could not be asked for (%d)", error.status)
+        _LOG.warning("the resources created last could not be listed (%d)", error.status)
     if record.last("trained") is None:
         for job_id in record.all_made("job"):
             stop_job(job_id)
@@ -138,11 +137,12 @@ def _add_unanswered(record: ReleaseRecord) -> None:
         if job.id not in record.all_made("job"):
             record.add_if_possible("job", now, id=job.id, content=[], settings="")
     known = {*record.all_made("candidate"), *record.all_made("baseline")}
-    for one in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
-        if one.id in known or one.status in GONE:
+    for deployment in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
+        if deployment.id in known or deployment.status in GONE:
             continue
-        is_baseline = one.deployment_name.endswith(record.deployment_suffix("baseline"))
-        record.add_if_possible("baseline" if is_baseline else "candidate", now, id=one.id)
+        is_baseline = deployment.deployment_name.endswith(record.deployment_suffix("baseline"))
+        role = "baseline" if is_baseline else "candidate"
+        record.add_if_possible(role, now, id=deployment.id)
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:

@@ -24,7 +24,7 @@ from tasks.datasets import (
     wait_for_dataset,
 )
 from tuneship.contract.dataset_lines import DatasetFormat
-from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload, LineProblem
+from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
 
 # Datasets that one merge of the service takes at most.
 MERGED_AT_ONCE = 100
@@ -47,7 +47,11 @@ class Prepared:
 
 def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
     """Name every file and dataset that globs and tags match. Raises `BadInput` where none does."""
-    files = list(dict.fromkeys(file for name in data.files for file in _matching(name)))
+    files: dict[str, None] = {}
+    for name in data.files:
+        # `glob` and not `Path.glob`: a pattern may be absolute.
+        names = sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207
+        files |= dict.fromkeys(names)
     tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
     usable = [
@@ -57,14 +61,10 @@ def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
     ]
     dataset_ids = list(dict.fromkeys([*data.dataset_ids, *usable]))
     if not files and not dataset_ids and not may_be_empty:
-        raise BadInput("no file and no dataset matches what `data` says")
-    named = data.model_copy(update={"files": files, "dataset_ids": dataset_ids})
+        raise BadInput("data: no file and no dataset matches")
+    named = data.model_copy(update={"files": list(files), "dataset_ids": dataset_ids})
     named.dataset_tags = {}
     return named
-
-
-def _matching(name: str) -> list[str]:
-    return sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207 - absolute patterns too
 
 
 def is_tagged(dataset_id: str, data: TrainingData) -> bool:
@@ -90,7 +90,10 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     files = [Path(file) for file in data.files]
     digests = {file: content_sha256(file) for file in files}
     uploaded = {_dataset_of(file, one, data.format, run_key): one for file, one in digests.items()}
-    parts = uploaded | {dataset_id: _content(dataset_id) for dataset_id in data.dataset_ids}
+    parts = uploaded | {
+        dataset_id: get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
+        for dataset_id in data.dataset_ids
+    }
     dataset_id = _merged(list(parts), name, run_key)
     validation = Path(data.validation_file) if data.validation_file else None
     validation_id = data.validation_dataset_id
@@ -123,13 +126,12 @@ def _problems(file: Path, dataset_format: DatasetFormat) -> list[str]:
     )
     if verdict.is_valid:
         return []
-    return [_told(file, problem) for problem in verdict.errors] or [f"{file}: is not valid"]
-
-
-def _told(file: Path, problem: LineProblem) -> str:
-    line = f"line {problem.line}" if problem.line is not None else "whole file"
-    field = problem.field or "line"
-    return f"{file}: {line}, {field}: {problem.code} ({problem.message})"
+    problems: list[str] = []
+    for problem in verdict.errors:
+        line = f"line {problem.line}" if problem.line is not None else "whole file"
+        field = problem.field or "line"
+        problems.append(f"{file}: {line}, {field}: {problem.code} ({problem.message})")
+    return problems or [f"{file}: is not valid"]
 
 
 def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
@@ -143,10 +145,6 @@ def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key:
     dataset_id = wait_for_dataset(upload_dataset(file, upload, run_key).id).id
     get_run_logger().info("%s is uploaded as %s", file.name, dataset_id)
     return dataset_id
-
-
-def _content(dataset_id: str) -> str:
-    return get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
 
 
 def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:

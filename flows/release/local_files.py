@@ -37,10 +37,14 @@ def content_sha256(file: Path) -> str:
 
 def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[EvaluationExample]:
     """The first rows with one question and one answer; longer conversations have no `prompt` form."""
-    turns = (row for row in _rows(file, dataset_format) if _roles(row) == ["user", "assistant"])
+    single_turns = (
+        row
+        for row in _rows(file, dataset_format)
+        if [message["role"] for message in row] == ["user", "assistant"]
+    )
     return [
-        EvaluationExample(row[0]["content"], row[1]["content"].strip())
-        for row in islice(turns, limit)
+        EvaluationExample(question["content"], answer["content"].strip())
+        for question, answer in islice(single_turns, limit)
     ]
 
 
@@ -61,10 +65,6 @@ def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
                     yield parse_line(line.strip(), dataset_format)
                 except ExampleProblem:
                     continue  # the service's verdict on the file counts, and it came first
-
-
-def _roles(row: Sequence[Message]) -> list[str]:
-    return [message["role"] for message in row]
 
 
 def _fingerprint(row: Sequence[Message]) -> bytes:

@@ -6,6 +6,7 @@ Every limit stands beside its value. Ids, counts and numbers only; never a promp
 import base64
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from flows.shared.markdown import plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
-from tuneship.contract.jobs import JobMetrics
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.answers import read_series
 from tuneship.gates.record import Phase
@@ -44,10 +44,12 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
     loads: list[StepLoad] = []
-    losses = _losses_of(result.job_id)
-    if losses is not None and losses.steps:
-        plot_losses(losses, _limits(result, release), folder / "loss.png")
-        pictures.append("loss.png")
+    # The job may be gone by now: the report then has no loss curves.
+    with suppress(ApiError, BadResponse, ServiceUnreachable):
+        losses = get_job_metrics(result.job_id) if result.job_id else None
+        if losses is not None and losses.steps:
+            plot_losses(losses, _limits(result, release), folder / "loss.png")
+            pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
         series = _series(result, release)
@@ -57,7 +59,13 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     text = report(result, release, pictures, loads)
     file = folder / "report.md"
     file.write_text(text)
-    _show(result, release, text, file)
+    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
+    cells = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
+    create_table_artifact(cells, key="release", description=result.outcome)
+    page = with_pictures(text, folder)
+    create_markdown_artifact(page, key="release-report", description=str(file))
+    if result.endpoint_id:
+        show_link("endpoint", result.endpoint_id)
     return file
 
 
@@ -81,7 +89,7 @@ def report(
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
-        OUTCOMES[result.outcome] + _why(result),
+        OUTCOMES[result.outcome] + _reason(result),
         "",
         *(f"- {plain(note)}" for note in result.notes),
         "",
@@ -123,7 +131,7 @@ def report(
     return "\n".join(lines) + "\n"
 
 
-def _why(result: ReleaseResult) -> str:
+def _reason(result: ReleaseResult) -> str:
     if result.reason == "none":
         return ""
     text = f" Reason: `{result.reason}`" + (f", gate `{result.gate}`" if result.gate else "")
@@ -134,6 +142,9 @@ def _why(result: ReleaseResult) -> str:
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
     """The release in a few rows."""
     accuracy, tags = result.accuracy, release.deployment.tags
+    candidate = result.candidate_deployment_id
+    if candidate and result.candidate_deleted:
+        candidate += " (deleted)"
     rows = {
         "outcome": result.headline,
         "model": result.model,
@@ -141,7 +152,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "base model": release.base_model,
         "job": result.job_id,
         "baseline deployment": result.baseline_deployment_id,
-        "candidate deployment": _candidate(result),
+        "candidate deployment": candidate,
         "candidate's tags": ", ".join(f"{tag}={value}" for tag, value in tags.items()),
         "endpoint": result.endpoint_id,
         "requests of the pipeline": _driver(result.driver),
@@ -213,37 +224,11 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
         return None
 
 
-def _losses_of(job_id: str | None) -> JobMetrics | None:
-    """Read a job's metrics; None where the job is gone or the call fails."""
-    if job_id is None:
-        return None
-    try:
-        return get_job_metrics(job_id)
-    except (ApiError, BadResponse, ServiceUnreachable):
-        return None
-
-
-def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
-    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
-    rows = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
-    create_table_artifact(rows, key="release", description=result.outcome)
-    whole = with_pictures(text, file.parent)
-    create_markdown_artifact(whole, key="release-report", description=str(file))
-    if result.endpoint_id:
-        show_link("endpoint", result.endpoint_id)
-
-
 def _driver(driver: dict[str, float] | None) -> str | None:
     if not driver:
         return None
     lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
     return f"{driver['candidate'] + driver['baseline']:g} answered or failed, {lost:g} broken off"
-
-
-def _candidate(result: ReleaseResult) -> str | None:
-    if result.candidate_deployment_id is None:
-        return None
-    return result.candidate_deployment_id + (" (deleted)" if result.candidate_deleted else "")
 
 
 def _history(result: ReleaseResult) -> list[list[str]]:

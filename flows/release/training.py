@@ -54,7 +54,7 @@ def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[
     hours = release.compute_config.max_runtime_hours * len(made)
     patience = WaitPolicy(
         3600.0 * hours + SLACK_SECONDS,
-        EarlyStop({job.id: _warmup(job) for job in made}),
+        EarlyStop({job.id: _warmup_steps(job) for job in made}),
         TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
     )
     ids = [job.id for job in made]
@@ -88,8 +88,8 @@ def _create(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> list
     return [get_job(job_id) for job_id in made]
 
 
-def _warmup(job: Job) -> int:
-    """As the service resolved it: a release may have asked for "auto"."""
+def _warmup_steps(job: Job) -> int:
+    """The number of warm-up steps as the service resolved it: the release may say "auto"."""
     steps = job.hyperparameters.get("warmup_steps", 0)
     return steps if isinstance(steps, int) else 0
 
@@ -147,8 +147,8 @@ def judge(
     )
     measured = champion.measured if champion else None
     verdict = judge_training(finished, metrics.model_dump(), measured, release.training_gates)
-    for one in verdict.gates:
-        if one.state in ("reject", "hold", "warn"):
-            get_run_logger().warning("gate %s: %s, %s", one.name, one.state, described(one))
+    for gate in verdict.gates:
+        if gate.state in ("reject", "hold", "warn"):
+            get_run_logger().warning("gate %s: %s, %s", gate.name, gate.state, described(gate))
     get_run_logger().info("training gates: %s", verdict.decision)
     return verdict

@@ -44,7 +44,11 @@ class TrainingPage:
             "|---|" + "---|" * 5,
         ]
         for job_id, metrics in self._known.items():
-            lines.append(f"| {job_id} | {' | '.join(_row(metrics))} |")
+            losses = [x for x in metrics.validation_loss if x is not None and math.isfinite(x)]
+            series = (metrics.steps, metrics.epochs, metrics.training_loss, losses)
+            cells = [_number(values[-1]) if values else "-" for values in series]
+            cells.append(_number(min(losses)) if losses else "-")
+            lines.append(f"| {job_id} | {' | '.join(cells)} |")
         pictures = [
             f"![Losses of {job_id}](data:image/png;base64,{self._picture(metrics)})"
             for job_id, metrics in self._known.items()
@@ -63,13 +67,6 @@ def _evaluations(metrics: JobMetrics) -> int:
     """Number of evaluations: a step without one repeats the last value, or has none."""
     values = [one for one in metrics.validation_loss if one is not None]
     return sum(one != before for one, before in zip(values, [None, *values], strict=False))
-
-
-def _row(metrics: JobMetrics) -> list[str]:
-    validation = [one for one in metrics.validation_loss if one is not None and math.isfinite(one)]
-    last = (metrics.steps, metrics.epochs, metrics.training_loss, validation)
-    newest = [_number(values[-1]) if values else "-" for values in last]
-    return [*newest, _number(min(validation)) if validation else "-"]
 
 
 def _number(value: float | None) -> str:

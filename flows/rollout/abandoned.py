@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from pydantic import BaseModel, Field
 
@@ -122,18 +121,14 @@ def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
 def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
     """End a rollout whose endpoint has had another one since: the split is that one's now."""
     since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
-    if any(_has_moved(path, endpoint_id, since) for path in folder.paths()):
-        return Ended("aborted", "foreign_change")
-    return None
-
-
-def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
-    """Whether the rollout of this record gave its candidate traffic of the endpoint after `since`."""
-    with suppress(OSError, ValueError):  # a record that cannot be read shows no rollout
-        if path.stat().st_mtime > since:
+    for path in folder.paths():
+        with suppress(OSError, ValueError):  # a record that cannot be read shows no rollout
+            if path.stat().st_mtime <= since:
+                continue
             record = RecordFile(path).record
-            return record.weight > 0 and record.begun.endpoint_id == endpoint_id
-    return False
+            if record.weight > 0 and record.begun.endpoint_id == endpoint_id:
+                return Ended("aborted", "foreign_change")
+    return None
 
 
 def _end(left: Left, log: Log) -> Ended:

@@ -105,19 +105,14 @@ def retire(split: RolloutSplit) -> list[str]:
             return [f"baseline {baseline} is kept: a lease names it"]
         if read_state(candidate).status != "running":
             return [f"baseline {baseline} is kept: the candidate is not running"]
-        _delete(split, baseline)
+        try:
+            delete_deployment(baseline)
+        except ApiError as error:
+            if error.status == 409:  # the split still names it
+                split.leave_alone()
+                delete_deployment(baseline)
+            elif error.status != 404:
+                raise
     except (*FAILURES, SplitLost) as error:
         return [f"baseline {baseline} is kept ({describe(error)})"]
     return []
-
-
-def _delete(split: RolloutSplit, baseline: str) -> None:
-    try:
-        delete_deployment(baseline)
-    except ApiError as error:
-        if error.status == 404:
-            return
-        if error.status != 409:
-            raise
-        split.leave_alone()
-        delete_deployment(baseline)

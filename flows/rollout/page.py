@@ -61,7 +61,10 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
     pair = "Baseline {}, candidate {}".format(*ids)
     bake = plan.get("bake_weight") or 100
-    state = _ending(result) if result else f"at {record.weight} %"
+    state = f"at {record.weight} %"
+    if result:
+        meaning = "" if result.reason == "none" else f": {in_words(result.reason)}"
+        state = f"**{result.headline}**{meaning}"
     sections = [
         f"# Rollout {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
@@ -87,11 +90,6 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
 def listed(sentences: Sequence[str]) -> str:
     """Make a Markdown list of our own sentences, which need no escaping."""
     return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _ending(result: RolloutResult) -> str:
-    meant = "" if result.reason == "none" else f": {in_words(result.reason)}"
-    return f"**{result.headline}**{meant}"
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:

@@ -36,18 +36,14 @@ def ask_for_approval(split: RolloutSplit) -> None:
 def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
     """The text above the form."""
     candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
+    bake = f"It then bakes at {plan.bake_weight or 100} % for {plan.bake_looks} looks"
+    bake += " before it gets the rest." if plan.bake_weight else "."
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
-        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {_bake(plan)}",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {bake}",
         evidence_table(record.looks[-1].gates) if record.looks else "",
     ]
     return "\n\n".join(text)
-
-
-def _bake(plan: CanaryPlan) -> str:
-    if plan.bake_weight is None:
-        return f"It then bakes at 100 % for {plan.bake_looks} looks."
-    return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
 
 
 def record_answer(split: RolloutSplit) -> None:

@@ -99,19 +99,33 @@ def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutR
 def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
     """Make the result from a record that has ended."""
     ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
-    begun = record.begun
+    begun, answer = record.begun, record.answer
+    gates = [
+        {"name": gate.name, "state": gate.state}
+        | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
+        for gate in begun.gates
+    ]
+    in_words: list[str] = []
+    if record.looks:
+        compared = record.last_comparison
+        in_words += gates_in_words(compared.gates) if compared else []
+        in_words += look_in_words(record.looks[-1])
+    approval = None
+    if answer is not None:
+        names = ("decision", "approver", "comment")
+        approval = {name: getattr(answer, name) for name in names}
     return RolloutResult.model_validate(
         {
             "outcome": ended.outcome,
             "reason": ended.reason,
             "endpoint_id": begun.endpoint_id,
             "history": _history(record),
-            "gates": [_gate(gate) for gate in begun.gates],
+            "gates": gates,
             "decisions": [_decision(look, begun.gates) for look in record.looks],
             "forecast": _forecast(begun),
-            "in_words": _seen(record),
+            "in_words": in_words,
             "driver": driven(record) or None,
-            "approval": _approval(record),
+            "approval": approval,
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
@@ -124,23 +138,6 @@ def _forecast(begun: Begun) -> dict[str, Any] | None:
     numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
     del numbers["sentence"]
     return numbers | {"in_words": forecast_in_words(begun)}
-
-
-def _seen(record: RolloutRecord) -> list[str]:
-    compared = record.last_comparison
-    gates = gates_in_words(compared.gates) if compared else []
-    return [*gates, *look_in_words(record.looks[-1])] if record.looks else []
-
-
-def _approval(record: RolloutRecord) -> dict[str, str] | None:
-    answer = record.answer
-    if answer is None:
-        return None
-    return {
-        "decision": answer.decision,
-        "approver": answer.approver,
-        "comment": answer.comment,
-    }
 
 
 def _standing_notes(begun: Begun) -> list[str]:
@@ -168,11 +165,6 @@ def _history(record: RolloutRecord) -> list[dict[str, Any]]:
             }
             history.append({"at": fact.at, "weights": weights, "why": why})
     return history
-
-
-def _gate(gate: Gate) -> dict[str, str]:
-    entry = {"name": gate.name, "state": gate.state}
-    return entry | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
 
 
 def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.promotion_approval import withdraw_question
-from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
+from flows.rollout.record_file import RecordFolder, records_in_use
 from flows.rollout.split import (
     FAILURES,
     PLAIN,
@@ -126,15 +126,13 @@ def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -
             if damaged.blocks(plan):
                 log.critical("%s: check the split of its endpoint", damaged.why)
         for file in folder.of(plan):
-            if file.may_have_traffic and not file.is_paused:
-                _return(plan, file, log, reason)
-
-
-def _return(plan: CanaryPlan, file: RecordFile, log: Log, reason: str) -> None:
-    begun = file.record.begun
-    try:
-        version = None if begun.server else get_canary_endpoint.fn(begun.endpoint_id).version
-    except FAILURES as error:
-        log.critical("the traffic was not returned (%s); the lease will", describe(error))
-        return
-    abort(RolloutSplit(plan, file, version, log), reason)
+            if not file.may_have_traffic or file.is_paused:
+                continue
+            begun, version = file.record.begun, None
+            try:
+                if not begun.server:
+                    version = get_canary_endpoint.fn(begun.endpoint_id).version
+            except FAILURES as error:
+                log.critical("the traffic was not returned (%s); the lease will", describe(error))
+            else:
+                abort(RolloutSplit(plan, file, version, log), reason)

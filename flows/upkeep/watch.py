@@ -170,7 +170,20 @@ def _watch(
         if seen is None:
             return [], memory.notes
         readings, notes = seen
-        alarms = [_alarm(served, one) for one in readings if not memory.has_reported(one.gate)]
+        alarms = [
+            Alarm(
+                endpoint_id=served.endpoint_id,
+                deployment_id=served.deployment_id,
+                finding=reading.gate,
+                since=reading.begins,
+                requests=reading.requests,
+                bad=reading.bad,
+                first_requests=reading.first_requests,
+                first_bad=reading.first_bad,
+            )
+            for reading in readings
+            if not memory.has_reported(reading.gate)
+        ]
         _raise_alarms(alarms, readings, memory, watch)
         return alarms, notes + memory.notes
     finally:
@@ -180,7 +193,7 @@ def _watch(
 def _look(
     served: ServingDeployment, memory: Memory, now: datetime
 ) -> tuple[list[WatchReading], list[str]] | None:
-    """Weigh one deployment. Returns its worse gates, each once, and notes; None before its first hour is over."""
+    """Weigh one deployment. Returns its worse gates, each once, and notes; None in its first quarter hour."""
     began = _began(served, memory, now)
     if began is None or began + QUARTER > now:
         return None
@@ -223,19 +236,6 @@ def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Deploym
         start_time=start,
         end_time=until,
         endpoint_id=served.endpoint_id,
-    )
-
-
-def _alarm(served: ServingDeployment, reading: WatchReading) -> Alarm:
-    return Alarm(
-        endpoint_id=served.endpoint_id,
-        deployment_id=served.deployment_id,
-        finding=reading.gate,
-        since=reading.begins,
-        requests=reading.requests,
-        bad=reading.bad,
-        first_requests=reading.first_requests,
-        first_bad=reading.first_bad,
     )
 
 

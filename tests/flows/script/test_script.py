@@ -105,11 +105,11 @@ import sys
 from flows.forms.release_form import ReleaseParameters
 from flows.shared.errors import BadInput
 from flows.script.console import Screen
-from tasks.progress import Progress
+from tasks.progress import TaskProgress
 
 screen = Screen()
 screen.say("words")
-screen.show(Progress("training", 1, 2))
+screen.show(TaskProgress("training", 1, 2))
 screen.close()
 sys.exit(7)
 """
