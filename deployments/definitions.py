@@ -25,16 +25,20 @@ def merged(
     wanted: Definition, found: Mapping[str, Any], triggers: Mapping[str, bool]
 ) -> Definition:
     """Merge one flow's definition with its JSON on the server; `triggers`: which triggers are on, by name."""
-    known = {one["slug"]: one for one in found["schedules"] if one["slug"]}
+    known = {schedule["slug"]: schedule for schedule in found["schedules"] if schedule["slug"]}
     schedules = [
-        {**one, "active": known[one["slug"]]["active"]} if one.get("slug") in known else one
-        for one in wanted.get("schedules", [])
+        {**schedule, "active": known[schedule["slug"]]["active"]}
+        if schedule.get("slug") in known
+        else schedule
+        for schedule in wanted.get("schedules", [])
     ]
-    ours = {one.get("slug") for one in schedules}
-    schedules += [_as_in_file(one) for one in found["schedules"] if one["slug"] not in ours]
+    ours = {schedule.get("slug") for schedule in schedules}
+    schedules += [
+        _as_in_file(schedule) for schedule in found["schedules"] if schedule["slug"] not in ours
+    ]
     starts = [
-        {**one, "enabled": triggers.get(one["name"], one["enabled"])}
-        for one in wanted.get("triggers", [])
+        {**trigger, "enabled": triggers.get(trigger["name"], trigger["enabled"])}
+        for trigger in wanted.get("triggers", [])
     ]
     return {
         **wanted,
@@ -58,9 +62,11 @@ def _merged_with_server(client: SyncPrefectClient, wanted: Definition) -> Defini
         found = client.read_deployment_by_name(f"{flow}/{wanted['name']}")
     except ObjectNotFound:
         return wanted
-    names = [one["name"] for one in wanted.get("triggers", [])]
-    automations = [one for name in names for one in client.read_automations_by_name(name)]
-    triggers = {one.name: one.enabled for one in automations}
+    names = [trigger["name"] for trigger in wanted.get("triggers", [])]
+    automations = [
+        automation for name in names for automation in client.read_automations_by_name(name)
+    ]
+    triggers = {automation.name: automation.enabled for automation in automations}
     return merged(wanted, found.model_dump(mode="json"), triggers)
 
 
@@ -69,7 +75,9 @@ def main(arguments: list[str]) -> None:
     (target,) = arguments
     whole = yaml.safe_load(PREFECT_YAML.read_text())
     with get_client(sync_client=True) as client:
-        whole["deployments"] = [_merged_with_server(client, one) for one in whole["deployments"]]
+        whole["deployments"] = [
+            _merged_with_server(client, definition) for definition in whole["deployments"]
+        ]
     Path(target).write_text(yaml.safe_dump(whole, sort_keys=False))
 
 

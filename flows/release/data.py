@@ -55,9 +55,9 @@ def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
     tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
     usable = [
-        one.id
-        for one in reversed(tagged)
-        if one.status == DatasetStatus.PROCESSED and not one.source_datasets
+        dataset.id
+        for dataset in reversed(tagged)
+        if dataset.status == DatasetStatus.PROCESSED and not dataset.source_datasets
     ]
     dataset_ids = list(dict.fromkeys([*data.dataset_ids, *usable]))
     if not files and not dataset_ids and not may_be_empty:
@@ -89,7 +89,9 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     """Return one training dataset and, where given, one validation dataset."""
     files = [Path(file) for file in data.files]
     digests = {file: content_sha256(file) for file in files}
-    uploaded = {_dataset_of(file, one, data.format, run_key): one for file, one in digests.items()}
+    uploaded = {
+        _dataset_of(file, digest, data.format, run_key): digest for file, digest in digests.items()
+    }
     parts = uploaded | {
         dataset_id: get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
         for dataset_id in data.dataset_ids

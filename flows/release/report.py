@@ -125,7 +125,7 @@ def report(
         lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
     if result.decisions:
         lines += ["## Gates at the last comparison", "", *_list(result.in_words)]
-        compared = [one for one in result.decisions if one["phase"] != Phase.SETTLE]
+        compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
         lines += _gates(compared[-1]) if compared else []
         lines += ["## Decisions", "", *_decisions(result.decisions)]
     return "\n".join(lines) + "\n"
@@ -192,14 +192,14 @@ def _contenders(contenders: Sequence[Contender]) -> list[str]:
     titles = ["job", "set", "status", "lowest validation loss", "model", ""]
     rows = [
         [
-            one.job_id,
-            ", ".join(f"{name} {value}" for name, value in one.hyperparameters.items()),
-            one.status,
-            _number(one.validation_loss),
-            one.model or "-",
-            "goes on" if one.is_best else "",
+            contender.job_id,
+            ", ".join(f"{name} {value}" for name, value in contender.hyperparameters.items()),
+            contender.status,
+            _number(contender.validation_loss),
+            contender.model or "-",
+            "goes on" if contender.is_best else "",
         ]
-        for one in contenders
+        for contender in contenders
     ]
     return _table(titles, rows)
 
@@ -264,11 +264,11 @@ def _gates(decision: dict[str, Any]) -> list[str]:
 
 def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
     """List the looks that changed the split, and the last ones."""
-    moved = [one for one in decisions if one["verdict"] != "hold"]
+    moved = [look for look in decisions if look["verdict"] != "hold"]
     shown = moved[-DECISIONS_SHOWN:]
     rows = [
-        [one["look"], f"{one['step']} %", one["verdict"], one["reason"], one["step_requests"]]
-        for one in shown
+        [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
+        for look in shown
     ]
     titles = ["look", "candidate's share", "verdict", "reason", "candidate requests at this step"]
     return [
@@ -285,7 +285,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 
 def _list(sentences: Sequence[str]) -> list[str]:
-    return [*(f"- {one}" for one in sentences), ""]
+    return [*(f"- {sentence}" for sentence in sentences), ""]
 
 
 def _share(part: int, whole: int) -> str:

@@ -77,9 +77,9 @@ class ReleaseRun:
         """Find the job that this run created on the same data with these settings before it was killed."""
         made = [fact for fact in self.record.facts if fact["kind"] == "job"]
         same = [
-            one
-            for one in made
-            if (one["content"], one.get("settings")) == (list(content), settings)
+            job
+            for job in made
+            if (job["content"], job.get("settings")) == (list(content), settings)
         ]
         return same[-1]["id"] if same else None
 
@@ -300,7 +300,10 @@ def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
         [
             release.base_model,
             list(content),
-            [one.model_dump(mode="json", exclude_defaults=True) for one in release.settings],
+            [
+                settings.model_dump(mode="json", exclude_defaults=True)
+                for settings in release.settings
+            ],
             release.deployment.tags,
         ],
         sort_keys=True,

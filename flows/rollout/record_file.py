@@ -169,7 +169,7 @@ class RecordFolder:
 
         One plan may name the endpoint by its id, another by its name, so both are locked as far as they are known.
         """
-        names = [hashlib.sha256(one.encode()).hexdigest()[:16] for one in self._names_of(plan)]
+        names = [hashlib.sha256(name.encode()).hexdigest()[:16] for name in self._names_of(plan)]
         files = [folder / f"{name}.lock" for folder in self._folders() for name in names]
         locks = [FileLock(file) for file in files]
         try:
@@ -182,7 +182,7 @@ class RecordFolder:
         """The endpoint's id and name, from the plan and the newest record that has both; sorted, against deadlocks."""
         given = plan.endpoint_id or plan.endpoint_name
         # `lstat`: a link that leads nowhere is a damaged record, and stops nobody.
-        for path in sorted(self.paths(), key=lambda one: one.lstat().st_mtime, reverse=True):
+        for path in sorted(self.paths(), key=lambda path: path.lstat().st_mtime, reverse=True):
             file = read_record(path)
             if isinstance(file, Damaged) or not file.record.facts:
                 continue
@@ -218,13 +218,13 @@ def _spellings(address: str) -> re.Pattern[str]:
     host = parts.hostname
     if host is None:
         return re.compile(r"(?!)")  # matches nothing
-    hosts = [_folder_name(one) for one in (LOOPBACK if host in LOOPBACK else (host,))]
+    hosts = [_folder_name(name) for name in (LOOPBACK if host in LOOPBACK else (host,))]
     port = f"-{parts.port}" if parts.port else f"(-{DEFAULT_PORTS.get(parts.scheme, 80)})?"
     path = re.escape(_folder_name(parts.path))
     # `models-v1` may be another machine of the building; behind a port, a domain or a path, `-v1` is a version.
     is_clear = bool(parts.port or parts.path or "." in host)
     version = "(-v1)?" if is_clear else ""
-    named = "|".join(re.escape(one) for one in hosts)
+    named = "|".join(re.escape(host) for host in hosts)
     return re.compile(rf"(?i:{named})\.?{port}{f'-{path}' if path else ''}{version}")
 
 

@@ -11,7 +11,7 @@ import threading
 
 import uvicorn
 
-# Clients keep their connections open for events; the server does not wait for them to hang up.
+# Clients keep their connections open for events; the server does not wait for them to disconnect.
 GRACE_SECONDS = 3
 
 

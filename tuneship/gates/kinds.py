@@ -35,7 +35,7 @@ CALLERS_ALPHA = 0.25
 
 @dataclass(frozen=True)
 class Published:
-    """What the service published about the buckets of a rollout, and how slow an answer may be."""
+    """The published counts of a rollout's buckets, and how slow an answer may be."""
 
     series: RolloutSeries
     buckets: Sequence[Bucket]

@@ -34,7 +34,7 @@ def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLi
     )
     hour = [bucket for bucket in served if bucket.end > served[-1].end - FROZEN_FROM]
     chosen = [bucket.baseline for bucket in served[-max(len(hour), LEAST_BUCKETS) :]]
-    requests = sum(one.served for one in chosen)
+    requests = sum(arm.served for arm in chosen)
     if requests < ENOUGH_REQUESTS:
         return None
     p95, p99 = _usual_quantiles(chosen, series.edges_ms["baseline"])
@@ -45,16 +45,16 @@ def _usual_quantiles(
     traffic: Sequence[ArmTraffic], edges: Sequence[float] | None
 ) -> tuple[float, float]:
     """p95 and p99 in ms without stalled stretches: of the merged histograms, else medians weighted by requests."""
-    if edges is None or any(one.histogram is None for one in traffic):
+    if edges is None or any(arm.histogram is None for arm in traffic):
         return _quantiles(traffic, edges)
     stretches: list[list[ArmTraffic]] = [[]]
-    for one in traffic:
+    for arm in traffic:
         if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
             stretches.append([])
-        stretches[-1].append(one)
+        stretches[-1].append(arm)
     measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
     usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
-    kept = [one for p95, part in measured if p95 <= STALLED * usual for one in part]
+    kept = [arm for p95, part in measured if p95 <= STALLED * usual for arm in part]
     return _quantiles(kept, edges)
 
 
@@ -136,12 +136,12 @@ def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: fl
 
 def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> tuple[float, float]:
     """p95 and p99 in ms: of the merged histograms, else the medians over buckets, weighted by requests."""
-    if edges is not None and all(one.histogram is not None for one in traffic):
+    if edges is not None and all(arm.histogram is not None for arm in traffic):
         merged = [
-            sum(column) for column in zip(*(one.histogram or () for one in traffic), strict=True)
+            sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)
         ]
         return _inverse(merged, edges, 0.95), _inverse(merged, edges, 0.99)
-    known = [(one.quantiles_ms, one.served) for one in traffic if one.quantiles_ms is not None]
+    known = [(arm.quantiles_ms, arm.served) for arm in traffic if arm.quantiles_ms is not None]
     return (
         _weighted_median([(quantiles[1], served) for quantiles, served in known]),
         _weighted_median([(quantiles[2], served) for quantiles, served in known]),

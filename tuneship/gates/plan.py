@@ -70,7 +70,7 @@ class CallerGates(Form):
     """Requests that end without an answer and without an error. Not available where the service does not count them."""
 
     abandoned: AbandonedGate | None = Field(
-        default=AbandonedGate(), description="The caller hung up; null: off."
+        default=AbandonedGate(), description="The caller disconnected; null: off."
     )
     refused: RefusedGate | None = Field(
         default=RefusedGate(), description="Refused by the deployment itself; null: off."

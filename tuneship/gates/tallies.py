@@ -77,9 +77,9 @@ def token_ratio(buckets: Sequence[Bucket]) -> float | None:
 
 
 def _tokens(traffic: Sequence[ArmTraffic]) -> float | None:
-    known = [one for one in traffic if one.output_tokens is not None]
-    requests = sum(one.requests for one in known)
-    return sum(one.output_tokens or 0.0 for one in known) / requests if requests else None
+    known = [arm for arm in traffic if arm.output_tokens is not None]
+    requests = sum(arm.requests for arm in known)
+    return sum(arm.output_tokens or 0.0 for arm in known) / requests if requests else None
 
 
 def tally(
@@ -108,8 +108,8 @@ def tally(
     heard = distinct = counts
     if warm and gate.name in LATENCY_GATES:
         heard = tuple(
-            BucketCounts(0, 0) if bucket.end in warm else one
-            for bucket, one in zip(buckets, counts, strict=True)
+            BucketCounts(0, 0) if bucket.end in warm else count
+            for bucket, count in zip(buckets, counts, strict=True)
         )
     if by_caller and gate.name == "error":
         distinct = tuple(map(one_per_caller, buckets, counts))

@@ -21,7 +21,9 @@ def read_thresholds(
     """
     if thresholds is None:
         return ()
-    newest = [one.candidate for one in buckets if one.candidate.requests][-thresholds.looks :]
+    newest = [bucket.candidate for bucket in buckets if bucket.candidate.requests][
+        -thresholds.looks :
+    ]
     requests = sum(traffic.requests for traffic in newest)
     has_enough = requests >= thresholds.min_requests
     measured = (
@@ -37,19 +39,23 @@ def read_thresholds(
 
 
 def _errors(newest: Sequence[ArmTraffic]) -> float | None:
-    return _percentage(sum(one.errors for one in newest), sum(one.requests for one in newest))
+    return _percentage(
+        sum(traffic.errors for traffic in newest), sum(traffic.requests for traffic in newest)
+    )
 
 
 def _empty(newest: Sequence[ArmTraffic]) -> float | None:
-    served = [one for one in newest if one.served]
-    if any(one.empty is None for one in served):
+    served = [traffic for traffic in newest if traffic.served]
+    if any(traffic.empty is None for traffic in served):
         return None
-    return _percentage(sum(one.empty or 0 for one in served), sum(one.served for one in served))
+    return _percentage(
+        sum(traffic.empty or 0 for traffic in served), sum(traffic.served for traffic in served)
+    )
 
 
 def _p95_ms(series: RolloutSeries, newest: Sequence[ArmTraffic]) -> float | None:
-    known = [one for one in newest if one.served]
-    if not known or not all(has_latency(one) for one in known):
+    known = [traffic for traffic in newest if traffic.served]
+    if not known or not all(has_latency(traffic) for traffic in known):
         return None
     return median_p95_ms(known, series.edges_ms["candidate"])
 
