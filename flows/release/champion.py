@@ -17,7 +17,7 @@ from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
 from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
 
-SAY_WHAT_SERVES = (
+BASELINE_NEEDED = (
     "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"
 )
 
@@ -61,7 +61,7 @@ def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
         if cannot_tell and endpoint.baseline_deployment_id is not None:
             return None
         if cannot_tell and endpoint.id is None:
-            raise BadInput(SAY_WHAT_SERVES) from None
+            raise BadInput(BASELINE_NEEDED) from None
         raise
     return next(iter(page.canary_endpoints), None)
 

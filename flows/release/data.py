@@ -27,9 +27,9 @@ from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
 
 # Datasets that one merge of the service takes at most.
-MERGED_AT_ONCE = 100
+MAX_DATASETS_PER_MERGE = 100
 # Share of the training rows that the service validates on when it is given no validation set.
-CARVED_OUT = 0.1
+VALIDATION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     examples = (
         get_dataset(validation_id).num_examples
         if validation_id
-        else int(CARVED_OUT * get_dataset(dataset_id).num_examples)
+        else int(VALIDATION_SHARE * get_dataset(dataset_id).num_examples)
     )
     at_hand = validation is not None and not data.dataset_ids
     return Prepared(
@@ -152,10 +152,10 @@ def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key:
 def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
     if len(dataset_ids) == 1:
         return dataset_ids[0]
-    if len(dataset_ids) > MERGED_AT_ONCE:
+    if len(dataset_ids) > MAX_DATASETS_PER_MERGE:
         batches = [
-            dataset_ids[start : start + MERGED_AT_ONCE]
-            for start in range(0, len(dataset_ids), MERGED_AT_ONCE)
+            dataset_ids[start : start + MAX_DATASETS_PER_MERGE]
+            for start in range(0, len(dataset_ids), MAX_DATASETS_PER_MERGE)
         ]
         return _merged([_merged(batch, name, run_key) for batch in batches], name, run_key)
     merge = DatasetMerge(dataset_ids=list(dataset_ids), name=f"{name} training data")

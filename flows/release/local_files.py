@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.shared.errors import BadInput
 from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, Message, parse_line
 
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def content_sha256(file: Path) -> str:
     digest = hashlib.sha256()
     try:
         with file.open("rb") as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read(BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None

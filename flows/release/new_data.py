@@ -41,7 +41,19 @@ class Part:
 
 def parts_of(data: TrainingData) -> list[Part]:
     """List every part of resolved data. Raises `BadInput` for a file that cannot be read."""
-    return [_file(name) for name in data.files] + [_dataset(one) for one in data.dataset_ids]
+    parts: list[Part] = []
+    for name in data.files:
+        file = Path(name)
+        content = content_sha256(file)
+        with file.open("rb") as lines:
+            examples = sum(1 for line in lines if line.strip())
+        since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        parts.append(Part(name, None, frozenset({content}), since, examples))
+    for dataset_id in data.dataset_ids:
+        dataset = get_dataset(dataset_id)
+        known_by = frozenset({dataset_id, dataset.tags.get(CONTENT_TAG, dataset_id)})
+        parts.append(Part(None, dataset_id, known_by, dataset.created_at, dataset.num_examples))
+    return parts
 
 
 def new_parts(parts: Sequence[Part], success: Success | None) -> list[Part]:
@@ -92,18 +104,3 @@ def _promoted(record: ReleaseRecord) -> Success | None:
     if ended is None or made is None or ended["outcome"] != "promoted":
         return None
     return Success(datetime.fromisoformat(ended["at"]), frozenset(made["content"]))
-
-
-def _file(name: str) -> Part:
-    file = Path(name)
-    content = content_sha256(file)
-    with file.open("rb") as lines:
-        examples = sum(1 for line in lines if line.strip())
-    since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    return Part(name, None, frozenset({content}), since, examples)
-
-
-def _dataset(dataset_id: str) -> Part:
-    dataset = get_dataset(dataset_id)
-    content = frozenset({dataset_id, dataset.tags.get(CONTENT_TAG, dataset_id)})
-    return Part(None, dataset_id, content, dataset.created_at, dataset.num_examples)

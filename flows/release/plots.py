@@ -31,7 +31,7 @@ LIMIT_LINES = ("--", ":", "-.")
 # Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few.
 LOGARITHMIC_FROM = 4.0
 BINS = 40
-SMOOTHED_OVER = 10
+SMOOTHING_STEPS = 10
 UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 STYLE: Any = {
     "axes.grid": True,
@@ -72,9 +72,9 @@ def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> Non
         axes = figure.subplots()
         blue, orange = COLOURS["baseline"], COLOURS["candidate"]
         axes.plot(steps, training, color=blue, alpha=0.2, linewidth=0.8)
-        smooth = training.ewm(span=SMOOTHED_OVER).mean()
+        smooth = training.ewm(span=SMOOTHING_STEPS).mean()
         axes.plot(
-            steps, smooth, color=blue, label=f"training (mean of about {SMOOTHED_OVER} steps)"
+            steps, smooth, color=blue, label=f"training (mean of about {SMOOTHING_STEPS} steps)"
         )
         best = f", best {seen.min():.3f}" if len(seen) else ""
         axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")

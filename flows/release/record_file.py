@@ -29,7 +29,7 @@ _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "rollout": {"plan": dict},
     "ended": {"outcome": str},
 }
-_WHAT_TO_DO = ": see to its job and deployment, then move it away"
+_ADVICE = ": see to its job and deployment, then move it away"
 
 
 class DamagedRecord(Exception):
@@ -50,11 +50,11 @@ class ReleaseRecord:
         try:
             self._journal = Journal(path)
         except OSError as error:
-            self.damage = f"the record {path} cannot be read ({error.strerror})" + _WHAT_TO_DO
+            self.damage = f"the record {path} cannot be read ({error.strerror})" + _ADVICE
             return
         self.facts, damaged = self._journal.read(_read)
         if damaged:
-            self.damage = damage_of(path, damaged) + _WHAT_TO_DO
+            self.damage = damage_of(path, damaged) + _ADVICE
 
     def hold(self) -> bool:
         """Lock this run for this process until it ends; False where another live process has it."""

@@ -59,11 +59,10 @@ def expect(
     plan: CanaryPlan, before: Before, gates: Sequence[Gate], endpoint_id: str
 ) -> Expected | RolloutResult:
     """Fix the plan's steps and forecast it, or refuse it before anything is shifted."""
-    warnings: list[str] = []
-    if timeout_s := _outrun_timeout_s(plan, before.answer):
-        if before.series is None or before.series.in_flight.get("baseline") is None:
-            return rejected("shorter_than_timeout", _outrun(plan, timeout_s), endpoint_id)
-        warnings.append(_outrun_but_seen(plan, timeout_s, before.limits))
+    outrun, is_refused = _outrun_timeout(plan, before)
+    if is_refused:
+        return rejected("shorter_than_timeout", outrun, endpoint_id)
+    warnings = [outrun] if outrun else []
     traffic = _traffic(plan, before)
     plan = with_steps(plan, traffic.today if traffic else None)
     if traffic is None:
@@ -142,23 +141,25 @@ def _unknown(plan: CanaryPlan) -> str:
     )
 
 
-def _outrun_timeout_s(plan: CanaryPlan, answer: DeploymentMetrics | None) -> float | None:
-    """The server's time-out in seconds where a step may be over before it; else None."""
-    timeout_s = answer.generate_timeout_seconds if answer else None
-    return timeout_s if timeout_s and plan.shortest_step_seconds < timeout_s else None
+def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:
+    """Say that a step may be over before the server ends a hanging request, and whether that forbids the plan.
 
-
-def _outrun(plan: CanaryPlan, timeout_s: float) -> str:
+    The text is empty where no step is that short.
+    """
+    timeout_s = before.answer.generate_timeout_seconds if before.answer else None
+    step_s = plan.shortest_step_seconds
+    if not timeout_s or step_s >= timeout_s:
+        return "", False
+    # A server that publishes the ages of open requests shows those that hang long before their time-out.
+    if before.series is not None and before.series.in_flight.get("baseline") is not None:
+        limits = before.limits
+        age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
+        return (
+            f"a step may be over after {step_s:g} s, and the server ends a request only after {timeout_s:g} s; one"
+            f" that hangs counts against its deployment after {age_ms / 1000:.3g} s"
+        ), False
     return (
-        f"a step may be over after {plan.shortest_step_seconds:g} s, but the server ends a request only after"
+        f"a step may be over after {step_s:g} s, but the server ends a request only after"
         f" {timeout_s:g} s, so a candidate whose requests hang would be promoted before the first of them counts:"
         " raise `min_looks_per_step` or `look_every_seconds`, or lower the server's time-out"
-    )
-
-
-def _outrun_but_seen(plan: CanaryPlan, timeout_s: float, limits: LatencyLimits | None) -> str:
-    age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
-    return (
-        f"a step may be over after {plan.shortest_step_seconds:g} s, and the server ends a request only after"
-        f" {timeout_s:g} s; one that hangs counts against its deployment after {age_ms / 1000:.3g} s"
-    )
+    ), True

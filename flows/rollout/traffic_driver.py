@@ -124,13 +124,14 @@ class TrafficDriver:
 
     def __exit__(self, *_: object) -> None:
         """Stop sending; answers that are still open are not waited for."""
-        with suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join(STOP_WITHIN_S)
 
-    def _cancel(self) -> None:
-        if self._driving is not None:
-            self._driving.cancel()
+        def cancel() -> None:  # in the loop's thread, which may have made no task yet
+            if self._driving is not None:
+                self._driving.cancel()
+
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(cancel)
+        self._thread.join(STOP_WITHIN_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -106,7 +106,12 @@ def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
 
 def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
     """Reach the service that holds this directory; None, after a pause, where it does not answer and may be ending."""
-    url = _running_url(data_dir)
+    try:
+        url = str(json.loads((data_dir / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        raise CompanionFailed(
+            f"another service holds {data_dir}, and its service.json does not name its URL"
+        ) from None
     settings = _settings_at(url, data_dir)
     if _will_stay(settings):
         return settings
@@ -127,22 +132,11 @@ def _will_stay(settings: ClientSettings) -> bool:
         with Client(settings) as client:
             client.with_options(tries=1).models.list(limit=1)
     except ServiceUnreachable as error:
-        return (
-            not error.retryable
-        )  # for example its certificate, which the run's own first call reports
+        # A certificate that is not trusted, for example, is reported by the run's own first call.
+        return not error.retryable
     except ApiError as error:
         return error.status != httpx.codes.SERVICE_UNAVAILABLE.value
     return True
-
-
-def _running_url(data_dir: Path) -> str:
-    """Read the URL of the service that holds this directory."""
-    try:
-        return str(json.loads((data_dir / "service.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
-        raise CompanionFailed(
-            f"another service holds {data_dir}, and its service.json does not name its URL"
-        ) from None
 
 
 @contextmanager

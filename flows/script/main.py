@@ -226,9 +226,8 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
     except argparse.ArgumentError as error:
         sys.stderr.write(f"{parser.format_usage()}{error}\n")
         sys.exit(1)
-    except (
-        SystemExit
-    ) as error:  # argparse exits with 2 where it does not raise; here a bad call is 1
+    except SystemExit as error:
+        # argparse exits with 2 where it does not raise; here a bad call is 1.
         sys.exit(1 if error.code else 0)
     return chosen.params, chosen.result
 
@@ -236,9 +235,8 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
 def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
     chosen = load_parameters(params, script.parameters) if params else script.parameters()
     with _service(screen):
-        api().models.list(
-            limit=1
-        )  # fails for a wrong key or a dead service, before anything is created
+        # A wrong key or a dead service fails here, before anything is created.
+        api().models.list(limit=1)
         with _prefect(screen):
             show_runs_on(screen)
             try:

@@ -17,7 +17,7 @@ from tuneship.gates.view import DeploymentState, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
 # Completion tokens per answer, as a multiple of the baseline's, above which a look warns.
-TOKEN_WARNING = 1.2
+TOKEN_WARNING_RATIO = 1.2
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _warnings(view: View) -> tuple[str, ...]:
     is_promoted = view.phase in AFTER_PROMOTION
     little_traffic = is_promoted and view.step_requests < view.plan.min_requests_per_step
     facts = [
-        ("output_tokens", view.tokens is not None and view.tokens > TOKEN_WARNING),
+        ("output_tokens", view.tokens is not None and view.tokens > TOKEN_WARNING_RATIO),
         ("baseline_broken", view.baseline_broken),
         ("low_traffic", little_traffic),
         # Before the promotion these are reasons to hold, not warnings.

@@ -29,8 +29,8 @@ from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.view import DeploymentState
 
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.
-MORE_ERRORS = 0.05
-MOST_FIRST_STEP = 50
+MORE_ERRORS_SHARE = 0.05
+MAX_FIRST_STEP_PERCENT = 50
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
 _LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
 _EDGES = (1000.0, 2000.0, math.inf)
@@ -60,7 +60,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
         share = f"{100 * today.errors:.2g} % errors" if today.errors else "no errors"
         why = f"a doubling of {share} is within the plan's margin"
         unprovable = (*unprovable, Unprovable(DOUBLING, why))
-    more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS, begun)
+    more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS_SHARE, begun)
     first = unprovable[0] if unprovable and typical is None else None
     sentence = _sentence(typical, doubling, more, first)
     promoted_share = len(promoted) / len(equal)
@@ -71,9 +71,9 @@ def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
     """Choose the steps: the first one brings enough requests in its shortest stay, and is at most 50 %."""
     looks = plan.min_looks_per_step * plan.data_every_seconds / 60.0
     needed = 100.0 * plan.min_requests_per_step / max(requests_per_minute * looks, 1e-9)
-    first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MOST_FIRST_STEP)
+    first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MAX_FIRST_STEP_PERCENT)
     if first not in plan.known_steps:
-        first = min(5 * math.ceil(first / 5), MOST_FIRST_STEP)
+        first = min(5 * math.ceil(first / 5), MAX_FIRST_STEP_PERCENT)
     return [first, *(step for step in plan.known_steps if step > first)]
 
 

@@ -15,7 +15,7 @@ from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries
 ENOUGH_REQUESTS = 200
 FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
 # A stretch of the baseline whose p95 is this many times the usual one had a stall and sets no limits.
-STALLED = 2.0
+STALLED_RATIO = 2.0
 # Fewer answers say little about a p95, so neighbouring buckets are merged up to here.
 _STRETCH_REQUESTS = 50
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
@@ -54,7 +54,7 @@ def _usual_quantiles(
         stretches[-1].append(arm)
     measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
     usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
-    kept = [arm for p95, part in measured if p95 <= STALLED * usual for arm in part]
+    kept = [arm for p95, part in measured if p95 <= STALLED_RATIO * usual for arm in part]
     return _quantiles(kept, edges)
 
 

@@ -16,9 +16,9 @@ from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_sha
 # Deployment states from which nothing comes back; `missing` stands for a 404.
 GONE = frozenset({"deleting", "deleted", "missing"})
 # The breaker blames the candidate only while a smaller share of the baseline's requests fails.
-BREAKER_BASELINE = 0.1
+BREAKER_BASELINE_SHARE = 0.1
 # Beyond this share of errors it does not matter who the callers are.
-BREAKER_ALL = 0.9
+BREAKER_NEARLY_ALL_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def circuit_breaker(view: View) -> Ruling | None:
     buckets = view.span.compared if view.has_baseline else view.span.baked
     broken = any(
         _half_fails(b.candidate, by_caller=view.formula >= 2)
-        and (error_share([b], "baseline") if b.baseline.requests else pooled) < BREAKER_BASELINE
+        and (error_share([b], "baseline") if b.baseline.requests else pooled)
+        < BREAKER_BASELINE_SHARE
         for b in buckets
     )
     if broken or _probes_say_broken(view):
@@ -59,7 +60,7 @@ def circuit_breaker(view: View) -> Ruling | None:
 def _half_fails(traffic: ArmTraffic, *, by_caller: bool) -> bool:
     """Whether at least half of 20 or more requests failed."""
     requests, errors = traffic.requests, traffic.errors
-    nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_ALL * requests
+    nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_NEARLY_ALL_SHARE * requests
     # One caller who repeats a failing request counts once, or it alone could make half of them.
     if by_caller and traffic.error_callers is not None and not nearly_all:
         requests, errors = requests - errors + traffic.error_callers, traffic.error_callers

@@ -14,7 +14,7 @@ from tuneship.gates.record import Mark
 from tuneship.gates.series import ArmTraffic, Bucket, first_after
 
 # Share of the candidate's requests that may be missing.
-TOLERANCE = 0.02
+TOLERANCE_SHARE = 0.02
 LOG_MISMATCH = math.log(100.0)
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
@@ -62,7 +62,7 @@ def log_e_missing(buckets: Sequence[Drawn]) -> float:
     logs = [0.0] * len(_LOSSES)
     for drawn in buckets:
         share = drawn.weight / 100.0
-        allowed = _share_left(share, TOLERANCE)
+        allowed = _share_left(share, TOLERANCE_SHARE)
         for i, loss in enumerate(_LOSSES):
             left = _share_left(share, loss)
             logs[i] += drawn.candidate * math.log(left / allowed)

@@ -21,11 +21,11 @@ State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disa
 SMOOTHING_STEPS = 10
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
 # A smaller rise, as a share of the first loss, is noise.
-LEAST_RISE = 0.1
+MIN_RISE_SHARE = 0.1
 LEAK_LOSS = 0.01
-SLOWER_PER_TOKEN = 3.0
+MAX_TIME_PER_TOKEN_RATIO = 3.0
 # Fewer prompts that both answered do not show which one is slower.
-FEWEST_TIMES = 5
+MIN_TIMED_PROMPTS = 5
 
 
 class TrainingRules(BaseModel):
@@ -340,7 +340,7 @@ def _is_diverging(curve: MetricCurve, warmup_steps: int) -> bool:
     smoothed = curve.smoothed_training_loss(SMOOTHING_STEPS)
     first = later.values("training_loss")[0]
     lowest = min(smoothed)
-    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > LEAST_RISE * first
+    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > MIN_RISE_SHARE * first
     return has_risen or smoothed[-1] > 1.5 * first
 
 
@@ -373,14 +373,14 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
         for ours, theirs in zip(candidate, baseline, strict=False)
     ]
     ratios = [ours / theirs for ours, theirs in times if ours and theirs]
-    if len(ratios) < FEWEST_TIMES:
+    if len(ratios) < MIN_TIMED_PROMPTS:
         return GateResult(name, "pass", note="time per output token not known")
     slower = median_low(ratios)
     return GateResult(
         name,
-        "pass" if slower <= SLOWER_PER_TOKEN else "reject",
+        "pass" if slower <= MAX_TIME_PER_TOKEN_RATIO else "reject",
         slower,
-        SLOWER_PER_TOKEN,
+        MAX_TIME_PER_TOKEN_RATIO,
         "times the baseline's time per output token, median",
     )
 

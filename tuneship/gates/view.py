@@ -21,7 +21,7 @@ from tuneship.gates.thresholds import read_thresholds
 
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
-LIKELY_REQUESTS = 20
+MIN_EXPECTED_REQUESTS = 20
 # A request is hanging when it is older than 10 s and than 5 x the very slow limit.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
 
@@ -309,7 +309,7 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
 
     if view.has_baseline and stands("baseline"):
         return True
-    return stands("candidate") and _expected_requests(view, series) >= LIKELY_REQUESTS
+    return stands("candidate") and _expected_requests(view, series) >= MIN_EXPECTED_REQUESTS
 
 
 def _expected_requests(view: View, series: RolloutSeries) -> float:
