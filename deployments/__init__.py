@@ -1,1 +1,1 @@
-"""What runs where: automations, blocks, worker and service units."""
+"""Runs the pipeline on one machine or with workers: automations, blocks, worker and service units."""

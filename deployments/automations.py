@@ -1,8 +1,8 @@
 """Two automations of the Prefect server: a run that falls silent is marked Crashed, and a crash starts the guard.
 
-State hooks do not run for a run whose process is gone with its worker; these do. They look at the flows of this package
-alone, whoever else uses the server. They are found by name and brought up to date, so running this again changes
-nothing. Why the guard is safe to start at any time: `flows/guard.py`.
+State hooks do not run for a run whose process is gone with its worker; these do. They match only the flows of this
+package. They are found by name and updated, so running this again changes nothing. `flows/guard.py` says why the guard
+is safe to start at any time.
 """
 
 from collections.abc import Sequence
@@ -45,13 +45,13 @@ SIGNS_OF_LIFE = (
 
 
 def of_flows(names: Sequence[str]) -> ResourceSpecification:
-    """Runs of these flows."""
+    """Match the runs of these flows."""
     flows = {"prefect.resource.role": "flow", "prefect.resource.name": list(names)}
     return ResourceSpecification(flows)
 
 
 def silent_runs_crash(after: timedelta = SILENT_AFTER) -> Automation:
-    """After a heartbeat, another one or an end must come in time."""
+    """The automation that marks a run Crashed when no heartbeat and no end follows a heartbeat in time."""
     return Automation(
         name="tuneship: a silent run has crashed",
         description="The process of a flow run is gone and nobody said so.",
@@ -70,7 +70,7 @@ def silent_runs_crash(after: timedelta = SILENT_AFTER) -> Automation:
 
 
 def crashes_start_the_guard(guard_id: Any) -> Automation:
-    """The guard looks at every open rollout; it needs to know nothing of the run."""
+    """The automation that starts the guard after a crash; the guard checks every open rollout."""
     return Automation(
         name="tuneship: a crash starts the guard",
         description="Traffic of an abandoned rollout returns to the stable deployment.",
@@ -87,7 +87,7 @@ def crashes_start_the_guard(guard_id: Any) -> Automation:
 
 
 def bring_up_to_date(wanted: Automation) -> None:
-    """Make it, or change the one of that name; one that somebody has switched off stays off."""
+    """Create the automation or update the one of that name; one that was switched off stays off."""
     with get_client(sync_client=True) as client:
         found = client.read_automations_by_name(name=wanted.name)
     if found:
@@ -98,7 +98,7 @@ def bring_up_to_date(wanted: Automation) -> None:
 
 
 def main() -> None:
-    """Both automations, on the server at PREFECT_API_URL."""
+    """Create or update both automations on the server at PREFECT_API_URL."""
     bring_up_to_date(silent_runs_crash())
     with get_client(sync_client=True) as client:
         try:

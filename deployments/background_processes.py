@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: recorded by id and start time, so that only these are ended."""
+"""Processes that outlive the command that started them, recorded by id and start time so that only these are ended."""
 
 import fcntl
 import json
@@ -16,11 +16,11 @@ STOP_WITHIN_S = 55.0
 
 
 # Characters of a log's last line.
-SAID_AT_MOST = 300
+MAX_LAST_LINE_CHARACTERS = 300
 
 
 class NotStarted(Exception):
-    """A process ended before it was ready, or never became so; the message has its last line and names its log."""
+    """A process did not become ready; the message has its last line and names its log."""
 
 
 class AtWork(Exception):
@@ -29,7 +29,7 @@ class AtWork(Exception):
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """One recorded process; `started` is its start in clock ticks since boot, so that a reused id is no match."""
+    """One recorded process. `started`, in clock ticks since boot, tells it from another one with a reused id."""
 
     pid: int
     started: int
@@ -58,7 +58,7 @@ class ProcessFolder:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Nobody else starts or ends processes of this folder meanwhile. Raises `AtWork`."""
+        """Lock the folder against other commands while the block runs. Raises `AtWork`."""
         with (self._folder / "lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ class ProcessFolder:
             yield
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """The log file of a process."""
         return self._folder / f"{name}.log"
 
     def _record(self, name: str) -> Path:
@@ -89,9 +89,9 @@ class ProcessFolder:
         is_ready: Callable[[], bool],
         within_s: float = 120.0,
     ) -> None:
-        """Start it in a session of its own and wait until it is ready. Raises `NotStarted` or `OSError`.
+        """Start a process in a session of its own and wait until it is ready. Raises `NotStarted` or `OSError`.
 
-        Leaves nothing then, nor when the wait is interrupted.
+        No process is left then, nor when the wait is interrupted.
         """
         log = self.log(name)
         before = log.stat().st_size if log.is_file() else 0
@@ -107,16 +107,19 @@ class ProcessFolder:
             self._forget(name, process)
             raise
         self._forget(name, process)
-        said = _last_line(log, before)
-        raise NotStarted(f"{name} did not start: {said or 'it said nothing'} (log: {log})")
+        with log.open("rb") as file:
+            file.seek(before)
+            lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+        last_line = next(filter(None, reversed(lines)), "no message")[:MAX_LAST_LINE_CHARACTERS]
+        raise NotStarted(f"{name} did not start: {last_line} (log: {log})")
 
     def _forget(self, name: str, process: RecordedProcess) -> None:
-        """End it first: one that runs unknown would be worse than a record of one that does not run."""
+        """End the process, then delete its record: a process without a record would be worse than the reverse."""
         _end(process)
         self._record(name).unlink(missing_ok=True)
 
     def stop(self, name: str) -> bool:
-        """SIGTERM, and SIGKILL when that takes too long; answers whether there was anything to end."""
+        """End the process of that name. Returns whether one was running."""
         process = self.running(name)
         if process is None:
             self._record(name).unlink(missing_ok=True)
@@ -143,7 +146,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
 
 
 def _end(process: RecordedProcess) -> None:
-    """SIGTERM, and SIGKILL when that takes too long."""
+    """Send SIGTERM, and SIGKILL when that takes too long."""
     with suppress(ProcessLookupError):  # it has just ended by itself
         if process.is_alive:
             os.kill(process.pid, signal.SIGTERM)
@@ -154,11 +157,3 @@ def _end(process: RecordedProcess) -> None:
             os.kill(process.pid, signal.SIGKILL)
     with suppress(ChildProcessError):  # it was started by another run of this program
         os.waitpid(process.pid, 0)
-
-
-def _last_line(log: Path, since: int) -> str:
-    """Of what was written behind the first `since` bytes."""
-    with log.open("rb") as file:
-        file.seek(since)
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip()[:SAID_AT_MOST] for line in reversed(lines) if line.strip()), "")

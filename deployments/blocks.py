@@ -9,7 +9,7 @@ from tasks.credentials import TuneshipCredentials
 
 
 def main() -> None:
-    """Make the block, or bring it up to date."""
+    """Create or update the block."""
     settings = settings_from_surroundings()
     TuneshipCredentials.register_type_and_schema()
     TuneshipCredentials(

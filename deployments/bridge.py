@@ -23,8 +23,8 @@ from tuneship.settings import LocalSettings
 
 logger = logging.getLogger(__name__)
 
-# Bytes; the service's events are below 20 kB.
-LARGEST = 64 << 10
+# The service's events are below 20 kB.
+MAX_BODY_BYTES = 64 << 10
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,7 +32,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def prefect_event(webhook: Mapping[str, Any]) -> dict[str, Any]:
-    """An event of the service as Prefect takes it; its resource is e.g. `tuneship.dataset.ds_…`."""
+    """Convert an event of the service to one of Prefect; its resource is e.g. `tuneship.dataset.ds_…`."""
     data: Mapping[str, Any] = webhook["data"]
     kind = str(data["object"]).rpartition(".")[2]
     return {
@@ -46,7 +46,7 @@ def prefect_event(webhook: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Bridge:
-    """An ASGI application with one address."""
+    """An ASGI application that passes webhooks on to Prefect."""
 
     def __init__(self, secret: str, prefect_url: str) -> None:
         """`secret`: `whsec_…` of the webhook; `prefect_url`: the API, e.g. http://127.0.0.1:4200/api."""
@@ -54,7 +54,7 @@ class Bridge:
         self._prefect = httpx.AsyncClient(base_url=prefect_url, trust_env=False, timeout=10.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """200 when Prefect has the event, 400 for what the service did not sign, 502 to be tried again."""
+        """Answer 200 when Prefect has the event, 400 without a valid signature, 502 for a retry."""
         if scope["type"] != "http":
             return
         status = await self._answer(scope, receive) if scope["method"] == "POST" else 405
@@ -88,13 +88,13 @@ class Bridge:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None when it is too large."""
+    """Read the whole body; None when it is too large."""
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > LARGEST:
+        if len(body) > MAX_BODY_BYTES:
             return None
     return body
 

@@ -1,9 +1,9 @@
-"""The flows of `prefect.yaml` as one Prefect server shall have them: what people have set there stays.
+"""Merges the flows of `prefect.yaml` with the settings that people have changed on a Prefect server.
 
-`prefect deploy` puts everything back to what its file says: the `release` that somebody gave to a retraining would be
-gone, and its schedule off again. So it gets a file of its own: `python -m deployments.definitions FILE` writes it, for
-the server at PREFECT_API_URL. Kept are parameters, whether flow, schedule and trigger are on, and schedules that the
-file does not know.
+`prefect deploy` resets everything to its file: the `release` that was set for a retraining would be gone, and its
+schedule off again. So it gets a merged file, which `python -m deployments.definitions FILE` writes for the server at
+PREFECT_API_URL. Kept are parameters, the switches of flows, schedules and triggers, and schedules that the file does
+not know.
 """
 
 import sys
@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
 
 PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
-# What says when a schedule starts a run, in the server's form and in the file's.
+# Fields that define when a schedule starts a run, both on the server and in the file.
 TIMES = ("cron", "interval", "rrule", "anchor_date", "timezone", "day_or")
 Definition = dict[str, Any]
 
@@ -24,17 +24,21 @@ Definition = dict[str, Any]
 def merged(
     wanted: Definition, found: Mapping[str, Any], triggers: Mapping[str, bool]
 ) -> Definition:
-    """One flow's definition with what is `found` on the server (its JSON); `triggers`: which are on, by name."""
-    known = {one["slug"]: one for one in found["schedules"] if one["slug"]}
+    """Merge one flow's definition with its JSON on the server; `triggers`: which triggers are on, by name."""
+    known = {schedule["slug"]: schedule for schedule in found["schedules"] if schedule["slug"]}
     schedules = [
-        {**one, "active": known[one["slug"]]["active"]} if one.get("slug") in known else one
-        for one in wanted.get("schedules", [])
+        {**schedule, "active": known[schedule["slug"]]["active"]}
+        if schedule.get("slug") in known
+        else schedule
+        for schedule in wanted.get("schedules", [])
     ]
-    ours = {one.get("slug") for one in schedules}
-    schedules += [_written(one) for one in found["schedules"] if one["slug"] not in ours]
+    ours = {schedule.get("slug") for schedule in schedules}
+    schedules += [
+        _as_in_file(schedule) for schedule in found["schedules"] if schedule["slug"] not in ours
+    ]
     starts = [
-        {**one, "enabled": triggers.get(one["name"], one["enabled"])}
-        for one in wanted.get("triggers", [])
+        {**trigger, "enabled": triggers.get(trigger["name"], trigger["enabled"])}
+        for trigger in wanted.get("triggers", [])
     ]
     return {
         **wanted,
@@ -45,31 +49,35 @@ def merged(
     }
 
 
-def _written(schedule: Mapping[str, Any]) -> Definition:
-    """A schedule of the server as the file says it."""
+def _as_in_file(schedule: Mapping[str, Any]) -> Definition:
+    """Convert a schedule of the server to the form of the file."""
     times = {name: schedule["schedule"][name] for name in TIMES if schedule["schedule"].get(name)}
     rest = {name: schedule[name] for name in ("active", "slug", "parameters") if schedule[name]}
     return {"active": False, **times, **rest}
 
 
-def _of_server(client: SyncPrefectClient, wanted: Definition) -> Definition:
+def _merged_with_server(client: SyncPrefectClient, wanted: Definition) -> Definition:
     flow = wanted["entrypoint"].rpartition(".")[2].replace("_", "-")
     try:
         found = client.read_deployment_by_name(f"{flow}/{wanted['name']}")
     except ObjectNotFound:
         return wanted
-    names = [one["name"] for one in wanted.get("triggers", [])]
-    automations = [one for name in names for one in client.read_automations_by_name(name)]
-    triggers = {one.name: one.enabled for one in automations}
+    names = [trigger["name"] for trigger in wanted.get("triggers", [])]
+    automations = [
+        automation for name in names for automation in client.read_automations_by_name(name)
+    ]
+    triggers = {automation.name: automation.enabled for automation in automations}
     return merged(wanted, found.model_dump(mode="json"), triggers)
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file that is named."""
+    """Write the merged definitions to the file named by the only argument."""
     (target,) = arguments
     whole = yaml.safe_load(PREFECT_YAML.read_text())
     with get_client(sync_client=True) as client:
-        whole["deployments"] = [_of_server(client, one) for one in whole["deployments"]]
+        whole["deployments"] = [
+            _merged_with_server(client, definition) for definition in whole["deployments"]
+        ]
     Path(target).write_text(yaml.safe_dump(whole, sort_keys=False))
 
 

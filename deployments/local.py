@@ -34,8 +34,9 @@ NAMES = ("service", "prefect-server", "bridge", "worker")
 
 
 def bridge_opened(local: LocalSettings) -> dict[str, str]:
-    """What lets the service's webhooks reach the bridge on this machine, and no other port of it: every tenant may
-    register webhooks, and the Prefect server asks nobody for a key.
+    """The setting by which the service's webhooks may reach the bridge, and no other port of this machine.
+
+    Every tenant may register webhooks, and the Prefect server requires no key.
     """
     return {"TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS": f"127.0.0.1:{local.bridge_port}"}
 
@@ -44,7 +45,7 @@ class Local:
     """The processes of one machine."""
 
     def __init__(self, local: LocalSettings, service: ServiceSettings) -> None:
-        """Nothing is started yet."""
+        """Prepare the processes; `up` starts them."""
         self._local = local
         self._service = service
         self._processes = ProcessFolder(local.run_dir)
@@ -61,7 +62,7 @@ class Local:
 
     @property
     def bridge_url(self) -> str:
-        """Where the service's webhooks become Prefect events."""
+        """The address to which the service sends its webhooks."""
         return f"http://127.0.0.1:{self._local.bridge_port}/"
 
     def up(self) -> None:
@@ -87,7 +88,7 @@ class Local:
         self._ensure("worker", lambda: self._start_worker(environment))
 
     def _connect_bridge(self, client: ClientSettings) -> None:
-        """Raises `NotStarted` where a service that this program did not start may not call the bridge."""
+        """Register the bridge's webhook. Raises `NotStarted` where a service started elsewhere may not call it."""
         try:
             is_new = ensure_webhook(client, self.bridge_url, self._local.bridge_secret_file)
         except ApiError as refusal:
@@ -102,7 +103,7 @@ class Local:
             self._processes.stop("bridge")
 
     def _refuse_taken_ports(self) -> None:
-        """Before anything is started. Raises `NotStarted`."""
+        """Check all ports before anything is started. Raises `NotStarted`."""
         ports = {
             "service": (self._service.host, self._service.port, "TUNESHIP_PORT"),
             "prefect-server": ("127.0.0.1", self._local.prefect_port, "TUNESHIP_PREFECT_PORT"),
@@ -126,13 +127,13 @@ class Local:
 
     def _start_service(self) -> None:
         command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
-        place = self._service.data_dir / "service.json"
+        service_file = self._service.data_dir / "service.json"
         if self._other_service():
             _say("another `tuneship serve` on this data directory is used as it is")
             return
-        place.unlink(missing_ok=True)
+        service_file.unlink(missing_ok=True)
         environment = bridge_opened(self._local) | self._environment
-        self._processes.start("service", command, environment, place.is_file)
+        self._processes.start("service", command, environment, service_file.is_file)
 
     def _start_prefect(self) -> None:
         address = ("--host", "127.0.0.1", "--port", str(self._local.prefect_port))
@@ -151,19 +152,19 @@ class Local:
 
     def _start_worker(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL]
-        started = self._processes.log("worker")
-        before = started.stat().st_size if started.is_file() else 0
+        log = self._processes.log("worker")
+        before = log.stat().st_size if log.is_file() else 0
         self._processes.start(
             "worker",
             [*command, "--name", "local"],
             environment | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
-            lambda: b"started" in started.read_bytes()[before:].lower(),
+            lambda: b"started" in log.read_bytes()[before:].lower(),
         )
 
     def _client(self) -> ClientSettings:
-        place = json.loads((self._service.data_dir / "service.json").read_text())
+        service = json.loads((self._service.data_dir / "service.json").read_text())
         credentials = ClientSettings.from_credentials(self._service.data_dir / "credentials.json")
-        return credentials.model_copy(update={"url": place["url"]})
+        return credentials.model_copy(update={"url": service["url"]})
 
     def down(self) -> None:
         """End what `up` started, nothing else. Raises `AtWork`."""
@@ -172,7 +173,7 @@ class Local:
                 _say(f"{name}: {'stopped' if self._processes.stop(name) else 'was not running'}")
 
     def status(self) -> None:
-        """Say what runs, and where."""
+        """Print which processes run, and their addresses."""
         if self._processes.running("service") is not None:
             _say(f"service         {self._client().url}")
             _say(f"credentials     {self._service.data_dir / 'credentials.json'}")
@@ -185,7 +186,7 @@ class Local:
 
 
 def _url_in(place: Path) -> str:
-    """Where the last service on a data directory said that it answers."""
+    """The URL that the last service on a data directory wrote down; empty without one."""
     try:
         return str(json.loads(place.read_text())["url"])
     except (OSError, ValueError, KeyError):
@@ -193,7 +194,7 @@ def _url_in(place: Path) -> str:
 
 
 def _refuse_taken(host: str, port: int, setting: str) -> None:
-    """Raises `NotStarted` where somebody listens already."""
+    """Raise `NotStarted` where the port is in use already."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -215,7 +216,7 @@ def _say(text: str) -> None:
 
 
 def main() -> NoReturn:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="deployments.local", description=__doc__)
     parser.add_argument("command", choices=("up", "down", "status"))
     chosen = parser.parse_args().command

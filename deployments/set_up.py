@@ -1,4 +1,4 @@
-"""Brings a Prefect server to what tuneship needs, as often as one likes: work pool, flows, automations, credentials.
+"""Sets up a Prefect server for tuneship, idempotently: work pool, flows, automations, credentials.
 
 `python -m deployments.set_up` does it for the server of PREFECT_API_URL (or of the active profile), from a checkout:
 the installed package has no `prefect.yaml`. `make up` calls it for its own server.
@@ -19,13 +19,13 @@ WORK_POOL = "tuneship"
 
 
 class SetUpFailed(Exception):
-    """Prefect refused; the message holds the last line that it said."""
+    """A command of Prefect failed; the message holds its last line."""
 
 
 def register(environment: Mapping[str, str]) -> None:
-    """Make work pool, deployments of `prefect.yaml`, automations, block; what exists is brought up to date.
+    """Create or update the work pool, the deployments of `prefect.yaml`, the automations and the block.
 
-    What people have set there stays (`definitions.py`). Raises `SetUpFailed`.
+    Settings that people have changed on the server stay (`definitions.py`). Raises `SetUpFailed`.
     """
     if not PREFECT_YAML.is_file():
         raise SetUpFailed(f"{PREFECT_YAML} does not exist: set up from a checkout of tuneship")
@@ -42,7 +42,7 @@ def register(environment: Mapping[str, str]) -> None:
 
 
 def _run(environment: Mapping[str, str], *arguments: str) -> None:
-    """A module in a process of its own: Prefect reads the environment when it is imported."""
+    """Run a module in a process of its own, because Prefect reads the environment when it is imported."""
     done = subprocess.run(  # noqa: S603 - our own programs and Prefect's
         [sys.executable, "-m", *arguments],
         env=dict(environment),

@@ -1,4 +1,4 @@
-"""Makes the webhook that feeds the bridge, once, and keeps its secret in a file that only its owner can read."""
+"""Creates the webhook that feeds the bridge, once, and keeps its secret in a file that only its owner can read."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ DESCRIPTION = "Events for the Prefect server"
 
 
 def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> bool:
-    """The service calls `url`, and `secret_file` holds `{"id", "secret"}`; a lost file means a new secret.
+    """Make the service call `url`, with the secret in `secret_file`; a lost file means a new secret.
 
-    Answers whether the secret is a new one, which a running bridge does not know. Raises `ApiError` and the like.
+    Returns whether the secret is new, so that a running bridge does not know it. Raises `ApiError` and the like.
     """
     with Client(settings) as client:
         found = next((one for one in client.webhooks.iterate() if one.url == url), None)

@@ -1,7 +1,7 @@
 """A person ends a rollout that is paused: promote its candidate now, or roll back. Name and reason are recorded.
 
 `python flows/decide_paused.py --params FILE`, or the form of the deployment `decide-paused`. To let a paused rollout
-look on instead, run its own plan again. Who may be told to decide: `tuneship/gates/canary.py`, row "baseline broken".
+go on looking instead, run its own plan again.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
@@ -13,7 +13,7 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.rollout.endings import lost, promote, roll_back
-from flows.rollout.looks import seen
+from flows.rollout.looks import read_state
 from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
@@ -26,7 +26,7 @@ from tuneship.gates.record import ApprovalAnswered, Ended
 
 
 class Decision(BaseModel):
-    """What a person decides about a paused rollout."""
+    """A person's decision about a paused rollout."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
     with folder.lock(plan) as is_free:
         if not is_free:
             return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
-        file = _paused(folder, decision.rollout_id)  # it may have been ended since it was read
+        file = _paused(folder, decision.rollout_id)  # it may have ended since it was read
         begun = file.record.begun
         version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
         split = RolloutSplit(plan, file, version, log)
@@ -62,7 +62,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
     result = result_of(file.record, split.notes + file.unwritten)
-    log.info("%s", result.told)
+    log.info("%s", result.headline)
     if result.outcome == "rollback_incomplete":
         raise RollbackIncomplete(result, f"the split of {result.endpoint_id} is not confirmed")
     return result
@@ -84,7 +84,7 @@ def _paused(folder: RecordFolder, rollout_id: str) -> RecordFile:
 def _end(split: RolloutSplit, decision: Decision) -> Ended:
     candidate = split.plan.candidate_deployment_id
     is_promoted = decision.decision == "promote now"
-    if is_promoted and seen(candidate).status != "running":
+    if is_promoted and read_state(candidate).status != "running":
         raise BadInput(f"decision: the candidate {candidate} is not running")
     try:
         settle(split)
@@ -99,7 +99,7 @@ def _end(split: RolloutSplit, decision: Decision) -> Ended:
 
 
 def _promote_now(split: RolloutSplit) -> Ended:
-    """Without a bake, because there may be no way back; so nothing is deleted either."""
+    """Give the candidate all traffic without a bake, so the baseline is not deleted either."""
     try:
         split.shift(100, "promote_now")
         promote(split)

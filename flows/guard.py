@@ -1,10 +1,10 @@
-"""Give back what a dead run left: the traffic of abandoned rollouts, and the job and deployment of abandoned releases.
+"""Ends what dead runs left: returns the traffic of abandoned rollouts, deletes the jobs and deployments of releases.
 
-Then it looks after what was promoted: `flows/upkeep/watch.py` reports what has become worse, and moves nothing.
+Then `flows/upkeep/watch.py` watches the promoted deployments; it reports those that became worse, and moves nothing.
 
 Safe at any time and as often as one likes: a rollout whose driver lives, one that was promoted, and a split that
 somebody else set are never touched. Runs every two minutes from `prefect.yaml`, at a worker's start, or by hand:
-`python flows/guard.py`. The rules stand in `flows/rollout/abandoned.py`.
+`python flows/guard.py`. Rules: `flows/rollout/abandoned.py`.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported

@@ -1,6 +1,6 @@
-"""Train and release again, when there is data that the model that serves now has not seen; else skip and say why.
+"""Train and release again when there is data that the serving model has not seen; else skip and say why.
 
-find data -> what is new since the last success -> skip, or the whole chain of `flows/tune_and_deploy.py`
+find data -> choose what is new since the last success -> skip, or run the chain of `flows/tune_and_deploy.py`
 
 Runs weekly and on new datasets from `prefect.yaml`, or as `python flows/retrain.py --params retrain.yaml`. The champion
 is what the endpoint serves now. Requires `release.data`, as globs (`data/*.jsonl`) or as tags of datasets.
@@ -9,7 +9,6 @@ is what the endpoint serves now. Requires `release.data`, as globs (`data/*.json
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split
-from collections.abc import Sequence
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -19,8 +18,8 @@ from flows.forms.release_form import ReleaseParameters, TrainingData
 from flows.forms.retrain_form import MinimumNewExamples, RetrainFile, Skipped, TrainOn
 from flows.release.clean_up import clean_up
 from flows.release.data import is_tagged, resolve
-from flows.release.endpoint_lock import turn
-from flows.release.new_data import Part, last_success, new_parts, parts_of
+from flows.release.endpoint_lock import endpoint_lock
+from flows.release.new_data import last_success, new_parts, parts_of
 from flows.release.result import ReleaseResult
 from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
@@ -40,7 +39,7 @@ def retrain(
     minimum_new_examples: MinimumNewExamples = 1,
     dataset_id: str | None = None,
 ) -> ReleaseResult | Skipped:
-    """Release a model of newer data, or end as Skipped. The form shows the lines on the arguments.
+    """Release a model trained on newer data, or end as Skipped. The form shows these descriptions of the arguments.
 
     Args:
         release: As in `tune-and-deploy`; `data` is needed.
@@ -51,11 +50,13 @@ def retrain(
     """
     if release.data is None:
         raise BadInput("release.data is needed: retraining trains")
-    with turn(release.endpoint):
+    with endpoint_lock(release.endpoint):
         chosen = _choose(release, release.data, train_on, minimum_new_examples, dataset_id)
         if isinstance(chosen, Skipped):
             get_run_logger().info("skipped: %s", chosen.message)
-            return _as_skipped(chosen)
+            # A completed run that the Prefect UI shows as Skipped, with the reason; who calls the flow gets its data.
+            state: State[Skipped] = Completed(name="Skipped", message=chosen.message, data=chosen)
+            return state  # pyright: ignore[reportReturnType]
         return tune_and_deploy(release.model_copy(update={"data": chosen}))
 
 
@@ -66,7 +67,7 @@ def _choose(
     minimum_new_examples: int,
     dataset_id: str | None,
 ) -> TrainingData | Skipped:
-    """The data to train on, all of it named, or why there is none."""
+    """Choose the data to train on, every part by its name, or say why there is none."""
     if dataset_id is not None and not is_tagged(dataset_id, wanted):
         message = f"dataset {dataset_id} does not carry the tags of `release.data.dataset_tags`"
         return Skipped(reason="dataset_is_not_for_this", message=message)
@@ -84,26 +85,18 @@ def _choose(
         message = f"{examples} new examples, {minimum_new_examples} are wanted"
         return Skipped(reason="too_little_new_data", message=message)
     get_run_logger().info("%d of %d parts are new: %d examples", len(new), len(parts), examples)
-    return data if train_on == "everything" else _only(data, new)
-
-
-def _only(data: TrainingData, parts: Sequence[Part]) -> TrainingData:
-    files = [part.file for part in parts if part.file]
-    dataset_ids = [part.dataset_id for part in parts if part.dataset_id]
+    if train_on == "everything":
+        return data
+    files = [part.file for part in new if part.file]
+    dataset_ids = [part.dataset_id for part in new if part.dataset_id]
     return data.model_copy(update={"files": files, "dataset_ids": dataset_ids})
-
-
-def _as_skipped(skipped: Skipped) -> Skipped:
-    """A completed run that the Prefect UI shows as Skipped, with the reason."""
-    state: State[Skipped] = Completed(name="Skipped", message=skipped.message, data=skipped)
-    return state  # pyright: ignore[reportReturnType] - who calls the flow is given the state's data
 
 
 if __name__ == "__main__":
     from flows.script.main import run_script
 
     def run(file: RetrainFile) -> ReleaseResult | Skipped:
-        """The file's fields are the flow's parameters."""
+        """Pass the file's fields to the flow."""
         return retrain(file.release, file.train_on, file.minimum_new_examples, file.dataset_id)
 
     run_script(run, RetrainFile, "Train and release again when there is new data.")

@@ -2,8 +2,8 @@
 
 Order: open the record -> find or create the endpoint -> forecast -> first step -> looks (renew the lease, read both
 deployments' metrics, decide, move) -> bake at 95 % -> 100 % -> retire the baseline. Requires: two
-deployments. Parameters: `CanaryPlan`. The decisions are made in `tuneship/gates/canary.py`; the way back
-stands in `flows/rollout/rollback.py`.
+deployments. Parameters: `CanaryPlan`. `tuneship/gates/canary.py` decides; `flows/rollout/rollback.py` returns the
+traffic.
 """
 
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
@@ -17,11 +17,11 @@ from prefect import flow, get_run_logger
 from flows.rollout.endings import end, finish_interrupted, lost, roll_back
 from flows.rollout.looks import every, look_once
 from flows.rollout.opening import open_rollout, settle
-from flows.rollout.page import show, tell
-from flows.rollout.promotion_approval import ask_for_approval, hear, withdraw_question
+from flows.rollout.page import report_look, show
+from flows.rollout.promotion_approval import ask_for_approval, record_answer, withdraw_question
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.rollout.rollback import return_traffic, way_back
+from flows.rollout.rollback import return_traffic, rollback_on_error
 from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
 from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.approval import can_be_answered
@@ -52,13 +52,13 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
         split = open_rollout(plan, folder, log)
         if isinstance(split, RolloutResult):
             return split
-        with way_back(split):
+        with rollback_on_error(split):
             ended = drive(split, prompts)
             split.file.append_if_possible(ended)
         withdraw_question(split.file, ended.outcome)
     result = result_of(split.file.record, list(dict.fromkeys(split.notes + split.file.unwritten)))
     show(split.file.record, log, result)
-    log.info("%s", result.told)
+    log.info("%s", result.headline)
     if result.outcome == "rollback_incomplete":
         message = f"the split of {result.endpoint_id} was not returned: {result.reason}"
         raise RollbackIncomplete(result, message)
@@ -66,7 +66,7 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
 
 
 def ready(rules: CanaryRules) -> list[str]:
-    """The driver's prompts. Raises `BadInput` for what this release or this host cannot do."""
+    """Return the traffic driver's prompts. Raises `BadInput` for a plan that cannot run here."""
     if rules.approval == "required" and not can_be_answered():
         raise BadInput(
             'approval: "required" needs a Prefect server that outlives this run, where a person can answer:'
@@ -76,7 +76,7 @@ def ready(rules: CanaryRules) -> list[str]:
 
 
 def drive(split: RolloutSplit, prompts: list[str]) -> Ended:
-    """From wherever the record stands to the one end of it."""
+    """Resume from the record and run to completion."""
     traffic = split.plan.traffic
     driver = TrafficDriver(api().settings, split.endpoint_id, traffic, prompts) if traffic else None
     try:
@@ -100,15 +100,15 @@ def drive(split: RolloutSplit, prompts: list[str]) -> Ended:
 
 
 def look_until_over(split: RolloutSplit, driver: TrafficDriver | None) -> Ended:
-    """First step, then look after look: hear a person's answer, keep the lease, ask, decide, act."""
+    """Take the first step, then look after look: renew the lease, read the metrics, decide, act."""
     if split.file.record.weight == 0:
         split.shift(split.plan.known_steps[0], "first step")
     pace = every(split.plan.look_every_seconds)
     while True:
         next(pace)
-        hear(split)
+        record_answer(split)
         look = look_once(split, driver)
-        tell(split, look)
+        report_look(split, look)
         if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE) and look.next_weight is not None:
             split.shift(look.next_weight, look.verdict)
         elif look.verdict is Verdict.ASK:

@@ -1,4 +1,4 @@
-"""A release, from JSON Lines files to promoted traffic. What happens when stands in `_release`, on one screen.
+"""A release, from JSON Lines files to promoted traffic; `_release` is the whole story on one screen.
 
 validate -> upload -> merge -> fine-tune -> training gates -> deploy -> smoke test -> canary -> report
 
@@ -15,10 +15,10 @@ from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion, SplitIsShared, find_champion
 from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
-from flows.release.endpoint_lock import turn
+from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
 from flows.release.result import ReleaseResult
-from flows.release.run import ReleaseRun, begin, finish, told_when_stopped
+from flows.release.run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.training import judge, train
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
@@ -33,8 +33,8 @@ from flows.shift_traffic import ready, shift_traffic
 )
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and let it serve only as far as the evidence goes."""
-    ready(release.canary)  # what the canary cannot do is refused before anything is made
-    with turn(release.endpoint):
+    ready(release.canary)  # a plan that cannot run here is refused before anything is created
+    with endpoint_lock(release.endpoint):
         run = begin(release)
         try:
             return finish(run, _release(release, run))
@@ -43,47 +43,54 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
 
 
 def _release(release: ReleaseParameters, run: ReleaseRun) -> ReleaseResult:
-    if begun := run.rollout_so_far():  # by now the split says nothing of who was the champion
-        return run.rolled_out(begun if isinstance(begun, RolloutResult) else shift_traffic(begun))
+    # A killed run resumes in its rollout: by now the split no longer tells who was the champion.
+    if resumed := run.rollout_to_resume():
+        is_over = isinstance(resumed, RolloutResult)
+        return run.result_of_rollout(resumed if is_over else shift_traffic(resumed))
+
     try:
         champion = find_champion(release.endpoint)
     except SplitIsShared as error:
         return run.rejected("rollout_in_progress", str(error))
     if champion:
         champion.refuse_other_mode(release.security_settings.compliance_mode)
+
     if refused := _tune(release, run, champion):
         return refused
-    baseline_id = champion.deployment_id if champion else _deploy_base_model(release, run)
+
+    if champion:
+        baseline_id = champion.deployment_id
+    else:
+        # The first release has nothing but its base model to be compared with.
+        get_run_logger().info("first release: %s is the baseline", release.base_model)
+        baseline_id = run.deploy("baseline", release.base_model, {})
     candidate_id = run.deploy("candidate", run.model, release.deployment.tags)
-    if refused := run.smoked(smoke_test(baseline_id, candidate_id, release)):
+    if refused := run.check_smoke_test(smoke_test(baseline_id, candidate_id, release)):
         return refused
-    run.measured(measure_accuracy(baseline_id, candidate_id, release))
+    run.set_accuracy(measure_accuracy(baseline_id, candidate_id, release))
+
     plan = release.plan(champion.endpoint_id if champion else None, baseline_id, candidate_id)
-    if champion is None or champion.measured is None:  # a base model: tuning is meant to change it
+    if champion is None or champion.measured is None:
+        # The baseline is a base model, and tuning is meant to change the length of its answers.
         plan = plan.model_copy(update={"output_length": None})
-    return run.rolled_out(shift_traffic(run.rollout_begins(plan)))
+    run.record_plan(plan)
+    return run.result_of_rollout(shift_traffic(plan))
 
 
 def _tune(
     release: ReleaseParameters, run: ReleaseRun, champion: Champion | None
 ) -> ReleaseResult | None:
-    """Make the model that is released, unless it exists; the result when that is refused."""
-    run.against(champion)
+    """Make the model that is released, unless it exists; return the result when that is refused."""
+    run.set_champion(champion)
     if release.data is None:
-        return run.releasing(str(release.model))
-    wanted = resolve(release.data)
-    validate_files(wanted)
-    data = upload_and_merge(wanted, release.model_name, run.key)
-    if refused := run.refusal_of(data.content):
+        return run.use_model(str(release.model))
+    data = resolve(release.data)
+    validate_files(data)
+    prepared = upload_and_merge(data, release.model_name, run.key)
+    if refused := run.refuse_if_rolled_back(prepared.content):
         return refused
-    job, metrics = train(release, data, run)
-    return run.judged(judge(release, data, job, metrics, champion))
-
-
-def _deploy_base_model(release: ReleaseParameters, run: ReleaseRun) -> str:
-    """The first release has nothing to be compared with but its base model."""
-    get_run_logger().info("first release: the base model %s is the baseline", release.base_model)
-    return run.deploy("baseline", release.base_model, {})
+    job, metrics = train(release, prepared, run)
+    return run.check_training(judge(release, prepared, job, metrics, champion))
 
 
 if __name__ == "__main__":
@@ -93,5 +100,5 @@ if __name__ == "__main__":
         tune_and_deploy,
         ReleaseParameters,
         "Tune a model and release it step by step.",
-        told_when_stopped,
+        result_when_stopped,
     )

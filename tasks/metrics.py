@@ -1,13 +1,13 @@
-"""Deployment metrics: one look at one deployment. Next: `tuneship/gates/series.py` makes counts of the answer."""
+"""Deployment metrics: one look at one deployment. Next: `tuneship/gates/answers.py` makes counts of the answer."""
 
 from datetime import datetime
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import api
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.contract.metrics import DeploymentMetrics
 
 METRICS_TIMEOUT_S = 10.0
 METRICS_DEADLINE_S = 30.0
@@ -21,25 +21,21 @@ def get_deployment_metrics(
     start_time: datetime | None = None,
     end_time: datetime | None = None,
     endpoint_id: str | None = None,
-) -> dict[str, Any]:
-    """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
+) -> DeploymentMetrics:
+    """Ask at most twice and without a pause: the next look is the retry, also where the service sends `Retry-After`.
 
-    What is asked to wait (`Retry-After`) waits for the next look.
-
-    Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves
-    out what the deployment served elsewhere; only our service knows it.
+    `endpoint_id` leaves out what the deployment served elsewhere; only our service knows it.
     """
     client = api(METRICS_DEADLINE_S).with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
 
-    def ask() -> dict[str, Any]:
-        answer = client.deployments.metrics(
+    def ask() -> DeploymentMetrics:
+        return client.deployments.metrics(
             deployment_id,
             start_time=start_time,
             end_time=end_time,
             interval=interval,
             endpoint_id=endpoint_id,
         )
-        return answer.model_dump(mode="json")
 
     try:
         return ask()

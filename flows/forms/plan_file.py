@@ -1,4 +1,4 @@
-"""A canary plan as a file for `python flows/shift_traffic.py` holds it: under `plan`, or at the top level."""
+"""The parameter file of `python flows/shift_traffic.py`: a canary plan, under `plan` or at the top level."""
 
 from typing import Any, Self, cast
 

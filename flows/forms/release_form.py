@@ -1,6 +1,6 @@
-"""What a release is made of: the parameters of `tune_and_deploy`, as its form in the Prefect UI and as `release.yaml`.
+"""The parameters of a release: the form of `tune_and_deploy` in the Prefect UI, and the file `release.yaml`.
 
-Every field has the meaning that it has in the API; what is not said keeps its default. Knows no service. Next:
+Every field means the same as in the API; a field that is left out keeps its default. Knows no service. Next:
 `flows/tune_and_deploy.py`.
 """
 
@@ -31,20 +31,23 @@ from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, Jo
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.training_gates import TrainingRules
 
-MOST_SETS = 10
-# Validation context: where relative paths start. A script says the folder of its params file.
+MAX_HYPERPARAMETER_SETS = 10
+# Key of the validation context: the folder at which relative paths start, that of a script's params file.
 DIRECTORY = "directory"
 
 
 def beside_parameters(file: str, info: ValidationInfo) -> str:
-    """A path of a params file, relative to that file, and of a file that is there; elsewhere it stays as given."""
+    """Resolve a path of a params file, relative to that file; elsewhere it stays as given.
+
+    Raises ValueError for a file that does not exist.
+    """
     context: dict[str, Any] = info.context or {}
     directory: Path | None = context.get(DIRECTORY)
     path = Path(file).expanduser()
     if directory is None:
         return str(path)
     path = directory / path
-    if not (path.is_file() or has_magic(str(path))):  # told before any service is started
+    if not (path.is_file() or has_magic(str(path))):  # reported before any service is started
         raise ValueError(f"{path}: no such file")
     return str(path)
 
@@ -53,7 +56,7 @@ LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters
 
 
 class _StrictForm(BaseModel):
-    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
+    """Base of the forms: unknown fields and wrong types are refused, or a typo could switch a safeguard off."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
@@ -66,11 +69,13 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 
 
 def _in_order(*names: str) -> Callable[[dict[str, Any]], None]:
-    """The form of Prefect's UI sorts fields by `position`; those that are not named come last, as they stand."""
+    """Set the order of a form: Prefect's UI sorts by `position`; fields that are not named come last."""
 
     def sort(schema: dict[str, Any]) -> None:
         fields = schema["properties"]
-        for position, name in enumerate([*names, *(one for one in fields if one not in names)]):
+        for position, name in enumerate(
+            [*names, *(field for field in fields if field not in names)]
+        ):
             fields[name]["position"] = position
 
     return sort
@@ -122,7 +127,7 @@ class TrainingData(_StrictForm):
 
 
 class SecuritySettings(_StrictForm):
-    """Safeguards of the jobs and deployments of a release. What is left out is not asked for."""
+    """Safeguards of the jobs and deployments of a release. A field that is left out is not sent."""
 
     compliance_mode: ComplianceMode | None = Field(
         default=None,
@@ -145,18 +150,18 @@ class SecuritySettings(_StrictForm):
 
     @property
     def of_job(self) -> JobSecuritySettings:
-        """What a job is asked for; a field that is not said is not sent, so that no mode contradicts it."""
-        asked = self.model_dump(exclude_none=True, exclude={"private_endpoints"})
-        return JobSecuritySettings.model_validate(asked)
+        """The settings of a job; a field that is left out is not sent, so that it contradicts no mode."""
+        settings = self.model_dump(exclude_none=True, exclude={"private_endpoints"})
+        return JobSecuritySettings.model_validate(settings)
 
     @property
     def of_deployment(self) -> DeploymentSecuritySettings:
-        """The same for a deployment."""
+        """The settings of a deployment."""
         return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
 
 
 class DeploymentSettings(_StrictForm):
-    """How the tuned model is served."""
+    """Settings of the deployments that serve the tuned model."""
 
     compute_type: str = Field(default="cpu", description="cpu or gpu.")
     instance_type: str = Field(default="local", description="`local` on one's own machine.")
@@ -203,7 +208,7 @@ class Evaluation(_StrictForm):
 
 
 class HyperparameterSet(Hyperparameters):
-    """What one job does in its own way; what is left out is taken from `hyperparameters`."""
+    """The hyperparameters of one of several jobs; fields that are left out are those of `hyperparameters`."""
 
     # The form of Prefect's UI sends every default that it is told of, as if a person had chosen it.
     model_config = ConfigDict(json_schema_extra=_without_defaults)
@@ -233,7 +238,7 @@ class ReleaseParameters(_StrictForm):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema from which Prefect's UI makes the form. Files and saved deployments are read as ever."""
+        """The schema from which Prefect's UI makes the form; files and saved deployments are validated as before."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema)["properties"]
         fields["data"].pop("default", None)  # with a default of null it would not show what to say
@@ -260,7 +265,7 @@ class ReleaseParameters(_StrictForm):
     )
     hyperparameter_sets: list[HyperparameterSet] = Field(
         default_factory=list[HyperparameterSet],
-        max_length=MOST_SETS,
+        max_length=MAX_HYPERPARAMETER_SETS,
         description="Train one job for each set, side by side, and release the best by validation loss; what a set"
         " leaves out is taken from `hyperparameters`. Empty: one job.",
     )
@@ -340,19 +345,19 @@ class ReleaseParameters(_StrictForm):
 
     @property
     def validation_file(self) -> Path | None:
-        """The validation rows, where they are at hand."""
+        """The file of the validation rows, where there is one."""
         file = self.data.validation_file if self.data else None
         return Path(file) if file else None
 
     def digest(self) -> str:
-        """SHA-256 of everything that was asked for and is not the default, `run_key` and `force` apart."""
+        """SHA-256 of all parameters that are not their default, except `run_key` and `force`."""
         text = self.model_dump_json(exclude={"run_key", "force"}, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def job(
         self, dataset_id: str, validation_dataset_id: str | None, settings: Hyperparameters
     ) -> JobCreate:
-        """A job of this release."""
+        """The create request of one job of this release."""
         return JobCreate(
             base_model=self.base_model,
             dataset_id=dataset_id,
@@ -365,7 +370,7 @@ class ReleaseParameters(_StrictForm):
         )
 
     def deploy(self, model: str, suffix: str, tags: Tags) -> DeploymentCreate:
-        """The deployment of a model under these settings, with a name of its own."""
+        """The create request of a deployment of this model, with a unique name."""
         settings = self.deployment.model_dump(exclude={"tags"})
         own = {
             "model_name": model,
@@ -378,7 +383,7 @@ class ReleaseParameters(_StrictForm):
     def plan(
         self, endpoint_id: str | None, baseline_deployment_id: str, candidate_deployment_id: str
     ) -> CanaryPlan:
-        """The rollout of one deployment over another."""
+        """The plan of the rollout from one deployment to another."""
         return CanaryPlan(
             **self.canary.model_dump(),
             endpoint_id=endpoint_id,

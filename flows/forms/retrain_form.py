@@ -1,4 +1,4 @@
-"""What `retrain` is told and what it tells when it has nothing to do: the form of its deployments, and of its file."""
+"""The parameters of `retrain` and the result of a skipped run: the form of its deployments, and of its file."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ MinimumNewExamples = Annotated[
 
 
 class RetrainFile(BaseModel):
-    """The parameters as a file for `python flows/retrain.py` holds them."""
+    """The parameter file of `python flows/retrain.py`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -29,7 +29,7 @@ class RetrainFile(BaseModel):
 
 
 class Skipped(BaseModel):
-    """There was nothing to do."""
+    """The result of a run that had nothing to do."""
 
     outcome: Literal["skipped"] = "skipped"
     reason: Literal["no_data", "no_new_data", "too_little_new_data", "dataset_is_not_for_this"]

@@ -1,1 +1,1 @@
-"""What `flows/tune_and_deploy.py` and `flows/retrain.py` are made of."""
+"""The parts of `flows/tune_and_deploy.py` and `flows/retrain.py`."""

@@ -1,7 +1,7 @@
-"""Releases that nobody goes on with: their job is stopped, their deployment deleted, their record closed.
+"""Closes abandoned releases: stops their job, deletes their deployment, ends their record.
 
-Until then a run with the same parameters goes on where the dead one stopped. Never the only healthy copy; the rules are
-those of `flows/release/clean_up.py`.
+Until then a run with the same parameters resumes where the dead one stopped. The only healthy deployment is never
+deleted; the rules are those of `flows/release/clean_up.py`.
 """
 
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from tuneship.gates.plan import CanaryPlan
 
 
 def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[str]]:
-    """Run keys of the releases that were closed, and what is kept of them and why."""
+    """Close abandoned releases. Returns their run keys, and notes on what was kept and why."""
     closed: list[str] = []
     notes: list[str] = []
     for record in ReleaseRecords(records):
@@ -28,9 +28,7 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
                 closed.append(record.run_key)
         except FAILURES as error:
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
-        except (
-            Exception
-        ) as error:  # one record, whatever is wrong with it, must not stop the others
+        except Exception as error:  # no single record may stop the others
             watch.log.exception("the release %s is left as it is", record.run_key)
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
     return closed, notes
@@ -54,10 +52,10 @@ def _is_silent(record: ReleaseRecord, watch: GuardView) -> bool:
 
 
 def _is_rolling_out(record: ReleaseRecord, folder: RecordFolder) -> bool:
-    """Its rollout is alive, paused for a person, or unreadable: then the candidate is, or may be, in use."""
+    """Whether its rollout is alive, paused for a person, or unreadable: the candidate may then be in use."""
     begun = record.last("rollout")
     if begun is None:
         return False
     plan = CanaryPlan.recorded(begun["plan"])
-    is_open = any(file.may_have_moved for file in folder.of(plan))
+    is_open = any(file.may_have_traffic for file in folder.of(plan))
     return is_open or any(one.blocks(plan) for one in folder.damaged())

@@ -1,4 +1,4 @@
-"""What serves now: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
+"""The champion: the endpoint's deployment at 100 %, its model, and how well that model did in its training.
 
 Found by calls of the API alone, so that nothing has to be remembered between two releases. Next: the gate "T4 champion"
 in `tuneship/gates/training_gates.py`.
@@ -17,24 +17,24 @@ from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.jobs import Job
 from tuneship.gates.training_gates import ValidationMeasure, lowest_loss
 
-SAY_WHAT_SERVES = (
+BASELINE_NEEDED = (
     "endpoint.baseline_deployment_id: this server cannot list endpoints, so say what serves now"
 )
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The deployment that serves an endpoint. `measured` is None for a base model: nothing to compare with."""
+    """The deployment that serves an endpoint. `measured` is None for a base model, which has no training."""
 
     endpoint_id: str | None
     deployment_id: str
     model: str
     measured: ValidationMeasure | None
     compliance_mode: str | None = None
-    """None: the service does not say."""
+    """None where the service does not report it."""
 
     def refuse_other_mode(self, wanted: str | None) -> None:
-        """Raises `BadInput` where the release would bring another mode: the service keeps one address in one."""
+        """Raise `BadInput` for a release in another mode: all members of an endpoint share one."""
         if self.compliance_mode is not None and (wanted or "none") != self.compliance_mode:
             raise BadInput(
                 f"security_settings.compliance_mode: what serves the endpoint has {self.compliance_mode}, which an "
@@ -43,14 +43,14 @@ class Champion:
 
 
 class SplitIsShared(Exception):
-    """No deployment has 100 % of the endpoint: somebody else is shifting its traffic."""
+    """No deployment has 100 % of the endpoint: another rollout is shifting its traffic."""
 
 
 def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
-    """The endpoint by id or name; None when there is none of that name yet.
+    """Find the endpoint by id or name; None when there is none of that name yet.
 
-    None also where a server of the bare description cannot tell: then the release says what serves now, or this
-    raises `BadInput`.
+    None also where a bare server cannot list or read endpoints; raises `BadInput` there unless the release names the
+    deployment that serves now.
     """
     try:
         if endpoint.id is not None:
@@ -61,21 +61,26 @@ def find_endpoint(endpoint: EndpointChoice) -> CanaryEndpoint | None:
         if cannot_tell and endpoint.baseline_deployment_id is not None:
             return None
         if cannot_tell and endpoint.id is None:
-            raise BadInput(SAY_WHAT_SERVES) from None
+            raise BadInput(BASELINE_NEEDED) from None
         raise
     return next(iter(page.canary_endpoints), None)
 
 
 def find_champion(endpoint: EndpointChoice) -> Champion | None:
-    """The champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
-    found = find_endpoint(endpoint)
-    if found is None and endpoint.baseline_deployment_id is None:
-        return None
-    deployment_id = endpoint.baseline_deployment_id or _sole_member(found)
+    """Find the champion of an endpoint; None at the first release. Raises `SplitIsShared`."""
+    existing = find_endpoint(endpoint)
+    deployment_id = endpoint.baseline_deployment_id
+    if deployment_id is None:
+        if existing is None:
+            return None
+        alone = [one.id for one in existing.deployments if one.traffic_percentage == 100]
+        if not alone:
+            raise SplitIsShared("no deployment serves 100 % of the endpoint")
+        deployment_id = alone[0]
     deployment = get_deployment(deployment_id)
     model = deployment.model_name
     return Champion(
-        endpoint_id=found.id if found else endpoint.id,
+        endpoint_id=existing.id if existing else endpoint.id,
         deployment_id=deployment_id,
         model=model,
         measured=_measured(model) if model.startswith("ft:") else None,
@@ -83,15 +88,8 @@ def find_champion(endpoint: EndpointChoice) -> Champion | None:
     )
 
 
-def _sole_member(endpoint: CanaryEndpoint | None) -> str:
-    for member in endpoint.deployments if endpoint else ():
-        if member.traffic_percentage == 100:
-            return member.id
-    raise SplitIsShared("no deployment serves 100 % of the endpoint")
-
-
 def _measured(model: str) -> ValidationMeasure:
-    """The champion's own training. Steps that are gone (404) leave it not comparable, never better or worse."""
+    """The champion's own training; None where its job is gone (404), so that it is not comparable."""
     base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
     try:
         job = get_job(f"ft_{suffix}")

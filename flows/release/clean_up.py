@@ -1,7 +1,7 @@
-"""What a release that did not succeed takes away again: its job, and the deployments that it made itself.
+"""Cleans up after an unsuccessful release: its job, and the deployments that it created itself.
 
-Never the only healthy copy: a candidate goes only when the split is read back without traffic for it, and the baseline
-runs. Works from the release's record alone, so that a hook in a new process can do it, and twice does nothing.
+Never deletes the only healthy deployment: a candidate goes only when the split is read back without traffic for it, and
+the baseline runs. Works from the release's record alone, so that a hook in a new process can do it; idempotent.
 """
 
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ _LOG = get_logger("tuneship.clean_up")
 
 
 def discard_deployments(record: ReleaseRecord) -> list[str]:
-    """Delete the candidate, and a baseline that no endpoint came to use. Returns what is kept, and why."""
+    """Delete the candidate, and a baseline that no endpoint uses. Returns notes on what is kept, and why."""
     candidate, baseline = record.made("candidate"), record.made("baseline")
     notes: list[str] = []
     try:
@@ -42,7 +42,7 @@ def discard_deployments(record: ReleaseRecord) -> list[str]:
 
 
 def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
-    """The endpoint as it is now; None when there is none of that name."""
+    """Read the endpoint; None when there is none of that name."""
     begun = record.last("begun") or {}
     if begun.get("endpoint_id"):
         return api().canary_endpoints.get(begun["endpoint_id"])
@@ -52,7 +52,7 @@ def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
 
 
 def _why_kept(candidate: str, endpoint: CanaryEndpoint | None) -> str | None:
-    """None when the candidate may go."""
+    """Say why the candidate must stay; None when it may be deleted."""
     if endpoint is None:
         return None
     shares = {member.id: member.traffic_percentage for member in endpoint.deployments}
@@ -81,7 +81,7 @@ def _discard(deployment_id: str, why_kept: str | None) -> list[str]:
 
 
 def is_gone(deployment_id: str) -> bool:
-    """Whether a deployment is deleted or on its way there; False where that cannot be known."""
+    """Whether a deployment is deleted or being deleted; False where that cannot be known."""
     try:
         return api().deployments.get(deployment_id).status in GONE
     except ApiError as error:
@@ -91,7 +91,7 @@ def is_gone(deployment_id: str) -> bool:
 
 
 def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """State hook of the chain: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    """Clean up as the chain's state hook: crashed, failed or cancelled. Prefect calls it with exactly these names."""
     record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
     if record is None or record.last("ended") is not None:
         return
@@ -104,10 +104,9 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
             return
         try:
             notes = undo(record)
-        except (
-            FAILURES
-        ) as error:  # it stays open: the next run goes on with it, or the guard closes it
-            _LOG.warning("nothing could be taken away (%s)", type(error).__name__)
+        except FAILURES as error:
+            # The record stays open: the next run resumes it, or the guard closes it.
+            _LOG.warning("nothing could be deleted (%s)", type(error).__name__)
             return
         record.add_if_possible("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
         for note in notes + record.unwritten:
@@ -115,7 +114,7 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
 
 
 def undo(record: ReleaseRecord) -> list[str]:
-    """Stop the job, delete the deployments of a release whose traffic is back. Returns what is kept, and why.
+    """Stop the job and delete the deployments of a release whose traffic was returned. Returns notes on what is kept.
 
     Raises one of `FAILURES`, with nothing done, where the service does not answer.
     """
@@ -124,7 +123,7 @@ def undo(record: ReleaseRecord) -> list[str]:
     except ApiError as error:
         if error.status not in NO_SUCH_LIST:
             raise
-        _LOG.warning("what was created last could not be asked for (%d)", error.status)
+        _LOG.warning("the resources created last could not be listed (%d)", error.status)
     if record.last("trained") is None:
         for job_id in record.all_made("job"):
             stop_job(job_id)
@@ -132,19 +131,20 @@ def undo(record: ReleaseRecord) -> list[str]:
 
 
 def _add_unanswered(record: ReleaseRecord) -> None:
-    """Creates whose answer never came: the run was stopped in between, and the service has them by the run's tag."""
+    """Record resources whose create was never answered, because the run was stopped; they carry the run's tag."""
     tags, now = run_tag(record.run_key), datetime.now(UTC)
     for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
         if job.id not in record.all_made("job"):
             record.add_if_possible("job", now, id=job.id, content=[], settings="")
     known = {*record.all_made("candidate"), *record.all_made("baseline")}
-    for one in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
-        if one.id in known or one.status in GONE:
+    for deployment in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
+        if deployment.id in known or deployment.status in GONE:
             continue
-        is_baseline = one.deployment_name.endswith(record.deployment_suffix("baseline"))
-        record.add_if_possible("baseline" if is_baseline else "candidate", now, id=one.id)
+        is_baseline = deployment.deployment_name.endswith(record.deployment_suffix("baseline"))
+        role = "baseline" if is_baseline else "candidate"
+        record.add_if_possible(role, now, id=deployment.id)
 
 
 def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:
-    """The run as the rollout's own hook reads it."""
+    """The flow run as the rollout's own hook reads it."""
     return flow_run.model_copy(update={"parameters": {"plan": plan}})

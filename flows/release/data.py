@@ -1,4 +1,4 @@
-"""From files to one dataset: validate all of them first, then upload what the service does not have, then merge.
+"""Prepares the training data: validates all files, uploads those that the service does not have, merges them.
 
 Nothing is uploaded while any file is bad. Next: `tasks/datasets.py`, one call each.
 """
@@ -24,17 +24,17 @@ from tasks.datasets import (
     wait_for_dataset,
 )
 from tuneship.contract.dataset_lines import DatasetFormat
-from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload, LineProblem
+from tuneship.contract.datasets import DatasetMerge, DatasetStatus, DatasetUpload
 
 # Datasets that one merge of the service takes at most.
-MERGED_AT_ONCE = 100
+MAX_DATASETS_PER_MERGE = 100
 # Share of the training rows that the service validates on when it is given no validation set.
-CARVED_OUT = 0.1
+VALIDATION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a job needs, and what the gates and the record must know of it."""
+    """The datasets of a job, and the facts about them that the gates and the record need."""
 
     dataset_id: str
     validation_dataset_id: str | None
@@ -42,40 +42,40 @@ class Prepared:
     """Digest of every part of the training data, in order; the dataset id where there is no digest."""
     validation_examples: int
     duplicates: int | None
-    """Validation rows that stand in the training files; None where the files are not at hand."""
+    """Number of validation rows that are in the training files too; None where the files are not here."""
 
 
 def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
-    """The same data with every file and dataset by its name. Raises `BadInput` where nothing matches."""
-    files = list(dict.fromkeys(file for name in data.files for file in _matching(name)))
+    """Name every file and dataset that globs and tags match. Raises `BadInput` where none does."""
+    files: dict[str, None] = {}
+    for name in data.files:
+        # `glob` and not `Path.glob`: a pattern may be absolute.
+        names = sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207
+        files |= dict.fromkeys(names)
     tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
     usable = [
-        one.id
-        for one in reversed(tagged)
-        if one.status == DatasetStatus.PROCESSED and not one.source_datasets
+        dataset.id
+        for dataset in reversed(tagged)
+        if dataset.status == DatasetStatus.PROCESSED and not dataset.source_datasets
     ]
     dataset_ids = list(dict.fromkeys([*data.dataset_ids, *usable]))
     if not files and not dataset_ids and not may_be_empty:
-        raise BadInput("no file and no dataset matches what `data` says")
-    named = data.model_copy(update={"files": files, "dataset_ids": dataset_ids})
+        raise BadInput("data: no file and no dataset matches")
+    named = data.model_copy(update={"files": list(files), "dataset_ids": dataset_ids})
     named.dataset_tags = {}
     return named
 
 
-def _matching(name: str) -> list[str]:
-    return sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207 - absolute patterns too
-
-
 def is_tagged(dataset_id: str, data: TrainingData) -> bool:
-    """Whether a dataset is one that `data.dataset_tags` asks for; never one that was made by a merge."""
+    """Whether a dataset carries the tags of `data.dataset_tags`; never true for one that a merge created."""
     dataset = get_dataset(dataset_id)
     wanted = data.dataset_tags.items()
     return bool(wanted) and not dataset.source_datasets and wanted <= dataset.tags.items()
 
 
 def validate_files(data: TrainingData) -> None:
-    """Let the service check every file. Raises `BadInput` naming line, field and code of what is wrong."""
+    """Let the service check every file. Raises `BadInput` with line, field and code of each error."""
     files = [Path(file) for file in (*data.files, data.validation_file) if file]
     for file in files:
         if not file.is_file():
@@ -86,11 +86,16 @@ def validate_files(data: TrainingData) -> None:
 
 
 def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
-    """One training dataset and, where given, one validation dataset."""
+    """Return one training dataset and, where given, one validation dataset."""
     files = [Path(file) for file in data.files]
     digests = {file: content_sha256(file) for file in files}
-    uploaded = {_dataset_of(file, one, data.format, run_key): one for file, one in digests.items()}
-    parts = uploaded | {dataset_id: _content(dataset_id) for dataset_id in data.dataset_ids}
+    uploaded = {
+        _dataset_of(file, digest, data.format, run_key): digest for file, digest in digests.items()
+    }
+    parts = uploaded | {
+        dataset_id: get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
+        for dataset_id in data.dataset_ids
+    }
     dataset_id = _merged(list(parts), name, run_key)
     validation = Path(data.validation_file) if data.validation_file else None
     validation_id = data.validation_dataset_id
@@ -100,7 +105,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     examples = (
         get_dataset(validation_id).num_examples
         if validation_id
-        else int(CARVED_OUT * get_dataset(dataset_id).num_examples)
+        else int(VALIDATION_SHARE * get_dataset(dataset_id).num_examples)
     )
     at_hand = validation is not None and not data.dataset_ids
     return Prepared(
@@ -123,13 +128,12 @@ def _problems(file: Path, dataset_format: DatasetFormat) -> list[str]:
     )
     if verdict.is_valid:
         return []
-    return [_told(file, problem) for problem in verdict.errors] or [f"{file}: is not valid"]
-
-
-def _told(file: Path, problem: LineProblem) -> str:
-    line = f"line {problem.line}" if problem.line is not None else "whole file"
-    field = problem.field or "line"
-    return f"{file}: {line}, {field}: {problem.code} ({problem.message})"
+    problems: list[str] = []
+    for problem in verdict.errors:
+        line = f"line {problem.line}" if problem.line is not None else "whole file"
+        field = problem.field or "line"
+        problems.append(f"{file}: {line}, {field}: {problem.code} ({problem.message})")
+    return problems or [f"{file}: is not valid"]
 
 
 def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
@@ -145,17 +149,13 @@ def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key:
     return dataset_id
 
 
-def _content(dataset_id: str) -> str:
-    return get_dataset(dataset_id).tags.get(CONTENT_TAG, dataset_id)
-
-
 def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
     if len(dataset_ids) == 1:
         return dataset_ids[0]
-    if len(dataset_ids) > MERGED_AT_ONCE:
+    if len(dataset_ids) > MAX_DATASETS_PER_MERGE:
         batches = [
-            dataset_ids[start : start + MERGED_AT_ONCE]
-            for start in range(0, len(dataset_ids), MERGED_AT_ONCE)
+            dataset_ids[start : start + MAX_DATASETS_PER_MERGE]
+            for start in range(0, len(dataset_ids), MAX_DATASETS_PER_MERGE)
         ]
         return _merged([_merged(batch, name, run_key) for batch in batches], name, run_key)
     merge = DatasetMerge(dataset_ids=list(dataset_ids), name=f"{name} training data")

@@ -1,8 +1,8 @@
-"""One release of an endpoint at a time: the others wait, and then look at what serves by then.
+"""One release of an endpoint at a time: the others wait, and then compare with the deployment that serves by then.
 
 A lock in the records folder, which every worker shares: it dies with its process. Prefect's global concurrency limits
-do not: after SIGKILL the slot of a dead run was still taken three minutes later (seen on 3.8.8). What it spares is
-double work; that traffic has one driver is kept by the service and by the rollout's record.
+do not: after SIGKILL the slot of a dead run was still taken three minutes later (seen on 3.8.8). It only
+saves double work: that traffic has one driver is ensured by the service and by the rollout's record.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ _held: set[str] = set()
 
 
 @contextmanager
-def turn(endpoint: EndpointChoice) -> Generator[None]:
-    """Wait for this endpoint's turn and hold it. A flow that is called by the holder has it already."""
+def endpoint_lock(endpoint: EndpointChoice) -> Generator[None]:
+    """Wait until no other release of this endpoint runs, then hold its lock; a flow called by the holder has it."""
     text = f"{service_name()} {endpoint.name or _name_of(str(endpoint.id))}"
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     if name in _held:
@@ -33,12 +33,10 @@ def turn(endpoint: EndpointChoice) -> Generator[None]:
         return
     folder = PipelineSettings().records.expanduser() / "turns"
     lock = FileLock(folder / f"{name}.lock")
-    is_told = False
-    while not lock.take():
-        if not is_told:
-            get_run_logger().info("waiting: another release of this endpoint is under way")
-            is_told = True
-        time.sleep(POLL_SECONDS)
+    if not lock.take():
+        get_run_logger().info("waiting: another release of this endpoint is in progress")
+        while not lock.take():
+            time.sleep(POLL_SECONDS)
     _held.add(name)
     try:
         yield
@@ -48,7 +46,7 @@ def turn(endpoint: EndpointChoice) -> Generator[None]:
 
 
 def _name_of(endpoint_id: str) -> str:
-    """The name by which others may wait for the same endpoint; its id where the service cannot tell."""
+    """The name by which other releases lock the same endpoint; its id where the service does not report a name."""
     try:
         return get_canary_endpoint(endpoint_id).name or endpoint_id
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What a deployment answers: the smoke test before it gets traffic, and exact matches before and after for people.
+"""Compares answers of both deployments: the smoke test before any traffic, and exact matches on validation rows.
 
 Only counts leave this module. Next: `tuneship/gates/training_gates.py` judges the smoke test.
 """
@@ -32,7 +32,7 @@ PLAIN_PROMPTS = (
 
 
 def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) -> GateResult:
-    """Gate T10: ten fixed prompts to both deployments while the candidate has no traffic."""
+    """Send ten fixed prompts to both deployments while the candidate has no traffic (gate T10)."""
     prompts = smoke_prompts(release)
     tokens = release.evaluation.max_tokens
     # One at a time: the times are compared, and a queue would be measured instead of the models.
@@ -45,7 +45,7 @@ def smoke_test(baseline_id: str, candidate_id: str, release: ReleaseParameters) 
 
 
 def smoke_prompts(release: ReleaseParameters) -> list[str]:
-    """The same ones in every run of a release: its validation rows, else its traffic's prompts, else plain ones."""
+    """The same prompts in every run of a release: its validation rows, else its traffic's prompts, else plain ones."""
     prompts: list[str] = []
     if release.data is not None and release.validation_file is not None:
         rows = questions(release.validation_file, release.data.format, SMOKE_PROMPTS)
@@ -58,7 +58,7 @@ def smoke_prompts(release: ReleaseParameters) -> list[str]:
 def measure_accuracy(
     baseline_id: str, candidate_id: str, release: ReleaseParameters
 ) -> Accuracy | None:
-    """Exact matches of both deployments on the same rows; None where there are no rows. It decides nothing."""
+    """Count exact matches of both deployments on the same rows; None without rows. No gate reads it."""
     wanted = release.evaluation
     if not wanted.max_rows or release.data is None or release.validation_file is None:
         return None

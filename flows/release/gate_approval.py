@@ -1,4 +1,4 @@
-"""A training gate that holds: a person decides, where the release says that one is there to be asked.
+"""Lets a person decide about a training gate that holds, where the release requires approval.
 
 No traffic is at stake, so the chain simply waits. Next: `flows/shared/approval.py`.
 """
@@ -20,7 +20,7 @@ POLL_SECONDS = 2.0
 def ask_about(
     gates: Sequence[GateResult], model: str, run_key: str, timeout_seconds: int
 ) -> ApprovalReply:
-    """Wait for a person's decision about a training whose gates hold; no answer in time is "timeout"."""
+    """Wait for a person's decision about a training whose gates hold; "timeout" without an answer in time."""
     question = ApprovalQuestion(
         title=f"deploy-{model}",
         text=question_text(gates, model),
@@ -41,7 +41,7 @@ def ask_about(
 
 
 def question_text(gates: Sequence[GateResult], model: str) -> str:
-    """What a person reads above the form."""
+    """The text above the form."""
     rows = [f"| {gate.name} | {plain(gate.note or 'holds')} |" for gate in gates]
     title = f"## Deploy {code(model)} although gates hold?"
     return "\n".join([title, "", "| gate | why |", "|---|---|", *rows])

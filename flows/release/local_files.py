@@ -1,7 +1,6 @@
-"""The user's own JSON Lines files, read on the pipeline's side: their digest, their questions, their overlap.
+"""Reads the user's JSON Lines files in the pipeline: their digest, their questions, their overlap.
 
-Pure but for reading the files. Texts stay in memory. What a line may hold stands in
-`tuneship/contract/dataset_lines.py`.
+Texts stay in memory. The format of a line is in `tuneship/contract/dataset_lines.py`.
 """
 
 import hashlib
@@ -13,12 +12,12 @@ from pathlib import Path
 from flows.shared.errors import BadInput
 from tuneship.contract.dataset_lines import DatasetFormat, ExampleProblem, Message, parse_line
 
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class EvaluationExample:
-    """A prompt and the answer that the row gives."""
+    """The prompt and the expected answer of one row."""
 
     prompt: str
     answer: str
@@ -29,7 +28,7 @@ def content_sha256(file: Path) -> str:
     digest = hashlib.sha256()
     try:
         with file.open("rb") as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read(BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
@@ -37,18 +36,22 @@ def content_sha256(file: Path) -> str:
 
 
 def questions(file: Path, dataset_format: DatasetFormat, limit: int) -> list[EvaluationExample]:
-    """The first rows that are one question and one answer; a system turn or a longer talk has no `prompt` form."""
-    turns = (row for row in _rows(file, dataset_format) if _roles(row) == ["user", "assistant"])
+    """The first rows with one question and one answer; longer conversations have no `prompt` form."""
+    single_turns = (
+        row
+        for row in _rows(file, dataset_format)
+        if [message["role"] for message in row] == ["user", "assistant"]
+    )
     return [
-        EvaluationExample(row[0]["content"], row[1]["content"].strip())
-        for row in islice(turns, limit)
+        EvaluationExample(question["content"], answer["content"].strip())
+        for question, answer in islice(single_turns, limit)
     ]
 
 
 def overlap(
     validation_file: Path, training_files: Sequence[Path], dataset_format: DatasetFormat
 ) -> int:
-    """How many different validation rows stand in the training files too: they would flatter the loss."""
+    """Number of distinct validation rows that are in the training files too and would flatter the loss."""
     held_out = {_fingerprint(row) for row in _rows(validation_file, dataset_format)}
     trained = (row for file in training_files for row in _rows(file, dataset_format))
     return len({mark for mark in map(_fingerprint, trained) if mark in held_out})
@@ -62,10 +65,6 @@ def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
                     yield parse_line(line.strip(), dataset_format)
                 except ExampleProblem:
                     continue  # the service's verdict on the file counts, and it came first
-
-
-def _roles(row: Sequence[Message]) -> list[str]:
-    return [message["role"] for message in row]
 
 
 def _fingerprint(row: Sequence[Message]) -> bytes:

@@ -1,4 +1,4 @@
-"""Which data a retraining has that the last successful release did not: by content where it is known, else by time.
+"""Finds the data that the last successful release was not trained on: by content where known, else by time.
 
 The last success is a promoted release of this pipeline on that endpoint; without one, the training of the model that
 serves now. Next: `flows/retrain.py`.
@@ -29,23 +29,35 @@ class Success:
 
 @dataclass(frozen=True)
 class Part:
-    """A file or a dataset."""
+    """One part of the training data: a file or a dataset."""
 
     file: str | None
     dataset_id: str | None
     content: frozenset[str]
-    """What it is known by: the digest of a file; the id of a dataset, and its file's digest where it has one."""
+    """The digest of a file; the id of a dataset, and the digest of its file where it has one."""
     since: datetime
     examples: int
 
 
 def parts_of(data: TrainingData) -> list[Part]:
-    """Every part of data that was resolved. Raises `BadInput` for a file that cannot be read."""
-    return [_file(name) for name in data.files] + [_dataset(one) for one in data.dataset_ids]
+    """List every part of resolved data. Raises `BadInput` for a file that cannot be read."""
+    parts: list[Part] = []
+    for name in data.files:
+        file = Path(name)
+        content = content_sha256(file)
+        with file.open("rb") as lines:
+            examples = sum(1 for line in lines if line.strip())
+        since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        parts.append(Part(name, None, frozenset({content}), since, examples))
+    for dataset_id in data.dataset_ids:
+        dataset = get_dataset(dataset_id)
+        known_by = frozenset({dataset_id, dataset.tags.get(CONTENT_TAG, dataset_id)})
+        parts.append(Part(None, dataset_id, known_by, dataset.created_at, dataset.num_examples))
+    return parts
 
 
 def new_parts(parts: Sequence[Part], success: Success | None) -> list[Part]:
-    """What the last success was not trained on; everything, where there was none."""
+    """The parts that the last success was not trained on; all of them where there was none."""
     if success is None:
         return list(parts)
     if success.content is None:
@@ -54,7 +66,7 @@ def new_parts(parts: Sequence[Part], success: Success | None) -> list[Part]:
 
 
 def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
-    """The newest promoted release that trained for this endpoint; None where nothing tuned serves there."""
+    """The newest promoted release that trained for this endpoint; None where no tuned model serves there."""
     found = find_endpoint(endpoint)
     names = {endpoint.id, endpoint.name, *((found.id, found.name) if found else ())} - {None}
     promoted = [
@@ -80,7 +92,7 @@ def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
 
 
 def _is_for(record: ReleaseRecord, names: Set[str | None]) -> bool:
-    """Whether it released to the endpoint of these names: its id, its name, or both."""
+    """Whether a record is of a release to this endpoint, by its id, its name, or both."""
     begun = record.last("begun")
     if begun is None or not is_this_service(begun.get("service")):
         return False
@@ -92,18 +104,3 @@ def _promoted(record: ReleaseRecord) -> Success | None:
     if ended is None or made is None or ended["outcome"] != "promoted":
         return None
     return Success(datetime.fromisoformat(ended["at"]), frozenset(made["content"]))
-
-
-def _file(name: str) -> Part:
-    file = Path(name)
-    content = content_sha256(file)
-    with file.open("rb") as lines:
-        examples = sum(1 for line in lines if line.strip())
-    since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    return Part(name, None, frozenset({content}), since, examples)
-
-
-def _dataset(dataset_id: str) -> Part:
-    dataset = get_dataset(dataset_id)
-    content = frozenset({dataset_id, dataset.tags.get(CONTENT_TAG, dataset_id)})
-    return Part(None, dataset_id, content, dataset.created_at, dataset.num_examples)

@@ -1,7 +1,7 @@
-"""The pictures of a report: loss curves, traffic split, error rate and latency of both arms. Numbers only, never text.
+"""Draws the pictures of a report: loss curves, traffic split, error rate and latency of both arms.
 
-Drawn off screen; baseline and candidate keep their colours in every picture. pandas and matplotlib ship no complete
-types; what this module takes and gives is typed.
+Numbers only, never text of a dataset. Baseline and candidate keep their colours in every picture. pandas and matplotlib
+ship no complete types; the functions of this module are typed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -31,7 +31,7 @@ LIMIT_LINES = ("--", ":", "-.")
 # Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few.
 LOGARITHMIC_FROM = 4.0
 BINS = 40
-SMOOTHED_OVER = 10
+SMOOTHING_STEPS = 10
 UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 STYLE: Any = {
     "axes.grid": True,
@@ -46,14 +46,14 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Limit:
-    """The validation loss that a training gate decides by."""
+    """The limit of a training gate on the validation loss."""
 
     gate: str
     value: float
 
 
 def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
-    """What is known of the limits before the gates have decided."""
+    """The limits on the validation loss that are known before the gates decide."""
     if champion_best is not None:
         return [Limit("T4 champion", champion_best + rules.champion_margin)]
     if rules.max_validation_loss is not None:
@@ -62,7 +62,7 @@ def limits_of(rules: TrainingRules, champion_best: float | None) -> list[Limit]:
 
 
 def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> None:
-    """Training loss (raw and smoothed), validation loss at its evaluations, and the limits that the gates decide by."""
+    """Draw training loss (raw and smoothed), validation loss at its evaluations, and the gates' limits."""
     steps = pd.Index(metrics.steps)
     training = pd.Series(metrics.training_loss, index=steps, dtype=float)
     validation = pd.Series(metrics.validation_loss, index=steps, dtype=float)
@@ -72,9 +72,9 @@ def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> Non
         axes = figure.subplots()
         blue, orange = COLOURS["baseline"], COLOURS["candidate"]
         axes.plot(steps, training, color=blue, alpha=0.2, linewidth=0.8)
-        smooth = training.ewm(span=SMOOTHED_OVER).mean()
+        smooth = training.ewm(span=SMOOTHING_STEPS).mean()
         axes.plot(
-            steps, smooth, color=blue, label=f"training (mean of about {SMOOTHED_OVER} steps)"
+            steps, smooth, color=blue, label=f"training (mean of about {SMOOTHING_STEPS} steps)"
         )
         best = f", best {seen.min():.3f}" if len(seen) else ""
         axes.plot(seen.index, seen, "o-", color=orange, label=f"validation{best}")
@@ -89,7 +89,7 @@ def plot_losses(metrics: JobMetrics, limits: Sequence[Limit], file: Path) -> Non
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """Logarithmic where the values differ much: the first steps would press all that is decided by to the ground."""
+    """Use a logarithmic axis where the values differ much, or the first steps would flatten all later ones."""
     drawn = [value for value in values if math.isfinite(value)]
     if not drawn or min(drawn) <= 0 or max(drawn) < LOGARITHMIC_FROM * min(drawn):
         return
@@ -104,7 +104,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
 def plot_rollout(
     history: Sequence[Change], series: RolloutSeries | None, candidate_id: str, file: Path
 ) -> bool:
-    """The candidate's share, error rates and latency over one time axis; False where no time is known."""
+    """Draw the candidate's share, error rates and latency over one time axis; False where no time is known."""
     frame = series_frame(series) if series and series.buckets else pd.DataFrame()
     moments = [change.at for change in history if change.at] + list(frame.index)
     if not moments:
@@ -130,7 +130,7 @@ def plot_rollout(
 
 
 class _Clock:
-    """Moments as numbers since the start, in the unit that suits the whole span."""
+    """Converts times to numbers since the start, in the unit that suits the whole span."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         self.start, self.end = start, end
@@ -144,7 +144,7 @@ class _Clock:
 
 
 def _draw_split(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
-    """A share holds from one change to the next; the last one to the end."""
+    """Draw the candidate's share, each from its change to the next one or to the end."""
     known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
     if known:
         times = [time for time, _ in known] + [clock.at(clock.end)]
@@ -159,7 +159,7 @@ def _draw_split(axes: Axes, history: Sequence[Change], candidate_id: str, clock:
 
 
 def _mark_steps(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
-    """A line where the split changes; grey where the candidate has all the load, and no baseline to compare it with."""
+    """Draw a line where the split changes, and grey where the candidate has all load and no baseline to compare."""
     known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
     ends = [*(time for time, _ in known[1:]), clock.at(clock.end)]
     for (start, share), end in zip(known, ends, strict=True):
@@ -172,7 +172,7 @@ def _mark_steps(axes: Axes, history: Sequence[Change], candidate_id: str, clock:
 
 
 def _draw_arm(errors: Axes, latency: Axes, frame: pd.DataFrame, clock: _Clock, arm: str) -> None:
-    """Buckets are pooled until about 40 are left: shares by their counts, percentiles as means weighted by requests."""
+    """Pool buckets until about 40 are left: shares by their counts, percentiles as means weighted by requests."""
     requests = frame[f"{arm}_requests"].astype(float)
     failed = frame[f"{arm}_errors"].astype(float)
     pooled = requests.resample(clock.bin, origin="start").sum()

@@ -1,6 +1,6 @@
-"""What a release has made, on disk, line by line: a run that is repeated goes on with it, a clean-up finds it.
+"""The record of a release on disk, line by line: a repeated run resumes from it, and a clean-up finds its resources.
 
-`<records>/releases/<run key>.jsonl`. It also tells which releases were rolled back lately, and gives the next run of
+`<records>/releases/<run key>.jsonl`. It also shows which releases were rolled back lately, and gives the next run of
 the same parameters a new key once this one has ended. Ids, digests and outcomes, never text of a dataset.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from flows.shared.journal import FileLock, Journal, NotWritten, damage_of
 
-# How long a release that was rolled back is not tried again (unless forced).
+# A release that was rolled back is not tried again for this long, unless forced.
 REFUSED_FOR = timedelta(hours=24)
 
 
-# What a line of a kind cannot do without. A kind that is not named here may hold anything.
+# The fields that a line of each kind must have. A kind that is not named here may hold anything.
 _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "begun": {"run_key": str, "endpoint_id": str | None, "endpoint_name": str | None},
     "job": {"id": str, "content": list},
@@ -29,39 +29,39 @@ _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "rollout": {"plan": dict},
     "ended": {"outcome": str},
 }
-_WHAT_TO_DO = ": see to its job and deployment, then move it away"
+_ADVICE = ": see to its job and deployment, then move it away"
 
 
 class DamagedRecord(Exception):
-    """A record that was asked for by its key has lines that cannot be read."""
+    """The record of a given run key has lines that cannot be read."""
 
 
 class ReleaseRecord:
-    """One run of the chain."""
+    """The record of one run of the chain."""
 
     def __init__(self, path: Path) -> None:
-        """Read what there is. What cannot be read is named in `damage`: nobody knows what it said."""
+        """Read the file. Lines that cannot be read are named in `damage`."""
         self.path = path
         self.facts: list[dict[str, Any]] = []
         self.damage = ""
-        """Where it cannot be read, for people: such a record is neither gone on with nor cleaned up."""
+        """The lines that cannot be read, for people; such a record is neither resumed nor cleaned up."""
         self._lock = FileLock(path.with_suffix(".lock"))
         self._journal: Journal | None = None
         try:
             self._journal = Journal(path)
         except OSError as error:
-            self.damage = f"the record {path} cannot be read ({error.strerror})" + _WHAT_TO_DO
+            self.damage = f"the record {path} cannot be read ({error.strerror})" + _ADVICE
             return
         self.facts, damaged = self._journal.read(_read)
         if damaged:
-            self.damage = damage_of(path, damaged) + _WHAT_TO_DO
+            self.damage = damage_of(path, damaged) + _ADVICE
 
     def hold(self) -> bool:
-        """Keep this run for this process until it ends; False where another live process has it."""
+        """Lock this run for this process until it ends; False where another live process has it."""
         return self._lock.take()
 
     def release(self) -> None:
-        """Let go; the death of the process does the same."""
+        """Release the lock, as the death of the process does."""
         self._lock.release()
 
     def add(self, kind: str, at: datetime, **fields: Any) -> None:
@@ -71,16 +71,16 @@ class ReleaseRecord:
         self.facts.append(fact)
 
     def add_if_possible(self, kind: str, at: datetime, **fields: Any) -> None:
-        """Add what is true whether the disk takes it or not; `unwritten` says whether it did."""
+        """Add a fact that is true even if the disk does not take it; `unwritten` says whether it did."""
         fact = {"kind": kind, "at": at.isoformat(), **fields}
         self._writable().append_if_possible(json.dumps(fact))
         self.facts.append(fact)
 
     @property
     def unwritten(self) -> list[str]:
-        """For the notes of a result: that the disk lacks what this process knows, and why; else nothing."""
-        said = self._journal.unwritten if self._journal else ""
-        return [said] if said else []
+        """A note for the result if lines are missing on the disk, and why; else empty."""
+        note = self._journal.unwritten if self._journal else ""
+        return [note] if note else []
 
     def _writable(self) -> Journal:
         if self._journal is None:
@@ -93,31 +93,31 @@ class ReleaseRecord:
 
     @property
     def run_key(self) -> str:
-        """What makes every create of this run unique."""
+        """The key that makes every create of this run unique."""
         begun = self.last("begun")
         return str(begun["run_key"]) if begun else self.path.stem
 
     @property
     def has_ended(self) -> bool:
-        """Nothing is left to go on with. A killed run wrote no end; a pause and an unconfirmed return are not one."""
+        """Whether the run is over. A killed run wrote no end; a pause and an unconfirmed rollback are not one."""
         ended = self.last("ended")
         return ended is not None and ended["outcome"] not in ("paused", "rollback_incomplete")
 
     def made(self, kind: str) -> str | None:
-        """The id of what this run created under that name (`job`, `candidate`, `baseline`), if it did."""
+        """The id of the newest resource that this run created as `job`, `candidate` or `baseline`; None without one."""
         fact = self.last(kind)
         return fact["id"] if fact else None
 
     def all_made(self, kind: str) -> list[str]:
-        """The ids of everything that was created under that name, in order."""
+        """The ids of all resources of that kind, in order of their creation."""
         return [fact["id"] for fact in self.facts if fact["kind"] == kind]
 
     def deployment_suffix(self, role: str) -> str:
-        """What ends the name of the deployment that this run makes as `candidate` or `baseline`."""
+        """The suffix of the name of this run's `candidate` or `baseline` deployment."""
         return hashlib.sha256(f"{self.run_key} {role}".encode()).hexdigest()[:8]
 
     def is_of_flow_run(self, flow_run_id: str) -> bool:
-        """Whether this flow run, or one that it called, wrote it (last)."""
+        """Whether this flow run, or one that it called, last wrote the record."""
         begun = self.last("begun") or {}
         return flow_run_id in (begun.get("flow_run_id"), begun.get("root_flow_run_id"))
 
@@ -134,9 +134,9 @@ class ReleaseRecords:
         return (ReleaseRecord(path) for path in sorted(self.folder.glob("*.jsonl")))
 
     def of(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord:
-        """The record to write: by the given key, else the open one of these parameters, else the next.
+        """The record to write: that of the given key, else the open one of these parameters, else the next.
 
-        A damaged one is passed over; raises `DamagedRecord` where it is the one of the given key.
+        Damaged records are skipped; raises `DamagedRecord` where the one of the given key is damaged.
         """
         if run_key is not None:
             record = ReleaseRecord(self.folder / f"{_file_of(run_key)}.jsonl")
@@ -161,7 +161,7 @@ class ReleaseRecords:
         return next((record for record in self if record.is_of_flow_run(flow_run_id)), None)
 
     def rolled_back_since(self, release_digest: str, now: datetime) -> datetime | None:
-        """When this release was rolled back in the last 24 hours, if it was."""
+        """The time at which this release was rolled back in the last 24 hours; None if it was not."""
         for record in self:
             ended, made = record.last("ended"), record.last("release")
             if ended is None or made is None or ended["outcome"] != "rolled_back":
@@ -173,7 +173,7 @@ class ReleaseRecords:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """A line's fact; None where it is none, or lacks what is read of its kind."""
+    """Parse a line; None where it is not a fact, or lacks a field that its kind needs."""
     try:
         fact: Any = json.loads(line)
         is_dated = datetime.fromisoformat(fact["at"]).tzinfo is not None
@@ -192,5 +192,5 @@ def _changed_at(file: Path) -> float:
 
 
 def _file_of(run_key: str) -> str:
-    """A given key may hold any character; a file name may not."""
+    """The file name of a given key, which may hold any character."""
     return f"key-{hashlib.sha256(run_key.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""A release told to people: Markdown with pictures in a folder, and the same on the run's page in Prefect.
+"""Writes the report of a release: Markdown with pictures in a folder, and the same on the run's page in Prefect.
 
 Every limit stands beside its value. Ids, counts and numbers only; never a prompt, a completion or a line of a dataset.
 """
@@ -6,6 +6,7 @@ Every limit stands beside its value. Ids, counts and numbers only; never a promp
 import base64
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from flows.shared.markdown import plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
-from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.gates.answers import read_series
 from tuneship.gates.record import Phase
-from tuneship.gates.series import RolloutSeries, Unusable, read_series
+from tuneship.gates.series import RolloutSeries, Unusable
 
 DECISIONS_SHOWN = 25
 LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
@@ -42,10 +44,12 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
     loads: list[StepLoad] = []
-    losses = _losses_of(result.job_id)
-    if losses is not None and losses.steps:
-        plot_losses(losses, _limits(result, release), folder / "loss.png")
-        pictures.append("loss.png")
+    # The job may be gone by now: the report then has no loss curves.
+    with suppress(ApiError, BadResponse, ServiceUnreachable):
+        losses = get_job_metrics(result.job_id) if result.job_id else None
+        if losses is not None and losses.steps:
+            plot_losses(losses, _limits(result, release), folder / "loss.png")
+            pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
         series = _series(result, release)
@@ -55,12 +59,18 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     text = report(result, release, pictures, loads)
     file = folder / "report.md"
     file.write_text(text)
-    _show(result, release, text, file)
+    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
+    cells = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
+    create_table_artifact(cells, key="release", description=result.outcome)
+    page = with_pictures(text, folder)
+    create_markdown_artifact(page, key="release-report", description=str(file))
+    if result.endpoint_id:
+        show_link("endpoint", result.endpoint_id)
     return file
 
 
 def with_pictures(text: str, folder: Path) -> str:
-    """The Markdown with its pictures inside: the Prefect UI cannot reach files beside it."""
+    """Embed the pictures in the Markdown: the Prefect UI cannot reach files beside it."""
 
     def inside(link: re.Match[str]) -> str:
         content = base64.b64encode((folder / link[2]).read_bytes()).decode()
@@ -75,11 +85,11 @@ def report(
     pictures: Sequence[str],
     loads: Sequence[StepLoad] = (),
 ) -> str:
-    """The report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
+    """Compose the report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
-        OUTCOMES[result.outcome] + _why(result),
+        OUTCOMES[result.outcome] + _reason(result),
         "",
         *(f"- {plain(note)}" for note in result.notes),
         "",
@@ -115,13 +125,13 @@ def report(
         lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
     if result.decisions:
         lines += ["## Gates at the last comparison", "", *_list(result.in_words)]
-        compared = [one for one in result.decisions if one["phase"] != Phase.SETTLE]
+        compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
         lines += _gates(compared[-1]) if compared else []
         lines += ["## Decisions", "", *_decisions(result.decisions)]
     return "\n".join(lines) + "\n"
 
 
-def _why(result: ReleaseResult) -> str:
+def _reason(result: ReleaseResult) -> str:
     if result.reason == "none":
         return ""
     text = f" Reason: `{result.reason}`" + (f", gate `{result.gate}`" if result.gate else "")
@@ -132,14 +142,17 @@ def _why(result: ReleaseResult) -> str:
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
     """The release in a few rows."""
     accuracy, tags = result.accuracy, release.deployment.tags
+    candidate = result.candidate_deployment_id
+    if candidate and result.candidate_deleted:
+        candidate += " (deleted)"
     rows = {
-        "outcome": result.told,
+        "outcome": result.headline,
         "model": result.model,
         "champion before": result.champion_model,
         "base model": release.base_model,
         "job": result.job_id,
         "baseline deployment": result.baseline_deployment_id,
-        "candidate deployment": _candidate(result),
+        "candidate deployment": candidate,
         "candidate's tags": ", ".join(f"{tag}={value}" for tag, value in tags.items()),
         "endpoint": result.endpoint_id,
         "requests of the pipeline": _driver(result.driver),
@@ -151,7 +164,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
 
 
 def _limits(result: ReleaseResult, release: ReleaseParameters) -> list[Limit]:
-    """What the gates that look at the validation loss decided by; what is known of it where they did not decide."""
+    """The limits by which the gates on the validation loss decided, or those known before."""
     limits = [
         Limit(gate["name"], gate["limit"])
         for gate in result.training_gates
@@ -179,14 +192,14 @@ def _contenders(contenders: Sequence[Contender]) -> list[str]:
     titles = ["job", "set", "status", "lowest validation loss", "model", ""]
     rows = [
         [
-            one.job_id,
-            ", ".join(f"{name} {value}" for name, value in one.hyperparameters.items()),
-            one.status,
-            _number(one.validation_loss),
-            one.model or "-",
-            "goes on" if one.is_best else "",
+            contender.job_id,
+            ", ".join(f"{name} {value}" for name, value in contender.hyperparameters.items()),
+            contender.status,
+            _number(contender.validation_loss),
+            contender.model or "-",
+            "goes on" if contender.is_best else "",
         ]
-        for one in contenders
+        for contender in contenders
     ]
     return _table(titles, rows)
 
@@ -195,7 +208,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
     """Both deployments' metrics since the first shift; None where they are gone (the decisions keep the counts)."""
     began = min((change.at for change in result.history if change.at), default=None)
 
-    def ask(deployment_id: str | None) -> dict[str, Any]:
+    def ask(deployment_id: str | None) -> DeploymentMetrics:
         return get_deployment_metrics(
             str(deployment_id),
             interval=release.canary.interval,
@@ -211,37 +224,11 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
         return None
 
 
-def _losses_of(job_id: str | None) -> JobMetrics | None:
-    """None where the job is gone or cannot be asked for."""
-    if job_id is None:
-        return None
-    try:
-        return get_job_metrics(job_id)
-    except (ApiError, BadResponse, ServiceUnreachable):
-        return None
-
-
-def _show(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
-    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
-    rows = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
-    create_table_artifact(rows, key="release", description=result.outcome)
-    whole = with_pictures(text, file.parent)
-    create_markdown_artifact(whole, key="release-report", description=str(file))
-    if result.endpoint_id:
-        show_link("endpoint", result.endpoint_id)
-
-
 def _driver(driver: dict[str, float] | None) -> str | None:
     if not driver:
         return None
     lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
     return f"{driver['candidate'] + driver['baseline']:g} answered or failed, {lost:g} broken off"
-
-
-def _candidate(result: ReleaseResult) -> str | None:
-    if result.candidate_deployment_id is None:
-        return None
-    return result.candidate_deployment_id + (" (deleted)" if result.candidate_deleted else "")
 
 
 def _history(result: ReleaseResult) -> list[list[str]]:
@@ -276,12 +263,12 @@ def _gates(decision: dict[str, Any]) -> list[str]:
 
 
 def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
-    """The looks that moved something, and the last ones."""
-    moved = [one for one in decisions if one["verdict"] != "hold"]
+    """List the looks that changed the split, and the last ones."""
+    moved = [look for look in decisions if look["verdict"] != "hold"]
     shown = moved[-DECISIONS_SHOWN:]
     rows = [
-        [one["look"], f"{one['step']} %", one["verdict"], one["reason"], one["step_requests"]]
-        for one in shown
+        [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
+        for look in shown
     ]
     titles = ["look", "candidate's share", "verdict", "reason", "candidate requests at this step"]
     return [
@@ -298,7 +285,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 
 def _list(sentences: Sequence[str]) -> list[str]:
-    return [*(f"- {one}" for one in sentences), ""]
+    return [*(f"- {sentence}" for sentence in sentences), ""]
 
 
 def _share(part: int, whole: int) -> str:

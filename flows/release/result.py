@@ -1,6 +1,6 @@
-"""How a release ended: the rollout's result, and what the chain did before it. No text of a dataset.
+"""The result of a release: that of its rollout, and of the steps before it. No text of a dataset.
 
-Next: `flows/release/report.py` tells it to people.
+Next: `flows/release/report.py` writes it for people.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from flows.rollout.result import RolloutResult
 
 
 class Accuracy(BaseModel):
-    """Exact matches by greedy generation on the same validation rows."""
+    """Exact matches of both deployments by greedy generation on the same validation rows."""
 
     rows: int
     before: int = Field(description="Rows that the baseline answered exactly.")
@@ -19,7 +19,7 @@ class Accuracy(BaseModel):
 
 
 class Contender(BaseModel):
-    """One of the jobs that trained side by side."""
+    """One of several jobs that trained side by side."""
 
     job_id: str
     status: str
@@ -30,7 +30,7 @@ class Contender(BaseModel):
 
 
 class ReleaseResult(RolloutResult):
-    """The result of `tune_and_deploy`; all that is null was not reached."""
+    """The result of `tune_and_deploy`; fields of steps that were not reached are null."""
 
     run_key: str
     gate: str | None = Field(default=None, description="The training gate that refused.")

@@ -41,50 +41,50 @@ from tuneship.gates.training_gates import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
 
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
-# Outcomes of a rollout that stand, also when its release was killed before it took note.
+# Outcomes of a rollout that are final, even if its release was killed before it recorded them.
 DECIDED = ("promoted", "rolled_back")
 
 
 @dataclass
 class ReleaseRun:
-    """What is known so far."""
+    """One run of the chain: its parameters, its record, and the result as far as it is known."""
 
     release: ReleaseParameters
     records: ReleaseRecords
     record: ReleaseRecord
     key: str
     known: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the result."""
+    """The result's fields that are known so far."""
     gates: list[GateResult] = field(default_factory=list[GateResult])
     notes: list[str] = field(default_factory=list[str])
 
     @property
     def model(self) -> str:
-        """What is released."""
+        """Id of the model that is released; empty until it is known."""
         return self.known.get("model") or ""
 
     @property
     def champion_best(self) -> float | None:
-        """The lowest validation loss of what serves now."""
+        """The lowest validation loss of the champion."""
         return self.known.get("champion_validation_loss")
 
     def remember(self, kind: str, resource_id: str, **fields: Any) -> None:
-        """Write down what was created, and show where it is."""
+        """Record a resource that was created, and link it on the run's page."""
         self.record.add(kind, datetime.now(UTC), id=resource_id, **fields)
         show_link(kind, resource_id)
 
-    def job_on(self, content: Sequence[str], settings: str) -> str | None:
-        """The job that this run created on the same data with these settings before it was killed."""
+    def find_job(self, content: Sequence[str], settings: str) -> str | None:
+        """Find the job that this run created on the same data with these settings before it was killed."""
         made = [fact for fact in self.record.facts if fact["kind"] == "job"]
         same = [
-            one
-            for one in made
-            if (one["content"], one.get("settings")) == (list(content), settings)
+            job
+            for job in made
+            if (job["content"], job.get("settings")) == (list(content), settings)
         ]
         return same[-1]["id"] if same else None
 
-    def refusal_of(self, content: Sequence[str]) -> ReleaseResult | None:
-        """Refuse what was rolled back in the last 24 hours: same base model, data, hyperparameters and tags."""
+    def refuse_if_rolled_back(self, content: Sequence[str]) -> ReleaseResult | None:
+        """Refuse a release that was rolled back in the last 24 hours: same base model, data, hyperparameters, tags."""
         digest = _release_digest(self.release, content)
         now = datetime.now(UTC)
         at = self.records.rolled_back_since(digest, now)
@@ -97,33 +97,33 @@ class ReleaseRun:
             f"the same release was rolled back; until {until} UTC use `force`",
         )
 
-    def releasing(self, model: str) -> ReleaseResult | None:
-        """A model that exists; the result when it is refused."""
+    def use_model(self, model: str) -> ReleaseResult | None:
+        """Release a model that exists already. Returns the result where that is refused."""
         self.known["model"] = model
-        return self.refusal_of([model])
+        return self.refuse_if_rolled_back([model])
 
-    def against(self, champion: Champion | None) -> None:
-        """What serves now."""
+    def set_champion(self, champion: Champion | None) -> None:
+        """Note the champion that the new model is compared with."""
         if champion is not None:
             self.known["champion_model"] = champion.model
             best = champion.measured.best_validation_loss if champion.measured else None
             self.known["champion_validation_loss"] = best
 
-    def trained(self, job: Job, contenders: Sequence[Contender] = ()) -> None:
-        """The jobs have ended, and this one goes on."""
+    def set_job(self, job: Job, contenders: Sequence[Contender] = ()) -> None:
+        """Note the job that is released, and the others beside it."""
         self.known |= {"job_id": job.id, "model": job.fine_tuned_model}
         self.known["contenders"] = list(contenders)
         self.record.add("trained", datetime.now(UTC), id=job.id)
 
-    def judged(self, verdict: TrainingVerdict) -> ReleaseResult | None:
-        """Keep every gate; the result when they refuse. Gates that hold ask a person where one is to be asked."""
+    def check_training(self, verdict: TrainingVerdict) -> ReleaseResult | None:
+        """Note the training gates. Returns the result where they refuse; a person may overrule gates that hold."""
         self.gates += verdict.gates
         if verdict.decision == "pass":
             return None
-        refusing = next(one for one in verdict.gates if one.name == verdict.reason)
+        refusing = next(gate for gate in verdict.gates if gate.name == verdict.reason)
         if verdict.decision == "reject" or self.release.canary.approval != "required":
             return self.refused_by(refusing)
-        held = [one for one in verdict.gates if one.state == "hold"]
+        held = [gate for gate in verdict.gates if gate.state == "hold"]
         limit = self.release.canary.approval_timeout_seconds
         answer = ask_about(held, self.model, self.key, limit)
         said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
@@ -133,23 +133,23 @@ class ReleaseRun:
             return None
         return self.refused_by(refusing, said)
 
-    def smoked(self, gate: GateResult) -> ReleaseResult | None:
-        """Keep the smoke test's gate; the result when it refuses."""
+    def check_smoke_test(self, gate: GateResult) -> ReleaseResult | None:
+        """Note the smoke test's gate. Returns the result where it refuses."""
         self.gates.append(gate)
         return None if gate.state == "pass" else self.refused_by(gate)
 
     def refused_by(self, gate: GateResult, said: str = "") -> ReleaseResult:
-        """A gate that holds refuses too, unless a person said otherwise."""
+        """The result of a gate that fails, or that holds and no person overruled."""
         self.known["gate"] = gate.name
         why = "; ".join(part for part in (described(gate), said) if part)
         return self.rejected("training_gate", f"gate {gate.name}: {gate.state}, {why}")
 
     def rejected(self, reason: str, note: str) -> ReleaseResult:
-        """Refused before any traffic moved."""
+        """The result of a release that is refused before any traffic moved."""
         return self._result(RolloutResult(outcome="rejected", reason=reason, notes=[note]))
 
     def deploy(self, role: str, model: str, tags: Mapping[str, str]) -> str:
-        """A deployment that runs: the one this run made before it was killed, or a new one."""
+        """Return a running deployment: the one that this run created before it was killed, or a new one."""
         made = self.record.made(role)
         if made is None or is_gone(made):
             suffix = self.record.deployment_suffix(role)
@@ -161,12 +161,12 @@ class ReleaseRun:
         wait_for_deployment(made)
         return made
 
-    def measured(self, accuracy: Accuracy | None) -> None:
-        """Keep the accuracy before and after."""
+    def set_accuracy(self, accuracy: Accuracy | None) -> None:
+        """Note the accuracy of both deployments."""
         self.known["accuracy"] = accuracy
 
-    def rollout_begins(self, plan: CanaryPlan) -> CanaryPlan:
-        """Write the plan down, for whoever must return the traffic without this process."""
+    def record_plan(self, plan: CanaryPlan) -> None:
+        """Record the plan, so that another process can return the traffic."""
         self.known["baseline_deployment_id"] = plan.baseline_deployment_id
         self.record.add(
             "rollout",
@@ -176,12 +176,11 @@ class ReleaseRun:
             gates=[dataclasses.asdict(gate) for gate in self.gates],
             notes=self.notes,
         )
-        return plan
 
-    def rollout_so_far(self) -> CanaryPlan | RolloutResult | None:
-        """What this run was killed in: the plan of a rollout that is open, the result of one that has decided.
+    def rollout_to_resume(self) -> CanaryPlan | RolloutResult | None:
+        """The rollout in which this run was killed: the plan of an open one, or the result of a decided one.
 
-        None where none has begun, or where it was given back from outside: then the chain begins it again.
+        None where no rollout began, or where its traffic was returned from outside: the chain then begins it again.
         """
         begun = self.record.last("rollout")
         if begun is None:
@@ -190,20 +189,20 @@ class ReleaseRun:
         files = records_in_use().of(plan)
         if not files:
             return None
-        told = None if files[-1].is_open else result_of(files[-1].record, [])
-        if told is not None and told.outcome not in DECIDED:
+        result = None if files[-1].is_open else result_of(files[-1].record, [])
+        if result is not None and result.outcome not in DECIDED:
             return None
         self.known = dict(begun.get("known", {}))
         self.gates = [GateResult(**gate) for gate in begun.get("gates", [])]
         self.notes = list(begun.get("notes", []))
         get_run_logger().info("the rollout of %s goes on", plan.candidate_deployment_id)
-        return told or plan
+        return result or plan
 
-    def rolled_out(self, rollout: RolloutResult) -> ReleaseResult:
-        """The canary has decided."""
+    def result_of_rollout(self, rollout: RolloutResult) -> ReleaseResult:
+        """The release's result, from that of its rollout."""
         if rollout.endpoint_id:
-            # A string of its own. Prefect notes whose result an input is, by the object; of a task whose input is a
-            # flow run's, its UI (3.8) can make nothing, and then lists no task run at all.
+            # A new string: Prefect tracks by object identity which run an input came from, and its UI (3.8) lists no
+            # task run at all when a task's input is the result of a flow run.
             rollout.endpoint_id = rollout.endpoint_id.encode().decode()
         return self._result(rollout)
 
@@ -218,21 +217,22 @@ class ReleaseRun:
 def begin(release: ReleaseParameters) -> ReleaseRun:
     """Open the record of this run. Raises `BadInput` when a given `run_key` is used up, in use or unreadable."""
     records = ReleaseRecords(PipelineSettings().records)
-    for one in records:
-        if one.damage:
-            get_run_logger().warning(one.damage)
+    for known in records:
+        if known.damage:
+            get_run_logger().warning(known.damage)
     try:
         record = records.of(release.digest(), release.run_key)
     except DamagedRecord as error:
         raise BadInput(f"run_key: {error}") from None
     if not record.hold():
-        raise BadInput("another run with these parameters is under way")
+        raise BadInput("another run with these parameters is in progress")
     ended = record.last("ended")
     if ended is not None and record.has_ended:
         raise BadInput(f"run_key: that run has ended as {ended['outcome']}; choose another")
-    # Drawn once, so that a folder of records that was lost or is not shared never adopts another run's creates.
-    known = record.run_key if record.last("begun") else f"{record.path.stem}-{uuid4().hex[:8]}"
-    key = release.run_key or known
+    # The key is random, so that a run whose records folder is lost or not shared never adopts another run's
+    # resources.
+    own_key = record.run_key if record.last("begun") else f"{record.path.stem}-{uuid4().hex[:8]}"
+    key = release.run_key or own_key
     record.add(
         "begun",
         datetime.now(UTC),
@@ -247,7 +247,7 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
 
 
 def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
-    """Take away what a release without success made, end the record, write the report."""
+    """Delete the deployments of an unsuccessful release, end the record, and write the report."""
     log = get_run_logger()
     if result.outcome in UNSUCCESSFUL:
         kept = discard_deployments(run.record)
@@ -260,15 +260,15 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     folder = PipelineSettings().reports.expanduser() / run.record.path.stem
     try:
         result.report = str(write_report(result, run.release, folder))
-    except Exception as error:  # the release has ended: no report may change how
+    except Exception as error:  # the release has ended, and no report may change that
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
-    log.info("%s; report: %s", result.told, result.report or "none")
+    log.info("%s; report: %s", result.headline, result.report or "none")
     return result
 
 
-def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
-    """What a stopped run had done, from the records alone; None when it had not begun."""
+def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
+    """The result of a stopped run, from the records alone; None when it had not begun."""
     record = ReleaseRecords(PipelineSettings().records).latest(release.digest(), release.run_key)
     if record is None:
         return None
@@ -289,13 +289,10 @@ def told_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
 
 
 def described(gate: GateResult) -> str:
-    """Value beside limit, and the gate's own note."""
-    numbers = f"{gate.value:.4g} against a limit of {gate.limit:.4g}" if _has_both(gate) else ""
+    """The gate's value beside its limit, and its own note."""
+    is_measured = gate.value is not None and gate.limit is not None
+    numbers = f"{gate.value:.4g} against a limit of {gate.limit:.4g}" if is_measured else ""
     return "; ".join(part for part in (numbers, gate.note) if part)
-
-
-def _has_both(gate: GateResult) -> bool:
-    return gate.value is not None and gate.limit is not None
 
 
 def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
@@ -303,7 +300,10 @@ def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
         [
             release.base_model,
             list(content),
-            [one.model_dump(mode="json", exclude_defaults=True) for one in release.settings],
+            [
+                settings.model_dump(mode="json", exclude_defaults=True)
+                for settings in release.settings
+            ],
             release.deployment.tags,
         ],
         sort_keys=True,

@@ -1,6 +1,6 @@
-"""What each deployment had to do at each step of a rollout, and how fast it answered: the words under the picture.
+"""The load and latency of each deployment at each step of a rollout: the words under the picture.
 
-The more a deployment has to do, the slower it answers, so two latencies are comparable only where the loads are alike.
+A deployment answers more slowly under more load, so two latencies are comparable only where the loads are alike.
 Next: `flows/release/plots.py` draws the same series.
 """
 
@@ -14,7 +14,7 @@ from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 @dataclass(frozen=True)
 class ArmLoad:
-    """One deployment at one step."""
+    """Load and latency of one deployment at one step."""
 
     per_second: float
     p95_ms: float | None
@@ -23,7 +23,7 @@ class ArmLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Both deployments while the candidate had this share of the traffic."""
+    """Load of both deployments while the candidate had this share of the traffic."""
 
     share: int
     baseline: ArmLoad
@@ -33,7 +33,7 @@ class StepLoad:
 def loads_by_step(
     history: Sequence[Change], series: RolloutSeries | None, candidate_id: str
 ) -> list[StepLoad]:
-    """One for each split that held while buckets were finished."""
+    """The loads of each split during which a bucket was finished."""
     known = [change for change in history if change.at is not None]
     if series is None or series.horizon is None or not known:
         return []
@@ -42,15 +42,15 @@ def loads_by_step(
     for change, end in zip(known, ends, strict=True):
         if change.at is None or end is None or end <= change.at:
             continue
-        buckets = [one for one in series.buckets if change.at < one.end <= end]
+        buckets = [bucket for bucket in series.buckets if change.at < bucket.end <= end]
         share = change.weights.get(candidate_id, 0)
         loads.append(_at_step(share, buckets, change.at, end))
     return loads
 
 
 def explained(loads: Sequence[StepLoad]) -> str:
-    """What the picture of the latency shows, in a sentence or two; empty where there is nothing to compare."""
-    both = [one for one in loads if None not in (one.baseline.p95_ms, one.candidate.p95_ms)]
+    """Explain the picture of the latency in a sentence or two; empty where there is nothing to compare."""
+    both = [step for step in loads if None not in (step.baseline.p95_ms, step.candidate.p95_ms)]
     if not both:
         return ""
     alike = min(both, key=_unlikeness)
@@ -60,7 +60,7 @@ def explained(loads: Sequence[StepLoad]) -> str:
         f" at {alike.share} % the candidate answered {candidate.per_second:.1f} requests/s with a p95 of"
         f" {candidate.p95_ms:.0f} ms, the baseline {baseline.per_second:.1f} with {baseline.p95_ms:.0f} ms."
     )
-    alone = [one for one in loads if one.share == 100 and one.candidate.p95_ms is not None]
+    alone = [step for step in loads if step.share == 100 and step.candidate.p95_ms is not None]
     if alone:
         text += (
             f" At 100 % the candidate has all the load, {alone[-1].candidate.per_second:.1f} requests/s, and its p95 of"
@@ -72,9 +72,9 @@ def explained(loads: Sequence[StepLoad]) -> str:
 def rows(loads: Sequence[StepLoad]) -> list[list[str]]:
     """The cells of a table: share, then requests per second and p95 of the candidate, then of the baseline."""
     return [
-        [f"{one.share} %", *_cells(one.candidate), *_cells(one.baseline)]
-        for one in loads
-        if one.baseline.per_second or one.candidate.per_second
+        [f"{step.share} %", *_cells(step.candidate), *_cells(step.baseline)]
+        for step in loads
+        if step.baseline.per_second or step.candidate.per_second
     ]
 
 
@@ -82,21 +82,21 @@ def _at_step(share: int, buckets: Sequence[Bucket], start: datetime, end: dateti
     seconds = (end - start).total_seconds()
     return StepLoad(
         share,
-        _load([one.baseline for one in buckets], seconds),
-        _load([one.candidate for one in buckets], seconds),
+        _load([bucket.baseline for bucket in buckets], seconds),
+        _load([bucket.candidate for bucket in buckets], seconds),
     )
 
 
 def _load(traffic: Sequence[ArmTraffic], seconds: float) -> ArmLoad:
-    requests = sum(one.requests for one in traffic)
-    timed = [(one.requests, one.quantiles_ms[1]) for one in traffic if one.quantiles_ms]
+    requests = sum(arm.requests for arm in traffic)
+    timed = [(arm.requests, arm.quantiles_ms[1]) for arm in traffic if arm.quantiles_ms]
     weight = sum(count for count, _ in timed)
     p95 = sum(count * value for count, value in timed) / weight if weight else None
     return ArmLoad(requests / seconds, p95)
 
 
-def _unlikeness(one: StepLoad) -> float:
-    few, many = sorted((one.baseline.per_second, one.candidate.per_second))
+def _unlikeness(step: StepLoad) -> float:
+    few, many = sorted((step.baseline.per_second, step.candidate.per_second))
     return 1.0 - few / many if many else 1.0
 
 

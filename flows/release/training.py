@@ -1,7 +1,7 @@
-"""The fine-tuning of a release: create each job once, watch them, cancel one that diverges, judge what came out.
+"""The fine-tuning of a release: create each job once, watch them, cancel one that diverges, judge the result.
 
 Several sets of hyperparameters train side by side, as far as the service's queue lets them; the best by validation loss
-goes on. The limits and the judgement stand in `tuneship/gates/training_gates.py`.
+is released. Limits and gates: `tuneship/gates/training_gates.py`.
 """
 
 import math
@@ -33,54 +33,53 @@ SLACK_SECONDS = 3600.0
 
 
 class EarlyStop:
-    """The live gates between two polls, for each job its own."""
+    """Watches running jobs from poll to poll for divergence."""
 
     def __init__(self, warmup_steps: Mapping[str, int]) -> None:
-        """Nothing has been seen."""
+        """Watch these jobs, given each one's number of warm-up steps."""
         self._watches = {job_id: DivergenceWatch() for job_id in warmup_steps}
         self._warmup_steps = warmup_steps
 
     def __call__(self, job_id: str, metrics: JobMetrics) -> str | None:
-        """Why the job should be cancelled, if at all."""
-        told, warmup = metrics.model_dump(), self._warmup_steps[job_id]
-        self._watches[job_id], gate = watch_training(self._watches[job_id], told, warmup)
+        """Say why the job should be cancelled; None if it should go on."""
+        watch, warmup_steps = self._watches[job_id], self._warmup_steps[job_id]
+        self._watches[job_id], gate = watch_training(watch, metrics.model_dump(), warmup_steps)
         return f"{gate.name}: {gate.note}" if gate else None
 
 
 def train(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> tuple[Job, JobMetrics]:
-    """The job that goes on once all have ended, with its metrics."""
+    """Train all jobs to their end. Returns the one that is released, with its metrics."""
     made = _create(release, data, run)
-    hours = release.compute_config.max_runtime_hours * len(
-        made
-    )  # they may have to queue for each other
+    # The jobs may have to queue for each other.
+    hours = release.compute_config.max_runtime_hours * len(made)
     patience = WaitPolicy(
         3600.0 * hours + SLACK_SECONDS,
-        EarlyStop({job.id: _warmup(job) for job in made}),
+        EarlyStop({job.id: _warmup_steps(job) for job in made}),
         TrainingPage(limits_of(run.release.training_gates, run.champion_best)).show,
     )
     ids = [job.id for job in made]
     ended = [wait_for_job(ids[0], patience)] if len(ids) == 1 else wait_for_jobs(ids, patience)
     measured = [get_job_metrics(job.id) for job in ended]
     place = best_of(ended, measured)
-    told = _contenders(ended, measured, place) if len(ended) > 1 else []
+    contenders = _contenders(ended, measured, place) if len(ended) > 1 else []
     job, metrics = ended[place], measured[place]
-    run.trained(job, told)
+    run.set_job(job, contenders)
     for one in ended:
         if one.error is not None:
             get_run_logger().error(
                 "job %s failed: %s: %s", one.id, one.error.reason, one.error.message
             )
-    if told:
-        get_run_logger().info("of %d jobs %s goes on", len(told), job.id)
+    if contenders:
+        get_run_logger().info("of %d jobs %s is released", len(contenders), job.id)
     return job, metrics
 
 
 def _create(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> list[Job]:
-    """One job for each set, each made once in this run."""
+    """Create one job for each set of hyperparameters, each once in this run."""
     made: list[str] = []
     for settings in release.settings:
         name = settings.model_dump_json(exclude_defaults=True)
-        job_id = run.job_on(data.content, name)
+        job_id = run.find_job(data.content, name)
         if job_id is None:
             wanted = release.job(data.dataset_id, data.validation_dataset_id, settings)
             job_id = create_job(wanted, run.key).id
@@ -89,14 +88,14 @@ def _create(release: ReleaseParameters, data: Prepared, run: ReleaseRun) -> list
     return [get_job(job_id) for job_id in made]
 
 
-def _warmup(job: Job) -> int:
-    """As the service resolved it: a release may have asked for "auto"."""
+def _warmup_steps(job: Job) -> int:
+    """The number of warm-up steps as the service resolved it: the release may say "auto"."""
     steps = job.hyperparameters.get("warmup_steps", 0)
     return steps if isinstance(steps, int) else 0
 
 
 def best_of(jobs: Sequence[Job], metrics: Sequence[JobMetrics]) -> int:
-    """The place of the completed job with the lowest validation loss; the first one where none completed."""
+    """Index of the completed job with the lowest validation loss; 0 where none completed."""
     losses = {
         place: lowest_loss(metrics[place].validation_loss)
         for place, job in enumerate(jobs)
@@ -135,7 +134,7 @@ def judge(
     metrics: JobMetrics,
     champion: Champion | None,
 ) -> TrainingVerdict:
-    """Gates T0 to T9; one log line for each that does not simply pass."""
+    """Apply gates T0 to T9, with a log line for each that does not simply pass."""
     finished = FinishedJob(
         status=job.status,
         fine_tuned_model=job.fine_tuned_model,
@@ -148,8 +147,8 @@ def judge(
     )
     measured = champion.measured if champion else None
     verdict = judge_training(finished, metrics.model_dump(), measured, release.training_gates)
-    for one in verdict.gates:
-        if one.state in ("reject", "hold", "warn"):
-            get_run_logger().warning("gate %s: %s, %s", one.name, one.state, described(one))
+    for gate in verdict.gates:
+        if gate.state in ("reject", "hold", "warn"):
+            get_run_logger().warning("gate %s: %s, %s", gate.name, gate.state, described(gate))
     get_run_logger().info("training gates: %s", verdict.decision)
     return verdict

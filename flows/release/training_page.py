@@ -17,16 +17,16 @@ from tuneship.contract.jobs import JobMetrics
 
 
 class TrainingPage:
-    """What is known of the jobs that train."""
+    """The page of the jobs that train."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
-        """Nothing has been seen. `limits` are drawn into each picture."""
+        """Draw `limits` into each picture."""
         self._limits = limits
         self._known: dict[str, JobMetrics] = {}
         self._evaluations: dict[str, int] = {}
 
     def show(self, running: Mapping[str, JobMetrics]) -> None:
-        """Write the page when a model was measured again; never fails the training."""
+        """Write the page when a model was evaluated again; never fails the training."""
         seen = {job_id: _evaluations(metrics) for job_id, metrics in running.items()}
         self._known |= running
         if all(self._evaluations.get(job_id, 0) >= count for job_id, count in seen.items()):
@@ -38,13 +38,17 @@ class TrainingPage:
             get_run_logger().warning("the page was not written (%s)", type(error).__name__)
 
     def page(self) -> str:
-        """The page as Markdown, its pictures inside."""
+        """The page as Markdown with its pictures embedded."""
         lines = [
             "| job | step | epoch | training loss | validation loss | lowest |",
             "|---|" + "---|" * 5,
         ]
         for job_id, metrics in self._known.items():
-            lines.append(f"| {job_id} | {' | '.join(_row(metrics))} |")
+            losses = [x for x in metrics.validation_loss if x is not None and math.isfinite(x)]
+            series = (metrics.steps, metrics.epochs, metrics.training_loss, losses)
+            cells = [_number(values[-1]) if values else "-" for values in series]
+            cells.append(_number(min(losses)) if losses else "-")
+            lines.append(f"| {job_id} | {' | '.join(cells)} |")
         pictures = [
             f"![Losses of {job_id}](data:image/png;base64,{self._picture(metrics)})"
             for job_id, metrics in self._known.items()
@@ -60,16 +64,9 @@ class TrainingPage:
 
 
 def _evaluations(metrics: JobMetrics) -> int:
-    """How often the model was measured: a step without an evaluation repeats the last value, or has none."""
+    """Number of evaluations: a step without one repeats the last value, or has none."""
     values = [one for one in metrics.validation_loss if one is not None]
     return sum(one != before for one, before in zip(values, [None, *values], strict=False))
-
-
-def _row(metrics: JobMetrics) -> list[str]:
-    validation = [one for one in metrics.validation_loss if one is not None and math.isfinite(one)]
-    last = (metrics.steps, metrics.epochs, metrics.training_loss, validation)
-    newest = [_number(values[-1]) if values else "-" for values in last]
-    return [*newest, _number(min(validation)) if validation else "-"]
 
 
 def _number(value: float | None) -> str:

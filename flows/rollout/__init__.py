@@ -1,1 +1,1 @@
-"""What `flows/shift_traffic.py` is made of: the record's file, the look, the split, the way back, the page."""
+"""The parts of `flows/shift_traffic.py`: the record's file, the look, the split, the rollback, the page."""

@@ -1,14 +1,13 @@
-"""Rollouts whose driver is gone: who they are, and the end that each of them gets.
+"""Finds the rollouts whose driver is dead, and ends each of them.
 
-A driver lives while it holds its endpoint's lock or writes looks. What is left of a dead one goes back to the baseline
-by the rules of `rollback.py`; a rollout that had passed its bake is finished forward. Next: `flows/guard.py`.
+A driver lives while it holds its endpoint's lock or writes looks. The traffic of a dead one returns to the baseline by
+the rules of `rollback.py`; a rollout that had passed its bake is promoted. Next: `flows/guard.py`.
 """
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from pydantic import BaseModel, Field
 
@@ -27,7 +26,7 @@ SILENT_LOOKS = 3
 
 
 class AbandonedRollout(BaseModel):
-    """What became of one rollout that its driver had left."""
+    """The end of one rollout whose driver was dead."""
 
     rollout_id: str
     endpoint_id: str
@@ -37,7 +36,7 @@ class AbandonedRollout(BaseModel):
 
 @dataclass(frozen=True)
 class GuardView:
-    """How the guard looks: where, at which moment, and how long a driver may be silent at least."""
+    """The guard's view: the records, the present time, and how long a driver may be silent at least."""
 
     folder: RecordFolder
     now: datetime
@@ -46,7 +45,7 @@ class GuardView:
 
 
 def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str]]:
-    """Give every abandoned rollout its end. Returns them, and what a person must know about those that have none."""
+    """End every abandoned rollout. Returns them, and notes for people about those that could not be ended."""
     found: list[AbandonedRollout] = []
     notes: list[str] = []
     try:
@@ -65,9 +64,7 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
                     notes += left.file.unwritten
         except FAILURES as error:
             notes.append(f"{path.stem} is left as it is ({describe(error)})")
-        except (
-            Exception
-        ) as error:  # one record, whatever is wrong with it, must not stop the others
+        except Exception as error:  # no single record may stop the others
             watch.log.exception("%s is left as it is", path.stem)
             notes.append(f"{path.stem} is left as it is ({type(error).__name__})")
     return found, notes
@@ -83,19 +80,19 @@ class Left:
 
 @contextmanager
 def _left(file: RecordFile, watch: GuardView) -> Generator[Left | None]:
-    """The rollout while nobody else can drive it; None when it is alive, paused in time, or over."""
-    if not file.record.facts or not file.may_have_moved:
+    """Lock and yield the rollout; None when it is alive, paused in time, or over."""
+    if not file.record.facts or not file.may_have_traffic:
         yield None
         return
     plan = CanaryPlan.recorded(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
         again = RecordFile(file.path)  # its driver may have ended it while it was read
-        is_left = is_free and again.may_have_moved and _is_silent(again, plan, watch)
+        is_left = is_free and again.may_have_traffic and _is_silent(again, plan, watch)
         yield Left(plan, again) if is_left else None
 
 
 def _is_silent(file: RecordFile, plan: CanaryPlan, watch: GuardView) -> bool:
-    """Nothing was written for three looks and the minimum; for a pause: within the time that a person has."""
+    """Whether nothing was written for three looks and the minimum; for a pause, for as long as a person may take."""
     written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
     patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
     if file.is_paused:
@@ -104,7 +101,7 @@ def _is_silent(file: RecordFile, plan: CanaryPlan, watch: GuardView) -> bool:
 
 
 def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
-    """End it and write the end down. A rollout that is `rollback_incomplete` stays open for the next guard."""
+    """End the rollout and record it. A rollout that is `rollback_incomplete` stays open for the next guard."""
     begun = left.file.record.begun
     try:
         ended = _superseded(left, watch.folder) or _end(left, watch.log)
@@ -122,24 +119,20 @@ def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
 
 
 def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
-    """The endpoint has had another rollout since: its split is that one's, also where it cannot be read back."""
+    """End a rollout whose endpoint has had another one since: the split is that one's now."""
     since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
-    if any(_has_moved(path, endpoint_id, since) for path in folder.paths()):
-        return Ended("aborted", "foreign_change")
+    for path in folder.paths():
+        with suppress(OSError, ValueError):  # a record that cannot be read shows no rollout
+            if path.stat().st_mtime <= since:
+                continue
+            record = RecordFile(path).record
+            if record.weight > 0 and record.begun.endpoint_id == endpoint_id:
+                return Ended("aborted", "foreign_change")
     return None
 
 
-def _has_moved(path: Path, endpoint_id: str, since: float) -> bool:
-    """Whether that rollout gave its candidate traffic of the endpoint later than that."""
-    with suppress(OSError, ValueError):  # a record that cannot be read says nothing
-        if path.stat().st_mtime > since:
-            record = RecordFile(path).record
-            return record.weight > 0 and record.begun.endpoint_id == endpoint_id
-    return False
-
-
 def _end(left: Left, log: Log) -> Ended:
-    """Raises `SplitLost` where the split is not this rollout's any more."""
+    """End the rollout by its record. Raises `SplitLost` where the split no longer belongs to it."""
     file, begun = left.file, left.file.record.begun
     version: int | None = None
     if not begun.server:

@@ -1,9 +1,9 @@
-"""How a rollout ends, a function per verdict: each leaves the split as its outcome says and returns the `Ended` fact.
+"""The endings of a rollout, a function per verdict: each sets the split and returns the `Ended` fact.
 
-Nothing is deleted but the baseline, and that only in the order of `retire`. Next: `shift_traffic.py`.
+Only the baseline is ever deleted, and only in the order of `retire`. Next: `shift_traffic.py`.
 """
 
-from flows.rollout.looks import seen
+from flows.rollout.looks import read_state
 from flows.rollout.split import (
     FAILURES,
     RETURN_TRIES,
@@ -31,7 +31,7 @@ def end(split: RolloutSplit, look: Look) -> Ended:
 
 
 def finish_interrupted(split: RolloutSplit) -> Ended | None:
-    """The end that the record had already decided when its run was killed; None where the looks go on."""
+    """Carry out the end that the record had decided when its run was killed; None where the looks go on."""
     record = split.file.record
     if is_baked(record):
         return _promote_and_retire(split)
@@ -41,7 +41,7 @@ def finish_interrupted(split: RolloutSplit) -> Ended | None:
 
 
 def is_baked(record: RolloutRecord) -> bool:
-    """The bake is passed: from here the way leads forward only."""
+    """Whether the bake is passed: from here the rollout only goes forward."""
     return any(isinstance(fact, Look) and fact.verdict is Verdict.BAKED for fact in record.facts)
 
 
@@ -54,7 +54,7 @@ def _promote_and_retire(split: RolloutSplit) -> Ended:
 def roll_back(
     split: RolloutSplit, reason: str, outcome: str = "rolled_back", tries: int = RETURN_TRIES
 ) -> Ended:
-    """All traffic to the baseline, read back."""
+    """Give the baseline all traffic, and read it back."""
     try:
         split.give_back(reason, tries)
     except NotConfirmed as error:
@@ -64,8 +64,8 @@ def roll_back(
 
 
 def stop(split: RolloutSplit, reason: str) -> Ended:
-    """There is no way back: the split stays, and the lease must not move it to a baseline that is gone."""
-    split.log.critical("stopped without a way back: %s", reason)
+    """Leave the split and end the lease, which must not return the traffic to a baseline that is gone."""
+    split.log.critical("stopped without a rollback: %s", reason)
     try:
         split.end_lease()
     except (*FAILURES, NotConfirmed, SplitLost) as error:
@@ -74,7 +74,7 @@ def stop(split: RolloutSplit, reason: str) -> Ended:
 
 
 def lost(split: RolloutSplit, reason: str) -> Ended:
-    """Somebody else set the split, or the service returned it by itself. Nothing is touched."""
+    """End a rollout whose split somebody else set, or the service returned by the lease; the split is not touched."""
     record = split.file.record
     if reason == "lease_expired":
         split.file.append_if_possible(SplitIntended(0, "lease_expired"))
@@ -86,16 +86,16 @@ def lost(split: RolloutSplit, reason: str) -> Ended:
 
 
 def promote(split: RolloutSplit) -> Ended:
-    """The bake is passed: without a lease the split stays. Raises `NotConfirmed` or `SplitLost`."""
+    """End the lease, so that the candidate keeps all traffic. Raises `NotConfirmed` or `SplitLost`."""
     split.end_lease()
     return Ended("promoted", "none")
 
 
 def retire(split: RolloutSplit) -> list[str]:
-    """Delete the baseline of a promoted rollout. Returns what a reader must know; a refusal keeps the baseline.
+    """Delete the baseline of a promoted rollout. Returns notes for the reader; a refusal keeps the baseline.
 
-    In this order: the split read back at 100 %, no lease that names the baseline, the candidate running, the delete. It
-    drains what the baseline still generates; the looks at 100 % have kept new requests away from it.
+    First the split is read back at 100 %, no lease names the baseline, and the candidate is running. The delete drains
+    what the baseline still generates; the looks at 100 % have kept new requests away from it.
     """
     baseline, candidate = split.plan.baseline_deployment_id, split.plan.candidate_deployment_id
     if not split.plan.retire_baseline:
@@ -103,21 +103,16 @@ def retire(split: RolloutSplit) -> list[str]:
     try:
         if split.verify().lease is not None:
             return [f"baseline {baseline} is kept: a lease names it"]
-        if seen(candidate).status != "running":
+        if read_state(candidate).status != "running":
             return [f"baseline {baseline} is kept: the candidate is not running"]
-        _delete(split, baseline)
+        try:
+            delete_deployment(baseline)
+        except ApiError as error:
+            if error.status == 409:  # the split still names it
+                split.leave_alone()
+                delete_deployment(baseline)
+            elif error.status != 404:
+                raise
     except (*FAILURES, SplitLost) as error:
         return [f"baseline {baseline} is kept ({describe(error)})"]
     return []
-
-
-def _delete(split: RolloutSplit, baseline: str) -> None:
-    try:
-        delete_deployment(baseline)
-    except ApiError as error:
-        if error.status == 404:
-            return
-        if error.status != 409:
-            raise
-        split.leave_alone()
-        delete_deployment(baseline)

@@ -1,6 +1,6 @@
-"""What is known before the first shift: today's traffic, what the plan can be expected to do, and what forbids it.
+"""Checks a plan before the first shift against today's traffic: the forecast, the warnings, or a refusal.
 
-Everything is said in sentences for people; the rollout's page, its report and its result take them from the record.
+They are sentences for people; the rollout's page, its report and its result take them from the record.
 Knows no service: `opening.py` brings the baseline's metrics.
 """
 
@@ -10,18 +10,17 @@ from datetime import timedelta
 
 from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.words import rate_in_words
+from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.forecast import choose_steps, forecast
+from tuneship.gates.gate_types import Gate, LatencyLimits
 from tuneship.gates.latency import FROZEN_FROM
 from tuneship.gates.outlook import Forecast, Today
 from tuneship.gates.plan import USUAL_STEPS, CanaryPlan
-from tuneship.gates.record import Gate, LatencyLimits
-from tuneship.gates.series import Json, RolloutSeries
+from tuneship.gates.series import RolloutSeries
 from tuneship.gates.view import HANGING_LIMITS, HANGING_MS
 
 # Traffic that began later than this may still be growing, and refuses nothing.
 KNOWN_AFTER = timedelta(minutes=15)
-# Where a service tells, with a deployment's metrics, after how long it ends a generation.
-TIMEOUT = "generate_timeout_seconds"
 HELP = (
     "more requests would help (`traffic` lets the pipeline send its own), or a larger first step (`steps: auto`), or"
     " more looks (`max_looks_per_step`, `max_looks`)"
@@ -30,9 +29,9 @@ HELP = (
 
 @dataclass(frozen=True)
 class Before:
-    """What the service said about the baseline before the start."""
+    """The baseline's metrics from before the start."""
 
-    answer: Json | None = None
+    answer: DeploymentMetrics | None = None
     series: RolloutSeries | None = None
     limits: LatencyLimits | None = None
 
@@ -47,10 +46,10 @@ class EndpointTraffic:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a rollout begins with."""
+    """The plan, the forecast and the warnings with which a rollout begins."""
 
     plan: CanaryPlan
-    """With the steps that it will take."""
+    """The plan with the steps that it will take."""
     today: Today | None = None
     forecast: Forecast | None = None
     warnings: tuple[str, ...] = ()
@@ -59,28 +58,27 @@ class Expected:
 def expect(
     plan: CanaryPlan, before: Before, gates: Sequence[Gate], endpoint_id: str
 ) -> Expected | RolloutResult:
-    """The plan with its steps, the forecast and the warnings; or the refusal, before anything is shifted."""
-    warnings: list[str] = []
-    if timeout_s := _outrun_timeout_s(plan, before.answer):
-        if before.series is None or before.series.in_flight.get("baseline") is None:
-            return rejected("shorter_than_timeout", _outrun(plan, timeout_s), endpoint_id)
-        warnings.append(_outrun_but_seen(plan, timeout_s, before.limits))
+    """Fix the plan's steps and forecast it, or refuse it before anything is shifted."""
+    outrun, is_refused = _outrun_timeout(plan, before)
+    if is_refused:
+        return rejected("shorter_than_timeout", outrun, endpoint_id)
+    warnings = [outrun] if outrun else []
     traffic = _traffic(plan, before)
     plan = with_steps(plan, traffic.today if traffic else None)
     if traffic is None:
         return Expected(plan, warnings=(*warnings, _unknown(plan)))
-    found = forecast(plan, traffic.today, gates)
-    if found.lacks_traffic:
+    expected = forecast(plan, traffic.today, gates)
+    if expected.lacks_traffic:
         warnings.append(_too_little(plan, traffic.today))
         may_begin = plan.on_inconclusive == "pause" or plan.on_little_traffic == "go_on"
         if traffic.is_certain and not may_begin:
-            told = f"{warnings[-1]}; `on_little_traffic: go_on` begins all the same"
-            return rejected("too_little_traffic", told, endpoint_id)
-    return Expected(plan, traffic.today, found, tuple(warnings))
+            note = f"{warnings[-1]}; `on_little_traffic: go_on` begins all the same"
+            return rejected("too_little_traffic", note, endpoint_id)
+    return Expected(plan, traffic.today, expected, tuple(warnings))
 
 
 def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
-    """The plan with plain steps: those that `auto` chooses; the usual ones where nobody knows the traffic."""
+    """Replace `steps: auto` by the steps that the traffic allows; the usual ones where the traffic is unknown."""
     if plan.steps != "auto":
         return plan
     steps = choose_steps(today.requests_per_minute, plan) if today else [*USUAL_STEPS]
@@ -88,7 +86,7 @@ def with_steps(plan: CanaryPlan, today: Today | None) -> CanaryPlan:
 
 
 def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
-    """The last hour's, or what the plan's own driver will bring, whichever is more; None: nobody knows."""
+    """The traffic of the last hour or of the plan's own driver, whichever is more; None where it is unknown."""
     users = _last_hour(before.series, plan) if before.series else None
     if plan.traffic is None:
         return users
@@ -104,21 +102,19 @@ def _traffic(plan: CanaryPlan, before: Before) -> EndpointTraffic | None:
 def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | None:
     length = timedelta(seconds=plan.bucket_seconds)
     hour = [b for b in series.buckets if b.end > series.at - max(FROZEN_FROM, length)]
-    asked = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
-    if not asked:
+    busy = [b for b in hour if b.baseline.requests or b.baseline.cancelled or b.baseline.refused]
+    if not busy:
         return None
-    of = [bucket.baseline for bucket in asked]
-    counted, served = sum(one.requests for one in of), sum(one.served for one in of)
-    cancelled, refused = (
-        sum(one.cancelled or 0 for one in of),
-        sum(one.refused or 0 for one in of),
-    )
+    traffic = [bucket.baseline for bucket in busy]
+    counted, served = sum(t.requests for t in traffic), sum(t.served for t in traffic)
+    cancelled = sum(t.cancelled or 0 for t in traffic)
+    refused = sum(t.refused or 0 for t in traffic)
     total = counted + cancelled + refused
-    span = hour[-1].end - (asked[0].end - length)
+    span = hour[-1].end - (busy[0].end - length)
     today = Today(
         requests_per_minute=total / (span / timedelta(minutes=1)),
-        errors=_share(sum(one.errors for one in of), counted),
-        blank=_share(sum(one.empty or 0 for one in of), served),
+        errors=_share(sum(t.errors for t in traffic), counted),
+        blank=_share(sum(t.empty or 0 for t in traffic), served),
         abandoned=_share(cancelled, total),
         refused=_share(refused, total - cancelled),
     )
@@ -145,25 +141,25 @@ def _unknown(plan: CanaryPlan) -> str:
     )
 
 
-def _outrun_timeout_s(plan: CanaryPlan, answer: Json | None) -> float | None:
-    """The server's time-out, where a step may be over before it."""
-    told = answer.get(TIMEOUT) if answer else None
-    if not isinstance(told, int | float) or isinstance(told, bool):
-        return None
-    return float(told) if plan.shortest_step_seconds < told else None
+def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:
+    """Say that a step may be over before the server ends a hanging request, and whether that forbids the plan.
 
-
-def _outrun(plan: CanaryPlan, timeout_s: float) -> str:
+    The text is empty where no step is that short.
+    """
+    timeout_s = before.answer.generate_timeout_seconds if before.answer else None
+    step_s = plan.shortest_step_seconds
+    if not timeout_s or step_s >= timeout_s:
+        return "", False
+    # A server that publishes the ages of open requests shows those that hang long before their time-out.
+    if before.series is not None and before.series.in_flight.get("baseline") is not None:
+        limits = before.limits
+        age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
+        return (
+            f"a step may be over after {step_s:g} s, and the server ends a request only after {timeout_s:g} s; one"
+            f" that hangs counts against its deployment after {age_ms / 1000:.3g} s"
+        ), False
     return (
-        f"a step may be over after {plan.shortest_step_seconds:g} s, but the server ends a request only after"
+        f"a step may be over after {step_s:g} s, but the server ends a request only after"
         f" {timeout_s:g} s, so a candidate whose requests hang would be promoted before the first of them counts:"
         " raise `min_looks_per_step` or `look_every_seconds`, or lower the server's time-out"
-    )
-
-
-def _outrun_but_seen(plan: CanaryPlan, timeout_s: float, limits: LatencyLimits | None) -> str:
-    age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms if limits else 0.0)
-    return (
-        f"a step may be over after {plan.shortest_step_seconds:g} s, and the server ends a request only after"
-        f" {timeout_s:g} s; one that hangs counts against its deployment after {age_ms / 1000:.3g} s"
-    )
+    ), True

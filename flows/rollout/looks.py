@@ -1,7 +1,7 @@
-"""One look at a rollout: ask for both deployments' states and metrics, take the driver's counts, let the gates decide.
+"""One look at a rollout: reads both deployments' states and metrics, takes the driver's counts, lets the gates decide.
 
-What is asked here is put into `tuneship/gates/canary.py`; what comes back is recorded before anything acts on it. A
-look is one node on the run page, its calls are the bodies of their tasks: five nodes a look would bury the chain.
+`tuneship/gates/canary.py` decides; its `Look` is recorded before anything acts on it. A look is one node on the run
+page and calls the bodies of its tasks: five nodes a look would bury the chain.
 """
 
 import time
@@ -17,14 +17,14 @@ from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import Look, RolloutRecord
-from tuneship.gates.series import Json
 from tuneship.gates.view import DeploymentState
 
 
 def every(seconds: float) -> Iterator[None]:
-    """Wait for the next look, for ever; a look that took longer than that is followed at once."""
+    """Yield when the next look is due, for ever; a look that took longer is followed at once."""
     due = time.monotonic()
     while True:
         now = time.monotonic()
@@ -46,17 +46,17 @@ def look_once(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
 
 @task(cache_policy=NO_CACHE, task_run_name="look-{number}-at-{weight}%")
 def _look(number: int, weight: int, take: Callable[[], Look]) -> Look:  # noqa: ARG001 - name the task run
-    """Not repeated by Prefect: the next look is the retry. `take` is a call, in which Prefect looks for no inputs."""
+    """Take a look without a retry by Prefect: the next look is the retry. Prefect finds no inputs in a callable."""
     return take()
 
 
 def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
-    """Ask, decide, record. A call that fails is a missing look, never an exception, but for a refused key."""
+    """Read, decide, record. A failed call makes a missing look, never an exception, except for a refused key."""
     plan = split.plan
     baseline, candidate = plan.baseline_deployment_id, plan.candidate_deployment_id
     observed = Observed(
-        baseline=seen(baseline),
-        candidate=seen(candidate),
+        baseline=read_state(baseline),
+        candidate=read_state(candidate),
         baseline_metrics=_metrics(split, baseline),
         candidate_metrics=_metrics(split, candidate),
     )
@@ -67,17 +67,17 @@ def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
     return look
 
 
-def seen(deployment_id: str) -> DeploymentState:
-    """A deployment's state; "missing" for a 404, None where it could not be asked."""
+def read_state(deployment_id: str) -> DeploymentState:
+    """Read a deployment's state; "missing" for a 404, None where the call failed."""
     try:
         deployment = get_deployment.fn(deployment_id)
     except ResourceNotFound:
         return DeploymentState("missing")
     except FAILURES as error:
-        raise_if_refused(error)
+        raise_if_unauthorized(error)
         return DeploymentState(None)
-    is_told = "current_replicas" in deployment.model_fields_set
-    return DeploymentState(deployment.status, deployment.current_replicas if is_told else None)
+    has_replicas = "current_replicas" in deployment.model_fields_set
+    return DeploymentState(deployment.status, deployment.current_replicas if has_replicas else None)
 
 
 def began(record: RolloutRecord) -> datetime | None:
@@ -85,7 +85,7 @@ def began(record: RolloutRecord) -> datetime | None:
     return next((mark.at for mark in record.step_marks().values()), None)
 
 
-def _metrics(split: RolloutSplit, deployment_id: str) -> Json | None:
+def _metrics(split: RolloutSplit, deployment_id: str) -> DeploymentMetrics | None:
     try:
         return get_deployment_metrics.fn(
             deployment_id,
@@ -94,12 +94,12 @@ def _metrics(split: RolloutSplit, deployment_id: str) -> Json | None:
             endpoint_id=split.endpoint_id if split.is_extended else None,
         )
     except FAILURES as error:
-        raise_if_refused(error)
+        raise_if_unauthorized(error)
         split.log.warning("no metrics of %s (%s)", deployment_id, describe(error))
         return None
 
 
-def raise_if_refused(error: Exception) -> None:
-    """A key that is refused in mid-run is no missing look: the run ends, and the lease returns the traffic."""
+def raise_if_unauthorized(error: Exception) -> None:
+    """Raise for a refused key, which is no missing look: the run ends, and the lease returns the traffic."""
     if isinstance(error, ApiError) and error.status in (401, 403):
         raise error

@@ -1,6 +1,6 @@
-"""How a rollout begins: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
+"""Opens a rollout: a new one from an endpoint at rest, or the open one of the same plan where it stopped.
 
-Everything that can refuse it refuses here, before any traffic moves. Next: `shift_traffic.py`.
+All refusals are here, before any traffic moves. Next: `shift_traffic.py`.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from datetime import datetime
 
 from flows.rollout.endings import lost
 from flows.rollout.expectations import Before, expect
-from flows.rollout.looks import raise_if_refused, seen
+from flows.rollout.looks import raise_if_unauthorized, read_state
 from flows.rollout.page import show
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
 from flows.rollout.result import RolloutResult, rejected
@@ -33,33 +33,34 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.gates.canary import GONE
+from tuneship.gates.answers import read_series
 from tuneship.gates.latency import freeze_limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed
-from tuneship.gates.series import Unusable, read_series
+from tuneship.gates.rules import GONE
+from tuneship.gates.series import Unusable
 
 # What a server of the bare description does not offer.
 LACKING = ("reading back", "versions", "leases")
 
 
 def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
-    """The rollout to drive, or why there is none."""
+    """Resume or begin the rollout; a result says why it is refused."""
     for file in reversed(folder.of(plan)):
         if not file.is_open:
             continue
         recorded = CanaryPlan.recorded(file.record.begun.plan)
         if recorded.is_resumed_by(plan, file.record.begun.plan_digest):
             return resume(recorded, file, log)  # with what its defaults were when it began
-        if file.record.weight > 0 and not _came_back(plan, file, log):
+        if file.record.weight > 0 and not _was_returned(plan, file, log):
             note = f"{file.path.stem} is unfinished: run its own plan again"
             return rejected("rollout_in_progress", note, file.record.begun.endpoint_id)
     return _begin(plan, folder, log)
 
 
-def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
-    """Whether the lease of an unfinished rollout has returned its traffic; its record is closed then."""
+def _was_returned(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
+    """Close the record of an unfinished rollout if the lease has returned its traffic; whether that was so."""
     if file.record.begun.server:
         return False
     left = _as_left(plan, file, log)
@@ -71,7 +72,7 @@ def _came_back(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
 
 
 def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
-    """The open rollout as the record leaves it; `settle` makes record and split agree."""
+    """Resume the open rollout from its record; `settle` makes record and split agree."""
     log.info("rollout %s goes on at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
         file.append(Resumed())
@@ -88,16 +89,16 @@ def _as_left(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
 
 
 def settle(split: RolloutSplit) -> None:
-    """After a crash between an intention and its confirmation: take the safer of the split and the intention.
+    """Make record and split agree after a crash between an intention and its confirmation.
 
-    Raises `SplitLost` where the split is neither, because the lease ended or somebody else came.
+    Raises `SplitLost` where the split is neither the confirmed nor the intended one.
     """
     record = split.file.record
     intended = last_intended(record)
     if intended is None:
         return
     if not split.is_extended:
-        if intended > record.weight:  # it cannot be read, so it is told the smaller of the two
+        if intended > record.weight:  # it cannot be read back, so the smaller of the two is set
             split.shift(record.weight, "resumed")
         return
     endpoint = split.calls.get(split.endpoint_id)
@@ -113,8 +114,8 @@ def settle(split: RolloutSplit) -> None:
 
 def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
     damaged, file = folder.damaged(), folder.new(plan)
-    for one in damaged:
-        log.warning("%s; it is set aside", one.why)
+    for record in damaged:
+        log.warning("%s; it is set aside", record.why)
     refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
     if refusal is not None:
         return refusal
@@ -127,7 +128,7 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | R
         return refusal
     version = endpoint.version if endpoint else None
     before = _before(plan, endpoint_id if version is not None else None, log)
-    gates = choose_gates(plan, before.answer)
+    gates = choose_gates(plan, before.answer.metrics if before.answer else None)
     expected = expect(plan, before, gates, endpoint_id)
     if isinstance(expected, RolloutResult):
         return expected
@@ -146,12 +147,12 @@ def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | R
             server=() if version is not None else LACKING,
         )
     )
-    _tell(file, log)
+    _announce(file, log)
     return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
 
 
-def _tell(file: RecordFile, log: Log) -> None:
-    """What a person knows before anything is shifted."""
+def _announce(file: RecordFile, log: Log) -> None:
+    """Log and show the forecast and the warnings before anything is shifted."""
     begun = file.record.begun
     log.info("rollout %s begins on %s", begun.rollout_id, begun.endpoint_id)
     for sentence in forecast_in_words(begun):
@@ -168,16 +169,20 @@ def _now(before: Before) -> datetime | None:
 def _refusal_of_damaged(
     damaged: Sequence[Damaged], plan: CanaryPlan, endpoint_id: str | None = None
 ) -> RolloutResult | None:
-    """Nobody knows what a rollout with a damaged record did to this endpoint."""
-    for one in damaged:
-        if one.blocks(plan, endpoint_id):
-            note = f"{one.why}: see to the endpoint's split, then move it away"
-            return rejected("record_damaged", note, one.begun.endpoint_id if one.begun else None)
+    """Refuse an endpoint with a damaged record, because its rollout may have moved traffic."""
+    for record in damaged:
+        if record.blocks(plan, endpoint_id):
+            note = f"{record.why}: check the endpoint's split, then move the record away"
+            begun = record.begun
+            return rejected("record_damaged", note, begun.endpoint_id if begun else None)
     return None
 
 
 def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
-    baseline, candidate = seen(plan.baseline_deployment_id), seen(plan.candidate_deployment_id)
+    baseline, candidate = (
+        read_state(plan.baseline_deployment_id),
+        read_state(plan.candidate_deployment_id),
+    )
     if baseline.status in GONE:
         note = f"baseline {plan.baseline_deployment_id} is {baseline.status}"
         return RolloutResult(
@@ -195,7 +200,7 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
 
 
 def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResult | None:
-    """A new rollout starts only from all traffic on the baseline and nobody's lease."""
+    """Refuse a split that is not all traffic on the baseline without a lease."""
     if endpoint.lease is not None:
         return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
     if candidate_weight(endpoint, plan) != 0:
@@ -204,7 +209,7 @@ def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResu
 
 
 def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
-    """The endpoint as the server tells it; None where a bare server cannot tell."""
+    """Find or create the endpoint; None where a bare server cannot read endpoints."""
     if plan.endpoint_id is not None:
         return _read_or_none(plan.endpoint_id)
     name = str(plan.endpoint_name)
@@ -241,7 +246,7 @@ def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
             plan.baseline_deployment_id, interval=plan.interval, endpoint_id=endpoint_id
         )
     except FAILURES as error:
-        raise_if_refused(error)
+        raise_if_unauthorized(error)
         log.warning("no metrics of the baseline before the start (%s)", describe(error))
         return Before()
     try:

@@ -1,4 +1,4 @@
-"""What people see of a rollout: progress at each look; at each transition a log line and the Markdown artifact again.
+"""Shows a rollout to people: progress at each look; at each transition a log line and a new Markdown artifact.
 
 Counts, shares and evidence, every limit beside its value; never a prompt or a completion.
 """
@@ -19,13 +19,14 @@ from flows.rollout.words import (
 )
 from flows.shared.markdown import code, plain
 from tasks.progress import report
-from tuneship.gates.record import GateReading, Look, RolloutRecord, ThresholdReading, Verdict
+from tuneship.gates.gate_types import GateReading, ThresholdReading
+from tuneship.gates.record import Look, RolloutRecord, Verdict
 
 LOOKS_SHOWN = 40
 
 
-def tell(split: RolloutSplit, look: Look) -> None:
-    """Progress at each look; a log line and the page where something moves."""
+def report_look(split: RolloutSplit, look: Look) -> None:
+    """Report progress; where the split changes, write a log line and the page."""
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
     report("canary", look.weight, 100, f"look {look.number}: {look.verdict} {why}{needed}")
@@ -43,7 +44,7 @@ def tell(split: RolloutSplit, look: Look) -> None:
 
 
 def show(record: RolloutRecord, log: Log, result: RolloutResult | None = None) -> None:
-    """Write the page again. A page that cannot be written never stops a rollout."""
+    """Write the page. A page that cannot be written never stops a rollout."""
     begun = record.begun
     try:
         create_markdown_artifact(
@@ -60,7 +61,10 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     ids = (code(plan[f"{one}_deployment_id"]) for one in ("baseline", "candidate"))
     pair = "Baseline {}, candidate {}".format(*ids)
     bake = plan.get("bake_weight") or 100
-    state = _ending(result) if result else f"at {record.weight} %"
+    state = f"at {record.weight} %"
+    if result:
+        meaning = "" if result.reason == "none" else f": {in_words(result.reason)}"
+        state = f"**{result.headline}**{meaning}"
     sections = [
         f"# Rollout {begun.rollout_id}",
         f"Endpoint {code(begun.endpoint_id)}: {state}",
@@ -68,8 +72,9 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     ]
     if result and result.notes:
         sections.append("\n".join(f"- {plain(note)}" for note in result.notes))
-    if told := [*forecast_in_words(begun), *(f"warning: {one}" for one in begun.warnings)]:
-        sections += ["## Forecast", listed(told)]
+    warnings = [f"warning: {text}" for text in begun.warnings]
+    if sentences := [*forecast_in_words(begun), *warnings]:
+        sections += ["## Forecast", listed(sentences)]
     if driver := driver_in_words(record):
         sections.append(driver)
     if looks:
@@ -82,18 +87,13 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def listed(told: Sequence[str]) -> str:
-    """Sentences of ours, one below the other."""
-    return "\n".join(f"- {one}" for one in told)
-
-
-def _ending(result: RolloutResult) -> str:
-    meant = "" if result.reason == "none" else f": {in_words(result.reason)}"
-    return f"**{result.told}**{meant}"
+def listed(sentences: Sequence[str]) -> str:
+    """Make a Markdown list of our own sentences, which need no escaping."""
+    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def evidence_table(gates: Sequence[GateReading]) -> str:
-    """The gates that are on, as narrow as the form in which a person is asked."""
+    """Tabulate the gates that are on, narrow enough for the approval form."""
     rows = ["| gate | candidate | baseline | E (limit) |", "|---|---|---|---|"]
     for gate in gates:
         if gate.state == "disabled":
@@ -109,7 +109,7 @@ def evidence_table(gates: Sequence[GateReading]) -> str:
 
 
 def gate_table(gates: Sequence[GateReading]) -> str:
-    """Every gate, each limit beside its value."""
+    """Tabulate every gate, each limit beside its value."""
     rows = [
         "| gate | state | candidate | baseline | ratio (limit) | harm: E (limit) | proof: E (limit) | z (limit) |",
         "|---|---|---|---|---|---|---|---|",
@@ -130,7 +130,7 @@ def gate_table(gates: Sequence[GateReading]) -> str:
 
 
 def threshold_table(thresholds: Sequence[ThresholdReading]) -> str:
-    """Every plain threshold, its limit beside the candidate's value."""
+    """Tabulate every plain threshold, its limit beside the candidate's value."""
     rows = ["| threshold | candidate (limit) | requests |", "|---|---|---|"]
     for one in thresholds:
         name = f"**{one.name}**" if one.is_above else one.name

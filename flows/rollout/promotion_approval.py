@@ -1,7 +1,7 @@
-"""The person's part of a rollout: ask when all is proven, hear the answer between two looks, withdraw what is moot.
+"""Approval of a promotion: requested when all is proven, read between two looks, withdrawn when it is moot.
 
 The looks go on meanwhile, so that the lease is renewed and a regression beats any approval. Next:
-`flows/shared/approval.py` shows the form; `tuneship/gates/canary.py` says what an answer means.
+`flows/shared/approval.py` shows the form; `tuneship/gates/rules.py` acts on the answer.
 """
 
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, Rollou
 
 
 def ask_for_approval(split: RolloutSplit) -> None:
-    """Show the form, and write down where its answer will be found."""
+    """Show the form, and record the run under which its answer is found."""
     record, plan = split.file.record, split.plan
     question = ApprovalQuestion(
         title=f"promote-{plan.candidate_deployment_id}",
@@ -26,32 +26,28 @@ def ask_for_approval(split: RolloutSplit) -> None:
     )
     try:
         run_id, until = ask(question)
-    except SERVER_FAILURES as error:  # the next look asks again
-        split.log.warning("nobody could be asked (%s)", type(error).__name__)
+    except SERVER_FAILURES as error:  # the next look tries again
+        split.log.warning("approval could not be requested (%s)", type(error).__name__)
         return
     split.file.append(ApprovalAsked(service_time(record), run_id, until))
-    split.log.warning("a person is asked until %s: flow run %s", until.isoformat(), run_id)
+    split.log.warning("approval is requested until %s: flow run %s", until.isoformat(), run_id)
 
 
 def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
-    """What a person reads above the form."""
+    """The text above the form."""
     candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
+    bake = f"It then bakes at {plan.bake_weight or 100} % for {plan.bake_looks} looks"
+    bake += " before it gets the rest." if plan.bake_weight else "."
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",
-        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {_bake(plan)}",
+        f"It has {record.weight} % now, and every gate is proven. Baseline: {baseline}. {bake}",
         evidence_table(record.looks[-1].gates) if record.looks else "",
     ]
     return "\n\n".join(text)
 
 
-def _bake(plan: CanaryPlan) -> str:
-    if plan.bake_weight is None:
-        return f"It then bakes at 100 % for {plan.bake_looks} looks."
-    return f"It then bakes at {plan.bake_weight} % for {plan.bake_looks} looks before it gets the rest."
-
-
-def hear(split: RolloutSplit) -> None:
-    """Record the answer once it is there. An approval that could not be used in time is none."""
+def record_answer(split: RolloutSplit) -> None:
+    """Record the answer once it is there. An approval that was not used in time counts as a timeout."""
     record = split.file.record
     if record.phase is not Phase.WAIT:
         return
@@ -69,11 +65,11 @@ def hear(split: RolloutSplit) -> None:
     answer = answer_to(asked.question, asked.until, now)
     if answer is not None:
         split.file.append(ApprovalAnswered(answer.decision, answer.approver, answer.comment))
-        split.log.info("the answer is: %s", answer.decision)
+        split.log.info("the approval is answered: %s", answer.decision)
 
 
 def withdraw_question(file: RecordFile, why: str) -> None:
-    """The rollout has ended: a late answer must not be accepted."""
+    """Withdraw the question of a rollout that has ended, so that no late answer is accepted."""
     if file.record.begun.plan["approval"] == "required":
         withdraw(_tag(file), f"the rollout has ended: {why}")
 

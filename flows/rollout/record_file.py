@@ -1,8 +1,8 @@
 """Rollout records on disk: one append-only JSON-lines file per rollout, every line synced before anything acts on it.
 
-`<records>/<service>/<rollout id>.jsonl`: a worker, the guard or the next run finds there what a killed run left. One
-live run per endpoint is kept by a file lock, which dies with its process. A record that cannot be read is set aside and
-refuses its own endpoint alone. A line's meaning: `tuneship/gates/record.py`.
+A worker, the guard or the next run finds in `<records>/<service>/<rollout id>.jsonl` what a killed run left. A file
+lock, which dies with its process, allows one live run per endpoint. A record that cannot be read is set aside and
+blocks only its own endpoint. The facts are those of `tuneship/gates/record.py`.
 """
 
 import hashlib
@@ -40,16 +40,16 @@ NOT_THE_END = ("paused", "rollback_incomplete")
 
 
 class RecordFile:
-    """One rollout's record: what is in memory is on disk, unless `unwritten` says otherwise."""
+    """One rollout's record: the facts in memory are on the disk, unless `unwritten` says otherwise."""
 
     def __init__(self, path: Path) -> None:
-        """Read what there is; the folder is made with the first line. Raises OSError, and ValueError for damage."""
+        """Read the file; its folder is created with the first line. Raises OSError, and ValueError for damage."""
         self._journal = Journal(path)
         self.record: RolloutRecord = from_lines(line.decode() for line in self._journal.lines)
 
     @property
     def path(self) -> Path:
-        """Where it is kept."""
+        """The record's file."""
         return self._journal.path
 
     def append(self, *facts: Fact) -> None:
@@ -58,7 +58,7 @@ class RecordFile:
         self.record = self.record.plus(*facts)
 
     def append_if_possible(self, *facts: Fact) -> None:
-        """Add facts that are true whether the disk takes them or not, such as all that happens on the way back.
+        """Add facts that are true even if the disk does not take them, such as those of a rollback.
 
         The next append tries them again.
         """
@@ -67,42 +67,42 @@ class RecordFile:
 
     @property
     def unwritten(self) -> list[str]:
-        """For the notes of a result: that the disk lacks what this process knows, and why; else nothing."""
-        said = self._journal.unwritten
-        return [said] if said else []
+        """A note for the result if lines are missing on the disk, and why; else empty."""
+        note = self._journal.unwritten
+        return [note] if note else []
 
     @property
     def is_open(self) -> bool:
-        """Nobody has ended it for good."""
+        """Whether the rollout may go on: it has not ended, or is paused, or its rollback is unconfirmed."""
         ended = [fact for fact in self.record.facts if isinstance(fact, Ended)]
         return not ended or ended[-1].outcome in NOT_THE_END
 
     @property
     def is_paused(self) -> bool:
-        """Frozen for a person."""
+        """Whether the rollout is paused for a person."""
         last = self.record.facts[-1] if self.record.facts else None
         return isinstance(last, Ended) and last.outcome == "paused"
 
     @property
-    def may_have_moved(self) -> bool:
-        """Open, and the candidate may have traffic: a killed run may have intended what it never confirmed."""
+    def may_have_traffic(self) -> bool:
+        """Whether the rollout is open and its candidate may have traffic, confirmed or only intended."""
         return self.is_open and any(isinstance(fact, SplitIntended) for fact in self.record.facts)
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A record of which not every line can be read."""
+    """A record with lines that cannot be read."""
 
     path: Path
     why: str
-    """For people: which lines, or what keeps it from being opened."""
+    """The lines that cannot be read, or the reason why the file cannot be opened; for people."""
     begun: Begun | None
-    """Whose record it is, where that line can be read."""
+    """The first fact, where its line can be read."""
     is_over: bool
-    """Its last line can be read and says that it ended for good."""
+    """Whether its last line can be read and ends the rollout for good."""
 
     def blocks(self, plan: CanaryPlan, endpoint_id: str | None = None) -> bool:
-        """Whether it may have moved traffic of the plan's endpoint (by name, or by its id where that is known)."""
+        """Whether its rollout may have moved traffic of the plan's endpoint, known by its name or its id."""
         if self.begun is None or self.is_over:
             return False
         if self.begun.endpoint_id in (plan.endpoint_id, endpoint_id):
@@ -118,37 +118,38 @@ class RecordFolder:
         """Name the folder after the service (its address, or its data directory), readable for people.
 
         Records were kept by the address as it was typed, so folders under other spellings of it are read as well.
-        `address`: of a service that is named after its data directory.
+        `address`: the address of a service that is named after its data directory.
         """
         self._root = root.expanduser()
         if is_address(service):
             address = service = one_address(service)
         self.path = self._root / _folder_name(service)
-        # Of a service with a data directory, whoever typed the address like this meant one that ran there before.
+        # A folder of this very address was made by an earlier service there, not by that of the data directory.
         self._not_earlier = {self.path.name, _folder_name(address)}
         self._spelling = _spellings(one_address(address))
 
     def of(self, plan: CanaryPlan) -> list[RecordFile]:
-        """The records of this endpoint and pair that can be read, in the order in which they began."""
+        """The readable records of this endpoint and pair, in the order in which they began."""
         files = [file for path in self.paths() if isinstance(file := read_record(path), RecordFile)]
         return [file for file in files if file.record.facts and _concerns(file.record, plan)]
 
     def damaged(self) -> list[Damaged]:
-        """The records that `of` leaves out."""
+        """The records that cannot be read."""
         return [file for path in self.paths() if isinstance(file := read_record(path), Damaged)]
 
     def paths(self) -> list[Path]:
-        """The file of every rollout of this service, whatever its state. Raises OSError for an unreadable folder."""
-        found = [path for folder in self._folders() for path in _listed(folder)]
-        return sorted((path for path in found if path.suffix == ".jsonl"), key=lambda one: one.name)
+        """The files of all rollouts of this service. Raises OSError for an unreadable folder."""
+        files = [path for folder in self._folders() for path in _listed(folder)]
+        records = [path for path in files if path.suffix == ".jsonl"]
+        return sorted(records, key=lambda path: path.name)
 
     def file(self, rollout_id: str) -> RecordFile:
-        """The record of that id as the disk has it now. Raises ValueError for a damaged one, and OSError."""
-        found = [path for path in self.paths() if path.stem == rollout_id]
-        return RecordFile(found[-1] if found else self.path / f"{rollout_id}.jsonl")
+        """Read the record of that id. Raises ValueError for a damaged one, and OSError."""
+        files = [path for path in self.paths() if path.stem == rollout_id]
+        return RecordFile(files[-1] if files else self.path / f"{rollout_id}.jsonl")
 
     def new(self, plan: CanaryPlan) -> RecordFile:
-        """The next record of this endpoint and pair.
+        """Name the next record of this endpoint and pair.
 
         The rollout's id is the same until its first line is written, so that a create that is repeated after a crash
         carries the same idempotency key.
@@ -164,11 +165,11 @@ class RecordFolder:
 
     @contextmanager
     def lock(self, plan: CanaryPlan) -> Generator[bool]:
-        """Hold the endpoint for this process; False where another live run on this host holds it.
+        """Lock the endpoint for this process; False where another live run on this host has it.
 
-        One plan may call it by its id, another by its name, so both are held as far as the records know them.
+        One plan may name the endpoint by its id, another by its name, so both are locked as far as they are known.
         """
-        names = [hashlib.sha256(one.encode()).hexdigest()[:16] for one in self._names_of(plan)]
+        names = [hashlib.sha256(name.encode()).hexdigest()[:16] for name in self._names_of(plan)]
         files = [folder / f"{name}.lock" for folder in self._folders() for name in names]
         locks = [FileLock(file) for file in files]
         try:
@@ -178,10 +179,10 @@ class RecordFolder:
                 lock.release()
 
     def _names_of(self, plan: CanaryPlan) -> list[str]:
-        """What the endpoint is called: in the plan, and in the newest record that says both; in an order for all."""
+        """The endpoint's id and name, from the plan and the newest record that has both; sorted, against deadlocks."""
         given = plan.endpoint_id or plan.endpoint_name
         # `lstat`: a link that leads nowhere is a damaged record, and stops nobody.
-        for path in sorted(self.paths(), key=lambda one: one.lstat().st_mtime, reverse=True):
+        for path in sorted(self.paths(), key=lambda path: path.lstat().st_mtime, reverse=True):
             file = read_record(path)
             if isinstance(file, Damaged) or not file.record.facts:
                 continue
@@ -192,7 +193,7 @@ class RecordFolder:
         return [str(given)]
 
     def _folders(self) -> list[Path]:
-        """Those of earlier spellings first: their records are older."""
+        """The folders of this service, those of earlier spellings first, because their records are older."""
         earlier = [
             folder
             for folder in _listed(self._root)
@@ -212,30 +213,30 @@ def _folder_name(service: str) -> str:
 
 
 def _spellings(address: str) -> re.Pattern[str]:
-    """The folder names of an address however it was typed: the names of loopback, `/v1`, the default port, case."""
+    """Match the folder names of all spellings of an address: loopback names, `/v1`, the default port, case."""
     parts = urlsplit(address)
     host = parts.hostname
     if host is None:
         return re.compile(r"(?!)")  # matches nothing
-    hosts = [_folder_name(one) for one in (LOOPBACK if host in LOOPBACK else (host,))]
+    hosts = [_folder_name(name) for name in (LOOPBACK if host in LOOPBACK else (host,))]
     port = f"-{parts.port}" if parts.port else f"(-{DEFAULT_PORTS.get(parts.scheme, 80)})?"
     path = re.escape(_folder_name(parts.path))
     # `models-v1` may be another machine of the building; behind a port, a domain or a path, `-v1` is a version.
     is_clear = bool(parts.port or parts.path or "." in host)
     version = "(-v1)?" if is_clear else ""
-    named = "|".join(re.escape(one) for one in hosts)
+    named = "|".join(re.escape(host) for host in hosts)
     return re.compile(rf"(?i:{named})\.?{port}{f'-{path}' if path else ''}{version}")
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing where there is none. Raises OSError for one that cannot be read."""
+    """List a folder; empty where there is none. Raises OSError for one that cannot be read."""
     with suppress(FileNotFoundError):
         return list(folder.iterdir())
     return []
 
 
 def read_record(path: Path) -> RecordFile | Damaged:
-    """The record in a file, or what is wrong with it."""
+    """Read the record in a file, or say what is wrong with it."""
     try:
         file = RecordFile(path)
         if not file.record.facts or CanaryPlan.recorded(file.record.begun.plan):

@@ -1,6 +1,6 @@
-"""How a rollout ended, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
+"""The result of a rollout, as the flow returns it and `--result` stores it: one outcome, one reason, every decision.
 
-Made from the record alone, so that a run that was stopped can still say what it did. Next: `flows/shift_traffic.py`.
+It is made from the record alone, so that a stopped run can still report what it did. Next: `flows/shift_traffic.py`.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field
 
 from flows.rollout.words import driven, forecast_in_words, gates_in_words, look_in_words
+from tuneship.gates.gate_types import Gate
 from tuneship.gates.record import (
     Begun,
     Ended,
-    Gate,
     Look,
     RolloutRecord,
     SplitConfirmed,
@@ -31,7 +31,7 @@ Outcome = Literal["promoted", "rolled_back", "rejected", "paused", "aborted", "r
 
 
 class Change(BaseModel):
-    """One confirmed split; `at` is the service's time, null where it told none."""
+    """One confirmed split; `at` is the service's time, null where that is unknown."""
 
     at: datetime | None
     weights: dict[str, int]
@@ -75,13 +75,13 @@ class RolloutResult(BaseModel):
     )
 
     @property
-    def told(self) -> str:
-        """Outcome and reason for people."""
+    def headline(self) -> str:
+        """Outcome and reason in one line."""
         return self.outcome + ("" if self.reason == "none" else f" ({self.reason})")
 
 
 class RollbackIncomplete(Exception):
-    """The traffic could not be returned, or nobody could confirm it: the one outcome that fails the flow run."""
+    """The return of the traffic failed or is not confirmed: the one outcome that fails the flow run."""
 
     def __init__(self, result: BaseModel, message: str) -> None:
         """Carry the result; the record stays open."""
@@ -90,28 +90,42 @@ class RollbackIncomplete(Exception):
 
 
 def rejected(reason: str, note: str, endpoint_id: str | None = None) -> RolloutResult:
-    """Refused before any traffic moved."""
+    """The result of a rollout that is refused before any traffic moved."""
     return RolloutResult(
         outcome="rejected", reason=reason, endpoint_id=endpoint_id, notes=[note] if note else []
     )
 
 
 def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
-    """What a record that has ended says."""
+    """Make the result from a record that has ended."""
     ended = [fact for fact in record.facts if isinstance(fact, Ended)][-1]
-    begun = record.begun
+    begun, answer = record.begun, record.answer
+    gates = [
+        {"name": gate.name, "state": gate.state}
+        | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
+        for gate in begun.gates
+    ]
+    in_words: list[str] = []
+    if record.looks:
+        compared = record.last_comparison
+        in_words += gates_in_words(compared.gates) if compared else []
+        in_words += look_in_words(record.looks[-1])
+    approval = None
+    if answer is not None:
+        names = ("decision", "approver", "comment")
+        approval = {name: getattr(answer, name) for name in names}
     return RolloutResult.model_validate(
         {
             "outcome": ended.outcome,
             "reason": ended.reason,
             "endpoint_id": begun.endpoint_id,
             "history": _history(record),
-            "gates": [_gate(gate) for gate in begun.gates],
+            "gates": gates,
             "decisions": [_decision(look, begun.gates) for look in record.looks],
             "forecast": _forecast(begun),
-            "in_words": _seen(record),
+            "in_words": in_words,
             "driver": driven(record) or None,
-            "approval": _approval(record),
+            "approval": approval,
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
@@ -124,23 +138,6 @@ def _forecast(begun: Begun) -> dict[str, Any] | None:
     numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
     del numbers["sentence"]
     return numbers | {"in_words": forecast_in_words(begun)}
-
-
-def _seen(record: RolloutRecord) -> list[str]:
-    compared = record.last_comparison
-    gates = gates_in_words(compared.gates) if compared else []
-    return [*gates, *look_in_words(record.looks[-1])] if record.looks else []
-
-
-def _approval(record: RolloutRecord) -> dict[str, str] | None:
-    answer = record.answer
-    if answer is None:
-        return None
-    return {
-        "decision": answer.decision,
-        "approver": answer.approver,
-        "comment": answer.comment,
-    }
 
 
 def _standing_notes(begun: Begun) -> list[str]:
@@ -170,18 +167,13 @@ def _history(record: RolloutRecord) -> list[dict[str, Any]]:
     return history
 
 
-def _gate(gate: Gate) -> dict[str, str]:
-    told = {"name": gate.name, "state": gate.state}
-    return told | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
-
-
 def _decision(look: Look, gates: Sequence[Gate]) -> dict[str, Any]:
-    """A look without what never changes: a gate that is off is told of once, in `gates` of the result."""
-    told = dict(to_mapping(look))
+    """A look without the gates that are off: these are listed once, in `gates` of the result."""
+    fields = dict(to_mapping(look))
     off = {gate.name for gate in gates if gate.state != "active"}
-    readings = {one["name"]: one for one in told.pop("gates") if one["name"] not in off}
-    first = {"look": told.pop("number"), "step": told.pop("weight")}
-    return _without_nulls(first | told | {"gates": readings})
+    readings = {gate["name"]: gate for gate in fields.pop("gates") if gate["name"] not in off}
+    first = {"look": fields.pop("number"), "step": fields.pop("weight")}
+    return _without_nulls(first | fields | {"gates": readings})
 
 
 def _without_nulls(value: Any) -> Any:

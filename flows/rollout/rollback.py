@@ -1,7 +1,7 @@
-"""The way back: whatever stops the flow (an exception, Ctrl-C, SIGTERM, a cancel), the baseline gets its traffic again.
+"""Returns the traffic to the baseline when the flow stops: by an exception, Ctrl-C, SIGTERM or a cancel.
 
-Twice, because each may be missed: as the rollback of a transaction around the rollout, and as state hooks, which
-Prefect may run in a new process, so they know only the run's parameters and the record. Both do nothing a second time.
+It is done in two places, because each may be missed: the rollback of a transaction around the rollout, and state hooks,
+which Prefect may run in a new process, so they know only the run's parameters and the record. Both are idempotent.
 """
 
 from collections.abc import Generator
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.promotion_approval import withdraw_question
-from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
+from flows.rollout.record_file import RecordFolder, records_in_use
 from flows.rollout.split import (
     FAILURES,
     PLAIN,
@@ -32,13 +32,12 @@ from tuneship.client import ServiceUnreachable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
 
-# A process that was told to end has little time; the hooks, the next run and the lease come after
-# it.
+# A process that was signalled to end has little time; the hooks, the next run and the lease come after it.
 STOP_TRIES = 6
 
 
 @contextmanager
-def way_back(split: RolloutSplit) -> Generator[None]:
+def rollback_on_error(split: RolloutSplit) -> Generator[None]:
     """Return the traffic when the block raises.
 
     The transaction is held by hand and not entered: tasks inside `with transaction()` join it, and a single failed try
@@ -54,7 +53,7 @@ def way_back(split: RolloutSplit) -> Generator[None]:
     try:
         yield
     except BaseException as error:
-        stopped_by.append(what_stopped(error))
+        stopped_by.append(stopping_signal(error))
         with uninterrupted():
             transaction.rollback()
         if stopped_by[0] is not error:
@@ -63,8 +62,8 @@ def way_back(split: RolloutSplit) -> Generator[None]:
     transaction.commit()
 
 
-def what_stopped(error: BaseException) -> BaseException:
-    """The signal behind an error: one that comes while Prefect sets a task up ends as a ValueError (seen on 3.8.8)."""
+def stopping_signal(error: BaseException) -> BaseException:
+    """The signal behind an error: while Prefect sets a task up, a signal ends as a ValueError (seen on 3.8.8)."""
     behind: BaseException | None = error
     while behind is not None:
         if not isinstance(behind, Exception):
@@ -74,8 +73,8 @@ def what_stopped(error: BaseException) -> BaseException:
 
 
 def abort(split: RolloutSplit, reason: str) -> Ended | None:
-    """End a rollout that was stopped from outside; None where it had ended. A promoted one stays promoted."""
-    if split.file.is_paused or not split.file.may_have_moved:
+    """End a rollout that was stopped from outside; None where it had ended already. A promoted one stays promoted."""
+    if split.file.is_paused or not split.file.may_have_traffic:
         return None
     split.calls = PLAIN
     ended = end_stopped(split, reason)
@@ -85,7 +84,7 @@ def abort(split: RolloutSplit, reason: str) -> Ended | None:
 
 
 def end_stopped(split: RolloutSplit, reason: str) -> Ended:
-    """The end of a rollout whose driver stopped: promoted when its bake was passed, else returned."""
+    """End a rollout whose driver stopped: promote it when its bake was passed, else return its traffic."""
     if is_baked(split.file.record):
         try:
             return promote(split)
@@ -93,7 +92,7 @@ def end_stopped(split: RolloutSplit, reason: str) -> Ended:
             split.log.exception("a baked rollout was stopped before its end")
     last = split.file.record.facts[-1]
     try:
-        if isinstance(last, Ended):  # a return that was decided and not confirmed
+        if isinstance(last, Ended):  # a rollback that was decided and not confirmed
             return roll_back(split, last.reason, tries=STOP_TRIES)
         return roll_back(split, reason, outcome="aborted", tries=STOP_TRIES)
     except SplitLost as error:
@@ -101,8 +100,8 @@ def end_stopped(split: RolloutSplit, reason: str) -> Ended:
 
 
 def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - names by Prefect
-    """State hook of `shift_traffic`: crashed, failed or cancelled. Prefect calls it with exactly these names."""
-    log = get_logger("tuneship.way_back")
+    """Return the traffic as a state hook: crashed, failed or cancelled. Prefect calls it with exactly these names."""
+    log = get_logger("tuneship.rollback")
     reason = "error" if state.is_failed() else "cancelled"
     try:
         plan = CanaryPlan.model_validate(flow_run.parameters["plan"])
@@ -115,7 +114,7 @@ def return_traffic(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     except OSError as error:
         place = plan.endpoint_id or plan.endpoint_name
         log.critical("%s: the records cannot be read (%s)", folder.path, error.strerror)
-        log.critical("see to the split of the endpoint %s", place)
+        log.critical("check the split of the endpoint %s", place)
 
 
 def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -> None:
@@ -123,19 +122,17 @@ def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -
     with folder.lock(plan) as is_free:
         if not is_free:
             return
-        for one in folder.damaged():
-            if one.blocks(plan):
-                log.critical("%s: see to its endpoint's split", one.why)
+        for damaged in folder.damaged():
+            if damaged.blocks(plan):
+                log.critical("%s: check the split of its endpoint", damaged.why)
         for file in folder.of(plan):
-            if file.may_have_moved and not file.is_paused:
-                _return(plan, file, log, reason)
-
-
-def _return(plan: CanaryPlan, file: RecordFile, log: Log, reason: str) -> None:
-    begun = file.record.begun
-    try:
-        version = None if begun.server else get_canary_endpoint.fn(begun.endpoint_id).version
-    except FAILURES as error:
-        log.critical("the traffic was not returned (%s); the lease will", describe(error))
-        return
-    abort(RolloutSplit(plan, file, version, log), reason)
+            if not file.may_have_traffic or file.is_paused:
+                continue
+            begun, version = file.record.begun, None
+            try:
+                if not begun.server:
+                    version = get_canary_endpoint.fn(begun.endpoint_id).version
+            except FAILURES as error:
+                log.critical("the traffic was not returned (%s); the lease will", describe(error))
+            else:
+                abort(RolloutSplit(plan, file, version, log), reason)

@@ -1,7 +1,7 @@
-"""The split of one rollout: shift it, keep it by its lease, give it back, and never trust an answer that did not come.
+"""The split of one rollout: shifts it, renews its lease, returns the traffic, and takes no missing answer for success.
 
-The intention is recorded before a PATCH, the split after it was read back; only the way back goes on without a record.
-`If-Match` lets one writer win; who finds a split that is not this rollout's stops without touching it. Knows no gate.
+The intention is recorded before a PATCH, the split after it was read back; only a rollback goes on without a record.
+`If-Match` lets one writer win; a process that finds a split of somebody else stops without touching it. Knows no gate.
 Next: `shift_traffic.py`, `rollback.py`.
 """
 
@@ -36,10 +36,10 @@ Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
-    """The split is not this rollout's any more: `lease_expired` or `foreign_change`."""
+    """The split no longer belongs to this rollout: `lease_expired` or `foreign_change`."""
 
     def __init__(self, reason: str) -> None:
-        """Keep the word for the result."""
+        """Keep the reason for the result."""
         super().__init__(reason)
         self.reason = reason
 
@@ -56,17 +56,16 @@ class Calls:
     update: Update
     renew: Callable[[str, int], CanaryEndpoint]
     keep: Callable[[str, int], CanaryEndpoint] = renew_canary_lease.fn
-    """The renewal of every look, which is a part of the look's own node on the run page."""
+    """Renews the lease at every look, as a part of the look's own node on the run page."""
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
-# The same without Prefect, for the way back: it must work while the run, or its server, is going
-# down.
+# The same without Prefect: a rollback must work while the run, or its server, is going down.
 PLAIN = Calls(get_canary_endpoint.fn, update_canary_endpoint.fn, renew_canary_lease.fn)
 
 
 def candidate_weight(endpoint: CanaryEndpoint, plan: CanaryPlan) -> int | None:
-    """The candidate's share where the pair shares all traffic; None for a split that no rollout of this pair sets."""
+    """The candidate's percentage where the pair has all traffic; None for any other split."""
     shares = {one.id: one.traffic_percentage for one in endpoint.deployments}
     weight = shares.pop(plan.candidate_deployment_id, 0)
     baseline = shares.pop(plan.baseline_deployment_id, 0)
@@ -97,20 +96,20 @@ class RolloutSplit:
     """The service's time before the first shift."""
     calls: Calls = AS_TASKS
     notes: list[str] = field(default_factory=list[str])
-    """What a reader of the result must know."""
+    """Notes for the reader of the result."""
 
     @property
     def endpoint_id(self) -> str:
-        """The endpoint whose split this is."""
+        """Id of the endpoint."""
         return self.file.record.begun.endpoint_id
 
     @property
     def is_extended(self) -> bool:
-        """The server can be read back, keeps versions and leases."""
+        """Whether the server can be read back and has versions and leases."""
         return self.version is not None
 
     def shares(self, weight: int) -> dict[str, int]:
-        """The whole split at this weight of the candidate."""
+        """The whole split, in percent by deployment, at this weight of the candidate."""
         return {
             self.plan.baseline_deployment_id: 100 - weight,
             self.plan.candidate_deployment_id: weight,
@@ -124,9 +123,9 @@ class RolloutSplit:
         self.confirm(weight)
 
     def give_back(self, why: str, tries: int = RETURN_TRIES) -> None:
-        """All traffic to the baseline, without a lease; where it is so already, only say it.
+        """Give the baseline all traffic, without a lease; a split that is so already is only confirmed.
 
-        A record that cannot be written never keeps the request from being sent. Raises `SplitLost` where somebody else
+        The request is sent even if the record cannot be written. Raises `SplitLost` where somebody else
         set the split, `NotConfirmed` when the tries are used up.
         """
         self.file.append_if_possible(SplitIntended(0, why))
@@ -136,7 +135,7 @@ class RolloutSplit:
             self.log.critical("the traffic is returned all the same: %s", problem)
 
     def keep(self) -> None:
-        """Renew the lease and see who changed the split. An answer that does not come is the next look's matter."""
+        """Renew the lease and check that nobody changed the split. A failed call is left to the next look."""
         if not self.is_extended:
             return
         try:
@@ -152,12 +151,12 @@ class RolloutSplit:
             self._check_ours(seen)
 
     def keep_for(self, seconds: int) -> None:
-        """Renew the lease a last time, before a long wait."""
+        """Renew the lease for a long wait."""
         if self.is_extended:
             self._check_ours(self.calls.renew(self.endpoint_id, seconds))
 
     def end_lease(self) -> None:
-        """The split stays as it is from now on; confirmed by reading it back. Raises `NotConfirmed`, `SplitLost`."""
+        """End the lease, so that the split stays; confirmed by reading it back. Raises `NotConfirmed`, `SplitLost`."""
         if not self.is_extended:
             return
         for pause_s in self._pauses(SHIFT_TRIES):
@@ -171,19 +170,19 @@ class RolloutSplit:
         raise NotConfirmed("the end of the lease is not confirmed")
 
     def leave_alone(self) -> None:
-        """Take the baseline out of a split in which the candidate has everything."""
+        """Take the baseline out of a split in which the candidate has all traffic."""
         alone = {self.plan.candidate_deployment_id: 100}
         self.version = self.calls.update(self.endpoint_id, alone, 100, self.version, None).version
 
     def verify(self) -> CanaryEndpoint:
-        """Read the split back; a bare server is told it again and answers with it. Raises `SplitLost`."""
+        """Read the split back; to a bare server it is sent again, because that answers with it. Raises `SplitLost`."""
         weight = self.file.record.weight
         seen = self.calls.get(self.endpoint_id) if self.is_extended else self._send(weight, None)
         self._check_ours(seen)
         return seen
 
     def confirm(self, weight: int) -> None:
-        """Record that the split was read back: true, whether the disk takes it or not."""
+        """Record that the split was read back, which is true even if the disk does not take it."""
         at = service_time(self.file.record) or self.began_at
         self.file.append_if_possible(SplitConfirmed(weight, at, self.version))
         self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
@@ -200,27 +199,32 @@ class RolloutSplit:
         return SplitLost("foreign_change")
 
     def _change(self, weight: int, lease: LeaseRequest | None, tries: int) -> None:
-        """Send the split until it is read back, whatever happens to the answers."""
-        # A way back may follow a shift that was interrupted before its answer came.
+        """Send the split until it is read back, even where answers are lost."""
+        # A rollback may follow a shift that was interrupted before its answer came.
         may_be_applied = weight == 0
         for attempt, pause_s in enumerate(self._pauses(tries), start=1):
-            asked_s = 0.0
+            retry_after_s = 0.0
             try:
                 if self._is_set(weight, lease, may_be_applied):
                     return
                 answer = self._send(weight, lease)
-                if self._is_confirmed(answer, weight, lease):
-                    return
                 may_be_applied = True
+                # A bare server cannot be read back: its answer to the PATCH is all there is.
+                if self.is_extended:
+                    if self._is_set(weight, lease, may_be_applied):
+                        return
+                elif candidate_weight(answer, self.plan) == weight:
+                    return
             except FAILURES as error:
                 may_be_applied = may_be_applied or not _is_refusal(error)
                 self._judge(error, attempt, weight, may_be_applied)
-                asked_s = _asked_pause_s(error)
-            time.sleep(max(pause_s, asked_s))
+                if isinstance(error, ApiError):
+                    retry_after_s = min(LONGEST_PAUSE_S, error.retry_after or 0.0)
+            time.sleep(max(pause_s, retry_after_s))
         raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
 
     def _is_set(self, weight: int, lease: LeaseRequest | None, may_be_applied: bool) -> bool:
-        """Whether nothing is left to do. Raises `SplitLost` for a split that is neither the old nor the new one."""
+        """Whether the split is as wanted. Raises `SplitLost` for a split that is neither the old nor the new one."""
         if not self.is_extended:
             return False
         seen = self.calls.get(self.endpoint_id)
@@ -228,25 +232,14 @@ class RolloutSplit:
         if not may_be_applied:
             self._check_ours(seen)
             return False
-        if found not in {
-            self.file.record.weight,
-            weight,
-            *(self._intended() if weight == 0 else ()),
-        }:
+        possible = {self.file.record.weight, weight}
+        if weight == 0:  # any shift of this rollout may have arrived late
+            facts = self.file.record.facts
+            possible |= {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
+        if found not in possible:
             raise self._lost(seen)
         self.version = seen.version
         return found == weight and (seen.lease is None) == (lease is None)
-
-    def _is_confirmed(
-        self, answer: CanaryEndpoint, weight: int, lease: LeaseRequest | None
-    ) -> bool:
-        if self.is_extended:
-            return self._is_set(weight, lease, may_be_applied=True)
-        return candidate_weight(answer, self.plan) == weight
-
-    def _intended(self) -> set[int]:
-        facts = self.file.record.facts
-        return {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
 
     def _send(self, weight: int, lease: LeaseRequest | None) -> CanaryEndpoint:
         shares = self.shares(weight)
@@ -255,14 +248,14 @@ class RolloutSplit:
         except (ResourceNotFound, DeploymentError):
             if weight != 0:
                 raise
-            # A candidate that is gone (404) or on its way (409) cannot be named, and gets nothing either way.
+            # A candidate that is deleted (404) or being deleted (409) cannot be named, and gets no traffic anyway.
             alone = {self.plan.baseline_deployment_id: 100}
             return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
 
     def _judge(self, error: Failure, attempt: int, weight: int, may_be_applied: bool) -> None:
-        """Go on to the next try, or raise: a refused key stays refused, and a 412 without a doubt is somebody else.
+        """Log the failure for a retry, or raise: a refused key stays refused, a certain 412 is a foreign change.
 
-        A step up that another try cannot bring either is given up at once; a way back is tried on.
+        A step up that a retry cannot bring either is given up at once; a rollback is retried all the same.
         """
         if isinstance(error, ApiError):
             if error.status in (401, 403):
@@ -275,27 +268,21 @@ class RolloutSplit:
         level("split to %d %%: try %d failed (%s)", weight, attempt, describe(error))
 
     def _pauses(self, tries: int) -> Iterator[float]:
-        """Doubling from a second to half a minute, and never longer than the time between two looks."""
+        """Yield the pauses: doubling from one second to 30, and never longer than the time between two looks."""
         for attempt in range(tries):
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
             yield min(pause_s, self.plan.look_every_seconds)
 
 
 def _is_refusal(error: Failure) -> bool:
-    """For certain nothing was changed: an answer that says so, or no way to the service at all."""
+    """Whether certainly nothing was changed: the service refused, or could not be reached at all."""
     if isinstance(error, ApiError):
         return error.status < 500 and error.status != 408
     return isinstance(error, ServiceUnreachable) and not error.retryable
 
 
-def _asked_pause_s(error: Failure) -> float:
-    """`Retry-After`, as far as a rollout can wait."""
-    asked = error.retry_after if isinstance(error, ApiError) else None
-    return min(LONGEST_PAUSE_S, asked or 0.0)
-
-
 def describe(error: Exception) -> str:
-    """An error for a log line: its status and code, never a body."""
+    """Describe an error for a log line: its status and code, never a body."""
     if isinstance(error, ApiError):
         return f"{error.status} {error.unknown_code or error.code}"
     return type(error).__name__

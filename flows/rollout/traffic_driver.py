@@ -1,8 +1,8 @@
 """The traffic driver: sends prompts to the endpoint at a steady rate and counts the answers per deployment.
 
 Each prompt is sent once, because an error must reach the gate; a 429 is no observation and slows the driver. Answers
-are streamed, so that the head says whose a request is before it ends. It keeps counts, never text. Knows no gate:
-`tuneship/gates/record.py` says what a `Probed` fact is.
+are streamed, so that the head names the deployment before the answer ends. It keeps counts, never text. The counts
+become a `Probed` fact of `tuneship/gates/record.py`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ STOP_WITHIN_S = 1.0
 
 
 def read_prompts(file: Path) -> list[str]:
-    """The `instruction` or `prompt` of each JSON line. Raises `BadInput` with the line's number, never its text."""
+    """Read the `instruction` or `prompt` of each JSON line. Raises `BadInput` with line numbers, never text."""
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,15 +55,15 @@ def _prompt(line: str) -> str | None:
 
 
 class AnswerCounts:
-    """Answers per deployment since they were last taken. Written by the driver's thread, taken by the flow's."""
+    """Counts answers by deployment. Written by the driver's thread, taken by the flow's."""
 
     def __init__(self) -> None:
-        """Nothing has been seen."""
+        """Start with empty counts."""
         self._lock = threading.Lock()
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def answered(self, answer: Generation) -> None:
-        """Count an answer and what is wrong with it."""
+        """Count an answer and its faults."""
         bad = [gate for gate, is_bad in BAD_ANSWERS.items() if is_bad(answer)]
         with self._lock:
             self._seen.update((answer.deployment_id, kind) for kind in ("requests", *bad))
@@ -74,12 +74,12 @@ class AnswerCounts:
             self._seen.update((deployment_id, kind) for kind in ("requests", "failed"))
 
     def broke_off(self, deployment_id: str | None) -> None:
-        """Count a request that ended without the end of its answer; None: before anybody said whose it was."""
+        """Count a request whose answer broke off; None: before the head named a deployment."""
         with self._lock:
             self._seen[deployment_id or "", "abandoned"] += 1
 
     def take(self, baseline: str, candidate: str) -> Probed:
-        """The counts since the last time, as a fact for the record."""
+        """Take the counts since the last call, as a fact for the record."""
         with self._lock:
             seen, self._seen = self._seen, Counter()
         return Probed(
@@ -105,7 +105,7 @@ class TrafficDriver:
         traffic: DriverTraffic,
         prompts: Sequence[str],
     ) -> None:
-        """Nothing is sent before the `with` block begins."""
+        """Prepare the thread; requests are sent from the beginning of the `with` block."""
         self.counts = AnswerCounts()
         self._settings = settings
         self._endpoint_id = endpoint_id
@@ -124,13 +124,14 @@ class TrafficDriver:
 
     def __exit__(self, *_: object) -> None:
         """Stop sending; answers that are still open are not waited for."""
-        with suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join(STOP_WITHIN_S)
 
-    def _cancel(self) -> None:
-        if self._driving is not None:
-            self._driving.cancel()
+        def cancel() -> None:  # in the loop's thread, which may have made no task yet
+            if self._driving is not None:
+                self._driving.cancel()
+
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(cancel)
+        self._thread.join(STOP_WITHIN_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -143,46 +144,47 @@ class TrafficDriver:
 
     async def _drive(self) -> None:
         client = AsyncClient(self._settings).with_options(tries=1, timeout_s=GENERATE_TIMEOUT_S)
-        room = asyncio.Semaphore(self._traffic.max_in_flight)
+        slots = asyncio.Semaphore(self._traffic.max_in_flight)
         pause = 1.0 / self._traffic.requests_per_second
         due = self._loop.time()
         try:
             async with asyncio.TaskGroup() as sending:
                 while True:
-                    await room.acquire()
+                    await slots.acquire()
                     now = self._loop.time()
-                    # A rate that could not be kept is not made up for by a burst.
+                    # A delay is not made up for by a burst.
                     due = max(due + pause, now, self._slow_until)
                     await asyncio.sleep(due - now)
-                    sending.create_task(self._send(client, room))
+                    sending.create_task(self._send(client, slots))
         finally:
             await client.close()
 
-    async def _send(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
+    async def _send(self, client: AsyncClient, slots: asyncio.Semaphore) -> None:
         request = Generate(prompt=next(self._prompts))
         if self._traffic.max_tokens is not None:
             request = request.model_copy(update={"max_tokens": self._traffic.max_tokens})
         served_by: list[str] = []
 
-        def heard(headers: Mapping[str, str]) -> None:
-            served_by.extend(one for one in (headers.get("x-deployment-id"),) if one)
+        def note_deployment(headers: Mapping[str, str]) -> None:
+            if deployment_id := headers.get("x-deployment-id"):
+                served_by.append(deployment_id)
 
-        # A key for each time that a prompt is sent: every request is drawn again, and is a caller of its own.
+        # A new routing key for each request: each is drawn by the split, and counts as a caller of its own.
         key = f"{self._name}-{next(self._sent)}"
-        asking = client.with_options(routing_key=key, heard=heard)
+        own_client = client.with_options(routing_key=key, heard=note_deployment)
         try:
             async with asyncio.timeout(GENERATE_TIMEOUT_S):
-                self.counts.answered(await self._whole(asking, request))
+                self.counts.answered(await self._whole(own_client, request))
         except ApiError as error:
             self._judge(error, served_by)
         except (BadResponse, ServiceUnreachable, TimeoutError):
             self.counts.broke_off(served_by[0] if served_by else None)
             self._slow_until = self._loop.time() + 1.0
         finally:
-            room.release()
+            slots.release()
 
     async def _whole(self, client: AsyncClient, request: Generate) -> Generation:
-        """The reply at the end of the stream."""
+        """Read the stream to its end and return the reply."""
         async with aclosing(client.canary_endpoints.stream(self._endpoint_id, request)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Generation):
@@ -190,7 +192,7 @@ class TrafficDriver:
         raise ServiceUnreachable("the stream ended without its reply")
 
     def _judge(self, error: ApiError, heard: Sequence[str]) -> None:
-        """Count a server's failure where the answer says whose it was; the caller's own 4xx is no observation."""
+        """Count a server's failure where the answer names the deployment; the caller's own 4xx is no observation."""
         served_by = error.headers.get("x-deployment-id") or next(iter(heard), None)
         if error.status == 429:
             wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)

@@ -1,13 +1,14 @@
-"""What the gates' short words mean, in sentences for people: reasons, gates, states. A word without one fails a test.
+"""Sentences for people for the gates' short words: reasons, gates, states. A test requires one for every word.
 
 Pure. Next: `page.py` and `flows/release/report.py` show them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tuneship.gates.gate_types import GateReading
 from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Begun, GateReading, Look, Probed, RolloutRecord, SplitConfirmed
+from tuneship.gates.record import Begun, Look, Probed, RolloutRecord, SplitConfirmed
 
 REASONS: Mapping[str, str] = {
     # why a rollout ended
@@ -16,7 +17,7 @@ REASONS: Mapping[str, str] = {
     "error_rate": "the candidate fails more requests than the plan allows",
     "latency": "the candidate is slower than the plan allows",
     "quality": "the candidate's answers are worse, or of another length, than the plan allows",
-    "abandoned_requests": "more callers hang up on the candidate than the plan allows",
+    "abandoned_requests": "more callers disconnect from the candidate than the plan allows",
     "refused_requests": "the candidate refuses requests that the baseline takes",
     "metrics_unavailable": "there were no usable metrics for too many looks",
     "split_mismatch": "requests of the candidate vanish: it counts fewer than its share of the traffic",
@@ -83,7 +84,7 @@ STATES: Mapping[str, str] = {
 
 
 def in_words(reason: str) -> str:
-    """One reason; a word that is not known, such as that of an older record, stays as it is."""
+    """Put a reason into words; an unknown one, such as that of an older record, stays as it is."""
     kind, _, name = reason.partition(":")
     if name:
         return OF_A_GATE[kind].format(f"`{name}`") if kind in OF_A_GATE else reason
@@ -91,13 +92,13 @@ def in_words(reason: str) -> str:
 
 
 def all_in_words(reasons: Iterable[str]) -> str:
-    """Several reasons."""
+    """Put several reasons into words."""
     return "; ".join(map(in_words, reasons))
 
 
 def gates_in_words(gates: Sequence[GateReading]) -> list[str]:
-    """What each gate saw; those that saw nothing are left out."""
-    return [_gate(one) for one in gates if one.candidate_requests or one.baseline_requests]
+    """Put each gate's counts into words; gates without requests are left out."""
+    return [_gate(gate) for gate in gates if gate.candidate_requests or gate.baseline_requests]
 
 
 def _gate(gate: GateReading) -> str:
@@ -113,7 +114,7 @@ def _share(bad: int, requests: int) -> str:
 
 
 def look_in_words(look: Look) -> list[str]:
-    """What else a look saw: why it decided so, requests that hang, warnings."""
+    """Put the rest of a look into words: its reasons, hanging requests, warnings."""
     reasons = [look.reason, *look.reasons] if look.reason != "none" else look.reasons
     told = [all_in_words(dict.fromkeys(reasons))] if reasons else []
     hanging = sum(look.hanging_candidate), sum(look.hanging_baseline)
@@ -121,11 +122,11 @@ def look_in_words(look: Look) -> list[str]:
         told.append(
             f"{hanging[0]} requests of the candidate and {hanging[1]} of the baseline had been open for too long"
         )
-    return [*told, *(f"warning: {in_words(one)}" for one in look.warnings)]
+    return [*told, *(f"warning: {in_words(warning)}" for warning in look.warnings)]
 
 
 def driver_in_words(record: RolloutRecord) -> str | None:
-    """How many requests the pipeline's own driver sent, and what became of those without an answer."""
+    """Put the driver's counts into words; None without a driver."""
     sent = driven(record)
     if not sent:
         return None
@@ -142,7 +143,7 @@ def driver_in_words(record: RolloutRecord) -> str | None:
 
 
 def driven(record: RolloutRecord) -> dict[str, float]:
-    """The driver's counts over the whole rollout; nothing without one. What nobody owned is shared by weight."""
+    """Sum the driver's counts over the rollout; empty without one. Unanswered requests are shared by weight."""
     counts: dict[str, float] = {}
     share = 0.0
     for fact in record.facts:
@@ -163,50 +164,54 @@ def driven(record: RolloutRecord) -> dict[str, float]:
 
 
 def forecast_in_words(begun: Begun) -> list[str]:
-    """The forecast of a rollout in words; nothing for one that began without."""
-    found, today = begun.forecast, begun.today
-    if found is None or today is None:
+    """Put the forecast of a rollout into words; empty for one that began without."""
+    forecast, today = begun.forecast, begun.today
+    if forecast is None or today is None:
         return []
-    told = [_promotion(found, today, begun)]
+    told = [_promotion(forecast, today, begun)]
     finds = [
         f"{what} found within {_minutes(minutes)}"
         for what, minutes in (
-            ("a doubling of errors is", found.doubling_minutes),
-            ("five points more errors are", found.more_errors_minutes),
+            ("a doubling of errors is", forecast.doubling_minutes),
+            ("five points more errors are", forecast.more_errors_minutes),
         )
         if minutes is not None
     ]
-    return [*told, *finds, *_cannot(found)]
+    return [*told, *finds, *_cannot(forecast)]
 
 
-def _promotion(found: Forecast, today: Today, begun: Begun) -> str:
-    if found.promote_minutes is None or found.promote_minutes_most is None:
+def _promotion(forecast: Forecast, today: Today, begun: Begun) -> str:
+    if forecast.promote_minutes is None or forecast.promote_minutes_most is None:
         return f"at {rate_in_words(today)} an equal candidate is not expected to be promoted"
     plan = CanaryPlan.recorded(begun.plan)
     looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
     bake = _minutes(looks * plan.data_every_seconds / 60.0)
-    text = f"at {rate_in_words(today)} about {_minutes(found.promote_minutes)} to promote an equal candidate"
-    if found.promote_minutes_most > found.promote_minutes:
-        text += f" (nine of ten within {_minutes(found.promote_minutes_most)})"
+    text = f"at {rate_in_words(today)} about {_minutes(forecast.promote_minutes)} to promote an equal candidate"
+    if forecast.promote_minutes_most > forecast.promote_minutes:
+        text += f" (nine of ten within {_minutes(forecast.promote_minutes_most)})"
     return f"{text}, then {bake} of bake"
 
 
-def _cannot(found: Forecast) -> list[str]:
-    """What the plan cannot show at this traffic. Gates that have the same trouble share a sentence."""
+def _cannot(forecast: Forecast) -> list[str]:
+    """Put into words what the plan cannot show at this traffic; gates with the same problem share a sentence."""
     said = {
         UNHEALTHY_BASELINE: "cannot promote an equal candidate",
         INSUFFICIENT_DATA: "cannot end a step",
         DOUBLING: "cannot promise to find twice the errors",
     }
-    gates = [one.what for one in found.unprovable if one.what not in said]
-    told = [f"{said[one.what]}: {one.why}" for one in found.unprovable if one.what in said]
+    gates = [finding.what for finding in forecast.unprovable if finding.what not in said]
+    told = [
+        f"{said[finding.what]}: {finding.why}"
+        for finding in forecast.unprovable
+        if finding.what in said
+    ]
     if gates:
         told.insert(0, f"cannot prove {', '.join(gates)}: too few requests within the plan's looks")
     return told
 
 
 def rate_in_words(today: Today) -> str:
-    """The endpoint's traffic."""
+    """Put the endpoint's traffic into words."""
     rate = today.requests_per_minute
     return f"{rate:,.0f} requests a minute" if rate >= 10 else f"{rate:.2g} requests a minute"
 

@@ -1,4 +1,4 @@
-"""What a script shows while it runs: one line for each thing that happened, a live bar for what takes long.
+"""The screen of a script: one line for each event, and live bars for long work.
 
 On a terminal the bar moves in place; in a pipe or a log file it becomes a line now and then. Goes to standard error, so
 that standard output holds the result alone.
@@ -26,14 +26,14 @@ SHOWN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 class _Console(Console):
-    """Falls silent once nobody reads; rich would end the program, in the middle of a rollout."""
+    """A console that falls silent on a broken pipe, where rich would end the program in the middle of a rollout."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich."""
+        """Fall silent; rich calls this."""
         self.fall_silent()
 
     def fall_silent(self) -> None:
-        """Also for Python itself, whose last flush would fail and take the exit code's place."""
+        """Print no more, and redirect standard error: Python's last flush would fail and replace the exit code."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())
@@ -41,10 +41,10 @@ class _Console(Console):
 
 
 class Screen:
-    """Lines and bars on standard error. What cannot be shown is lost: no run depends on who watches it."""
+    """Lines and bars on standard error. Output that cannot be written is lost: no run depends on it."""
 
     def __init__(self) -> None:
-        """Nothing is drawn before there is something to say."""
+        """Prepare the screen; nothing is drawn yet."""
         self.console = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._started = time.monotonic()
         self._bars = Progress(
@@ -59,7 +59,7 @@ class Screen:
         self._last_line: dict[str, float] = {}
 
     def say(self, text: str, style: str = "") -> None:
-        """One line with the seconds since the start."""
+        """Print one line with the seconds since the start."""
         elapsed = time.monotonic() - self._started
         with self._or_silent():
             self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
@@ -94,11 +94,11 @@ class Screen:
     def _or_silent(self) -> Generator[None]:
         try:
             yield
-        except OSError:  # a full disk, a terminal that is gone
+        except OSError:  # a full disk or a closed terminal
             self.console.fall_silent()
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         with self._or_silent():
             self._bars.stop()
 

@@ -1,4 +1,4 @@
-"""The processes that a plain script brings with it: a service of its own, and a Prefect server of its own.
+"""The processes that a plain script starts for itself: a service and a Prefect server.
 
 Both run in a session of their own, so that Ctrl-C in the terminal reaches the script alone, which needs them until its
 clean-up is done. Next: `flows/script/main.py`.
@@ -26,8 +26,7 @@ STOP_WITHIN_S = 40.0
 ALREADY_RUNNING = 6
 
 
-# Of every Prefect server started here: no telemetry; the batch sizes spare SQLite, which would
-# else answer 503.
+# Settings of every Prefect server started here: no telemetry, and batch sizes at which SQLite does not answer 503.
 PREFECT_SERVER = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -39,16 +38,16 @@ PREFECT_SERVER = {
 
 
 class CompanionFailed(Exception):
-    """A process that the script needs did not become ready; the message says what it said."""
+    """A process that the script needs did not become ready; the message has its last line."""
 
 
 @contextmanager
 def embedded_service(
     settings: PipelineSettings, environment: Mapping[str, str] | None = None
 ) -> Generator[ClientSettings]:
-    """`tuneship serve` on the pipeline's data directory, or the one that already runs there.
+    """Start `tuneship serve` on the pipeline's data directory, or use the one that already runs there.
 
-    One that is about to end, such as that of a script that was killed, is waited for. Raises `CompanionFailed`.
+    A service that is ending, such as that of a killed script, is waited for. Raises `CompanionFailed`.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     log = settings.log_file or settings.data_dir / "service.log"
@@ -58,7 +57,9 @@ def embedded_service(
             service = started.enter_context(_service_process(settings, environment, log))
             url = _ready_url(service, log)
             reached = (
-                _settings_at(url, settings.data_dir) if url else _found(settings.data_dir, end)
+                _settings_at(url, settings.data_dir)
+                if url
+                else _reach_running(settings.data_dir, end)
             )
         yield reached
 
@@ -86,29 +87,33 @@ def _service_process(
             start_new_session=True,
             text=True,
         )
-    with _stopped_at_the_end(service):
+    with _terminated_at_exit(service):
         yield service
 
 
 def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
-    """The address from the line `ready <url>`; None when another service holds the directory."""
+    """Read the address from the line `ready <url>`; None when another service holds the directory."""
     line = service.stdout.readline() if service.stdout else ""
     if line.startswith("ready "):
         return line.split()[1]
     code = service.wait(READY_WITHIN_S)
     if code == ALREADY_RUNNING:
         return None
-    said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.is_file() else []
-    raise CompanionFailed(
-        f"the embedded service ended with code {code}: {' '.join(said) or 'no message'} (log: {log})"
-    )
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    last_line = lines[-1] if lines else "no message"
+    raise CompanionFailed(f"the embedded service ended with code {code}: {last_line} (log: {log})")
 
 
-def _found(data_dir: Path, end: float) -> ClientSettings | None:
-    """The service that holds this directory; None, after a moment, where it does not answer and may be ending."""
-    url = _running_url(data_dir)
+def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
+    """Reach the service that holds this directory; None, after a pause, where it does not answer and may be ending."""
+    try:
+        url = str(json.loads((data_dir / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        raise CompanionFailed(
+            f"another service holds {data_dir}, and its service.json does not name its URL"
+        ) from None
     settings = _settings_at(url, data_dir)
-    if _stays(settings):
+    if _will_stay(settings):
         return settings
     if time.monotonic() > end:
         raise CompanionFailed(f"another service holds {data_dir}, and does not answer at {url}")
@@ -121,31 +126,22 @@ def _settings_at(url: str, data_dir: Path) -> ClientSettings:
     return credentials.model_copy(update={"url": url})
 
 
-def _stays(settings: ClientSettings) -> bool:
-    """A service that ends says 503 to everything, and then nothing."""
+def _will_stay(settings: ClientSettings) -> bool:
+    """Whether the service is not ending: one that does answers 503 to everything, and then nothing."""
     try:
         with Client(settings) as client:
             client.with_options(tries=1).models.list(limit=1)
     except ServiceUnreachable as error:
-        return not error.retryable  # its certificate, say: the run's own first call tells that
+        # A certificate that is not trusted, for example, is reported by the run's own first call.
+        return not error.retryable
     except ApiError as error:
         return error.status != httpx.codes.SERVICE_UNAVAILABLE.value
     return True
 
 
-def _running_url(data_dir: Path) -> str:
-    """Where the service that holds this directory answers."""
-    try:
-        return str(json.loads((data_dir / "service.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
-        raise CompanionFailed(
-            f"another service holds {data_dir}, and its service.json does not say where it answers"
-        ) from None
-
-
 @contextmanager
 def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
-    """A Prefect server on a free port of this machine; yields the URL of its API."""
+    """Run a Prefect server on a free port of this machine; yields the URL of its API."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
         url = f"http://127.0.0.1:{port}/api"
@@ -156,13 +152,13 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 [sys.executable, "-m", "flows.script.prefect_server", str(listener.fileno())],
                 stdout=output,
                 stderr=output,
-                stdin=subprocess.PIPE,  # its end tells the server that this script is gone
+                stdin=subprocess.PIPE,  # the server ends when this pipe closes
                 # The UI's pages ask the API at this address; its default is another port.
                 env={**environment, **PREFECT_SERVER, "PREFECT_SERVER_UI_API_URL": url},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
-    with _stopped_at_the_end(server):
+    with _terminated_at_exit(server):
         _wait_for(url, server, log)
         yield url
 
@@ -180,8 +176,8 @@ def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
 
 
 @contextmanager
-def _stopped_at_the_end(process: "subprocess.Popen[Any]") -> Generator[None]:
-    """SIGTERM at the end, SIGKILL when that takes too long; a second Ctrl-C does not cut it short."""
+def _terminated_at_exit(process: "subprocess.Popen[Any]") -> Generator[None]:
+    """Send SIGTERM at the end, and SIGKILL when that takes too long; a second Ctrl-C does not interrupt it."""
     try:
         yield
     finally:

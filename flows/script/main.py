@@ -1,7 +1,7 @@
 """A flow as a plain script: `--params FILE [--result FILE]`, one clear message for every bad input, exit codes.
 
-Without `TUNESHIP_URL` the script brings its own service, without `PREFECT_API_URL` its own Prefect server, and takes
-both away at its end. The result file is written in every case. Knows no particular flow.
+Without `TUNESHIP_URL` the script starts its own service, without `PREFECT_API_URL` its own Prefect server, and stops
+both at its end. The result file is written in every case. Knows no particular flow.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from pydantic import BaseModel, ValidationError
 
 from flows.forms.release_form import DIRECTORY
 from flows.rollout.result import RollbackIncomplete
-from flows.rollout.rollback import what_stopped
+from flows.rollout.rollback import stopping_signal
 from flows.script.console import Screen, show_runs_on
 from flows.script.local_processes import CompanionFailed, embedded_service, prefect_server
-from flows.shared.approval import nobody_answers_at
+from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tasks.api import api, connect, disconnect
@@ -56,9 +56,9 @@ EXPECTED = (
     JobOverdue,
     DeploymentNotRunning,
 )
-# What pydantic says of a file's keys, in words for people who do not know it.
+# Pydantic's error types for keys of a file, in plain words.
 PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
-REPEATED = "a key stands twice in one mapping"
+REPEATED = "a key is repeated in one mapping"
 MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
 # A Prefect server for one run needs no UI.
@@ -66,7 +66,7 @@ PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
 
 
 class FlowOutcome(Protocol):
-    """What a flow returns."""
+    """The result of a flow."""
 
     @property
     def outcome(self) -> str:
@@ -83,7 +83,7 @@ Parameters = TypeVar("Parameters", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Script(Generic[Parameters]):
-    """What a script runs."""
+    """The flow of a script and the model of its parameters."""
 
     run: Callable[[Parameters], FlowOutcome]
     parameters: type[Parameters]
@@ -107,7 +107,8 @@ def run_script(
 ) -> NoReturn:
     """Read the parameters, run the flow on them and exit with its code.
 
-    `when_stopped` may say, after a signal and the clean-up, what the run had done; else the result says only that.
+    `when_stopped` may return the result of a run that a signal stopped, after its clean-up; without it the result says
+    only that it was stopped.
     """
     screen = Screen()
     stop_once(screen.say)
@@ -128,28 +129,28 @@ def run_script(
 
 
 def _check_writable(result: Path) -> None:
-    """Before hours of work: raises `BadInput` where the result could not be written; what is there stays."""
+    """Raise `BadInput` where the result could not be written, before hours of work. An existing file stays."""
     try:
         result.parent.mkdir(parents=True, exist_ok=True)
         is_new = not result.exists()
         with result.open("a"):
             pass
-        if is_new:  # a run that is killed has no result, not an empty one
+        if is_new:  # a killed run leaves no empty result
             result.unlink()
     except OSError as error:
         raise BadInput(f"{result}: the result cannot be written ({error.strerror})") from None
 
 
-def _write(told: dict[str, Any], result: Path, screen: Screen) -> None:
-    """The exit code says how the run ended, so a disk that is full by now does not change it."""
+def _write(content: dict[str, Any], result: Path, screen: Screen) -> None:
+    """Write the result file; a disk that is full by now must not change the exit code."""
     try:
-        result.write_text(json.dumps(told, indent=2) + "\n")
+        result.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
         screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
 
 
 def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
-    """Parameters from a YAML or JSON file; paths in it are relative to it. Raises `BadInput`."""
+    """Read parameters from a YAML or JSON file; its paths are relative to it. Raises `BadInput`."""
     try:
         content: Any = yaml.load(file.read_text(), _UniqueKeys)  # noqa: S506 - a safe loader
     except OSError as error:
@@ -173,7 +174,7 @@ def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's last key of a name would win, without a word."""
+    """Refuses repeated keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
@@ -186,17 +187,17 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _problems(error: ValidationError, content: Any) -> list[str]:
-    """A line for each place; a value of several kinds has been tried as each of them."""
-    told: dict[str, list[str]] = {}
+    """Make one line for each place; pydantic reports a union once for each of its members."""
+    lines: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
         place = ".".join(_place(problem["loc"], content, problem["type"])) or "parameters"
         wrong = PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-        told.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
-    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in told.items()]
+        lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
+    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
 
 
 def _place(location: tuple[str | int, ...], content: Any, kind: str) -> list[str]:
-    """Where it stands in the file: pydantic also names the kinds that it has tried, which are no keys of it."""
+    """The keys of the file in a location; pydantic adds the members of unions, which are not keys."""
     place: list[str] = []
     for part in location:
         try:
@@ -209,7 +210,7 @@ def _place(location: tuple[str | int, ...], content: Any, kind: str) -> list[str
 
 
 def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
-    """The files; parameters that all have defaults need none."""
+    """Parse the command line; parameters that all have defaults need no file."""
     needed = any(field.is_required() for field in parameters.model_fields.values())
     parser = argparse.ArgumentParser(description=description, exit_on_error=False)
     parser.add_argument(
@@ -225,9 +226,8 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
     except argparse.ArgumentError as error:
         sys.stderr.write(f"{parser.format_usage()}{error}\n")
         sys.exit(1)
-    except (
-        SystemExit
-    ) as error:  # argparse exits with 2 where it does not raise; here a bad call is 1
+    except SystemExit as error:
+        # argparse exits with 2 where it does not raise; here a bad call is 1.
         sys.exit(1 if error.code else 0)
     return chosen.params, chosen.result
 
@@ -235,35 +235,34 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
 def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
     chosen = load_parameters(params, script.parameters) if params else script.parameters()
     with _service(screen):
-        api().models.list(
-            limit=1
-        )  # a wrong key or a dead service shows here, before anything is made
+        # A wrong key or a dead service fails here, before anything is created.
+        api().models.list(limit=1)
         with _prefect(screen):
             show_runs_on(screen)
             try:
                 outcome = script.run(chosen)
             except BaseException as error:
-                stop = what_stopped(error)
+                stop = stopping_signal(error)
                 if not isinstance(stop, STOPS):
                     raise
                 with uninterrupted():
-                    return _stopped(stop, _told_when_stopped(script, chosen, screen))
+                    return _stopped(stop, _result_when_stopped(script, chosen, screen))
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
 
 
-def _told_when_stopped(
+def _result_when_stopped(
     script: "Script[Parameters]", chosen: Parameters, screen: Screen
 ) -> dict[str, Any] | None:
-    """What the run had done, where that can be known; the signal decides the exit code either way."""
+    """The result of a stopped run, where its records can be read; the signal decides the exit code either way."""
     if script.when_stopped is None:
         return None
     try:
-        told = script.when_stopped(chosen)
-    except Exception as error:  # noqa: BLE001 - records that cannot be read are no other ending
+        result = script.when_stopped(chosen)
+    except Exception as error:  # noqa: BLE001 - unreadable records must not change the ending
         screen.say(f"what the run had done is not known ({type(error).__name__})", "bold red")
         return None
-    return told.model_dump(mode="json") if told else None
+    return result.model_dump(mode="json") if result else None
 
 
 def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
@@ -274,7 +273,7 @@ def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Endin
 
 @contextmanager
 def _service(screen: Screen) -> Generator[None]:
-    """The service of `TUNESHIP_URL`, or one of our own."""
+    """Use the service of `TUNESHIP_URL`, or start one."""
     if ClientSettings().url:
         yield
         return
@@ -290,7 +289,7 @@ def _service(screen: Screen) -> Generator[None]:
 
 @contextmanager
 def _prefect(screen: Screen) -> Generator[None]:
-    """The Prefect server of `PREFECT_API_URL` (or of the active profile), or one of our own."""
+    """Use the Prefect server of `PREFECT_API_URL` (or of the active profile), or start one."""
     if get_current_settings().api.url:
         yield
         return
@@ -298,7 +297,7 @@ def _prefect(screen: Screen) -> Generator[None]:
     log = PipelineSettings().reports.expanduser() / "prefect.log"
     environment = embedded_service_environment() | PREFECT_SERVER
     with prefect_server(environment, log) as url, temporary_settings({PREFECT_API_URL: url}):
-        nobody_answers_at(url)
+        mark_as_own_server(url)
         try:
             yield
         finally:
@@ -313,7 +312,7 @@ def _ending_after(error: BaseException) -> Ending:
     if isinstance(error, STOPS):
         return _stopped(error)
     if isinstance(error, EXPECTED):
-        message = _told(error)
+        message = _message(error)
         return Ending(_aborted(_reason(error), message), message, 1)
     message = f"unexpected {type(error).__name__} (details: {_details(error)})"
     if isinstance(error, OSError) and error.filename is not None:
@@ -322,7 +321,7 @@ def _ending_after(error: BaseException) -> Ending:
 
 
 def _details(error: BaseException) -> str:
-    """Where they are written; what keeps them from it may be the error itself, such as a full disk."""
+    """Write the traceback. Returns its file, or why it is not written: the error may be a full disk."""
     log = PipelineSettings().reports.expanduser() / "error.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -346,8 +345,8 @@ def _reason(error: BaseException) -> str:
     return "bad_response" if isinstance(error, BadResponse) else "failed"
 
 
-def _told(error: BaseException) -> str:
-    """The message for people. Details name fields, lines and codes; the service never echoes what was sent."""
+def _message(error: BaseException) -> str:
+    """The message for people. Details name fields, lines and codes; the service never echoes the input."""
     if isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
         host = urlsplit(url).netloc.rpartition("@")[2]
         return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"

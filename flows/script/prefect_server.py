@@ -1,4 +1,4 @@
-"""A Prefect server that ends with the script that started it, however that ends: when its standard input closes.
+"""A Prefect server that ends when its standard input closes, so it never outlives the script that started it.
 
 Started by `flows/script/local_processes.py` with a listening socket; Prefect's own `prefect server start` is for
 servers that stay.
@@ -11,7 +11,7 @@ import threading
 
 import uvicorn
 
-# Clients keep their connections open for events; the server does not wait for them to hang up.
+# Clients keep their connections open for events; the server does not wait for them to disconnect.
 GRACE_SECONDS = 3
 
 

@@ -1,1 +1,1 @@
-"""What releases and rollouts share: journal, approval, signals, errors."""
+"""Shared by releases and rollouts: journal, approval, signals, errors."""

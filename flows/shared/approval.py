@@ -1,7 +1,7 @@
 """A question to a person: a flow run in state Paused, which the Prefect UI shows with a form and a Resume button.
 
-No process waits in it. Who asked goes on with its own work, looks at the run now and then, and still finds the answer
-after a crash, because the run is the server's. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
+No process waits in it. The run that requests approval goes on, polls for the answer, and still finds it after a crash,
+because the paused run is stored in the server. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _own_servers: list[str] = []
 
 
 class Approval(RunInput):
-    """The form."""
+    """The form that a person fills in."""
 
     decision: Literal["promote", "roll back"] = Field(
         default="roll back", description="promote: go on; roll back: keep what serves now."
@@ -58,7 +58,7 @@ class Approval(RunInput):
 
 @dataclass(frozen=True)
 class ApprovalQuestion:
-    """What is asked. `tag` names it: while it is open, the same question is not asked twice."""
+    """A question and its time limit. `tag` identifies it: an open question is not asked twice."""
 
     title: str
     text: str
@@ -68,7 +68,7 @@ class ApprovalQuestion:
 
 @dataclass(frozen=True)
 class ApprovalReply:
-    """What a person said, or that nobody did."""
+    """A person's answer, or the time-out without one."""
 
     decision: Decision
     approver: str = ""
@@ -77,11 +77,11 @@ class ApprovalReply:
 
 @flow(name="approval")
 def approval(question: str) -> None:
-    """The run that a person resumes. Nothing runs in it."""
+    """Hold the question: a person resumes this run, and no code runs in it."""
 
 
-def nobody_answers_at(server: str) -> None:
-    """A Prefect server that ends with this process shows its form to nobody."""
+def mark_as_own_server(server: str) -> None:
+    """Remember a Prefect server that ends with this process, where nobody can see a form."""
     _own_servers.append(server)
 
 
@@ -92,12 +92,12 @@ def can_be_answered() -> bool:
 
 
 def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
-    """Show the form. Returns the run that holds the question, and until when it can be answered."""
+    """Show the form. Returns the id of the run that holds the question, and its deadline."""
     state = Paused(timeout_seconds=question.timeout_seconds, pause_key=PAUSE_KEY)
     state.state_details.run_input_keyset = {str(key): name for key, name in KEYS.items()}
     until = datetime.now(UTC) + timedelta(seconds=question.timeout_seconds)
     with get_client(sync_client=True) as client:
-        # Only an open one: an answer that was given to another run of the same name approves nothing here.
+        # Only an open question is reused: an answer to an earlier one of the same name approves nothing here.
         for run in _open(client, question.tag, StateType.PAUSED):
             asked_until = run.state.state_details.pause_timeout if run.state else None
             if asked_until is not None and asked_until > datetime.now(UTC):
@@ -107,17 +107,17 @@ def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
             name=question.title,
             parameters={"question": question.title},
             tags=[question.tag, PAUSE_KEY],
-            parent_task_run_id=_place_in_parent(),
+            parent_task_run_id=_node_in_parent(),
             state=Pending(),
         )
-        # The form comes first: a paused run without one could be resumed by nobody.
+        # The form comes first: nobody could resume a paused run without one.
         Approval.with_initial_data(description=question.text).save(KEYS, flow_run_id=run.id)
         client.set_flow_run_state(run.id, state, force=True)
     return str(run.id), until
 
 
-def _place_in_parent() -> UUID | None:
-    """Shows the question on the page of the run that asks."""
+def _node_in_parent() -> UUID | None:
+    """Create a task run that shows the question on the page of the current flow run."""
     parent = FlowRunContext.get()
     if parent is None:
         return None
@@ -126,14 +126,14 @@ def _place_in_parent() -> UUID | None:
 
 
 def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
-    """The answer; None while there is none. An outage of the Prefect server is not one, the end of the time is."""
+    """Read the answer; None while there is none. After the deadline it is "timeout"; an outage is no answer."""
     try:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(UUID(run_id))
     except ObjectNotFound:
         return ApprovalReply("roll back", comment="the question was deleted")
     except SERVER_FAILURES as error:
-        _LOG.warning("the answer could not be looked up (%s)", type(error).__name__)
+        _LOG.warning("the answer could not be read (%s)", type(error).__name__)
         return ApprovalReply("timeout") if now >= until else None
     state = run.state
     if state is None or state.is_paused():
@@ -151,25 +151,25 @@ def _given(run: FlowRun) -> ApprovalReply:
     if run.state is not None and not run.state.is_final():
         try:
             with get_client(sync_client=True) as client:
-                said = Completed(message=f"{given.decision} by {given.approver}")
-                client.set_flow_run_state(run.id, said)
+                message = f"{given.decision} by {given.approver}"
+                client.set_flow_run_state(run.id, Completed(message=message))
         except SERVER_FAILURES as error:
             _LOG.warning("the question's run was not ended (%s)", type(error).__name__)
     return ApprovalReply(given.decision, given.approver, given.comment)
 
 
 def withdraw(tag: str, why: str) -> None:
-    """Take an open question away, so that no late answer is accepted. Never raises: what matters has happened."""
+    """Withdraw an open question, so that no late answer is accepted. Never raises: the rollout is over."""
     try:
         with get_client(sync_client=True) as client:
             for run in _open(client, tag, StateType.PAUSED, StateType.PENDING):
                 client.set_flow_run_state(run.id, Cancelled(message=why))
-    except Exception as error:  # noqa: BLE001 - whatever Prefect answers, the traffic has been returned
+    except Exception as error:  # noqa: BLE001 - the rollout is over, and a failure of Prefect must not change that
         _LOG.warning("the question was not withdrawn (%s)", type(error).__name__)
 
 
 def _open(client: SyncPrefectClient, tag: str, *states: StateType) -> list[FlowRun]:
-    """Paused: it can be answered. Pending: whoever asked died before the form was there."""
+    """Find runs of this question: paused ones can be answered, pending ones lost their process before the form."""
     among = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
     tagged = FlowRunFilterTags(all_=[tag])
     return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=among))

@@ -1,7 +1,7 @@
-"""An append-only file of lines, and a lock that dies with its process: what every record of the pipeline is kept in.
+"""An append-only file of lines, and a lock that dies with its process: the storage of every record of the pipeline.
 
 A line counts once its line break is on the disk. Half a line, left by a crash or a full disk, was never acted on and
-is cut off by the next append. What a line means is the matter of `flows/rollout/record_file.py` and
+is cut off by the next append. The meaning of a line is defined in `flows/rollout/record_file.py` and
 `flows/release/record_file.py`.
 """
 
@@ -25,10 +25,10 @@ class NotWritten(OSError):
 
 
 class Journal:
-    """One file. Its lines in memory are those that were on the disk when it was read."""
+    """One append-only file. `lines` are those that were on the disk when it was read."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; a file that does not exist has no lines. Raises OSError for one that cannot be read."""
+        """Read the file; one that does not exist has no lines. Raises OSError for one that cannot be read."""
         self.path = path
         content = b""
         with suppress(FileNotFoundError):
@@ -40,7 +40,7 @@ class Journal:
         self._fault: NotWritten | None = None
 
     def read(self, reader: Callable[[bytes], Fact | None]) -> tuple[list[Fact], list[int]]:
-        """What the reader makes of each line, and the numbers (from 1) of the lines of which it makes nothing."""
+        """Parse each line. Returns the facts, and the numbers (from 1) of the lines that `reader` could not parse."""
         facts: list[Fact] = []
         damaged: list[int] = []
         for number, line in enumerate(self.lines, start=1):
@@ -63,7 +63,7 @@ class Journal:
         self._fault = None
 
     def append_if_possible(self, *lines: str) -> None:
-        """Add lines where the disk takes them; otherwise the next append tries them again, before its own."""
+        """Add lines if the disk takes them; otherwise the next append writes them first."""
         try:
             self.append(*lines)
         except NotWritten as error:
@@ -72,7 +72,7 @@ class Journal:
 
     @property
     def unwritten(self) -> str:
-        """That lines are missing on the disk, and why, for people; empty where none is."""
+        """A note for people if lines are missing on the disk, and why; else empty."""
         if self._fault is None:
             return ""
         return f"the record {self.path} could not be written ({self._fault.strerror})"
@@ -81,7 +81,11 @@ class Journal:
         is_new = not self.path.exists()
         if is_new and self._length:
             raise OSError(errno.ESTALE, _LOST)
-        _make_folder(self.path.parent)
+        # Every new folder is on the disk before the file is, or a power cut could lose the first line.
+        missing = [folder for folder in self.path.parents if not folder.exists()]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            flush(folder.parent)
         with self.path.open("a+b", buffering=0) as file:
             end = self._end_of_lines(file)
             try:
@@ -96,7 +100,7 @@ class Journal:
         self._length = end + len(text)
 
     def _end_of_lines(self, file: FileIO) -> int:
-        """Where the next line begins: behind every whole line, even one that somebody else wrote in the meantime."""
+        """The offset behind the last whole line, even one that another process wrote in the meantime."""
         file.seek(0, os.SEEK_END)
         if file.tell() < self._length:
             raise OSError(errno.ESTALE, _LOST)
@@ -105,28 +109,28 @@ class Journal:
 
 
 def _write_through(file: FileIO, text: bytes) -> None:
-    """In one write, so that no other process reads a part of it; a write that was cut short is a full disk."""
+    """Write all at once, so that no other process reads a part of it, and sync. Raises OSError for a full disk."""
     if file.write(text) != len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     flush_open(file)
 
 
 def damage_of(path: Path, numbers: Sequence[int]) -> str:
-    """Where a record cannot be read, for people; never what stands there."""
+    """Name the lines that cannot be read, for people; never their text."""
     named = ", ".join(str(number) for number in numbers)
     return f"the record {path} cannot be read in line {named}"
 
 
 class FileLock:
-    """Held by one process at a time; the end of that process releases it, however it ends."""
+    """A lock of one process at a time; the end of that process releases it, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is held yet, and nothing is made."""
+        """Name the lock's file, which `take` creates."""
         self._path = path
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Hold it; False where another process does. A lock that cannot even be made is held by nobody: True.
+        """Take the lock; False where another process has it. True for a lock whose file cannot be created.
 
         Raises OSError for a lock that exists and cannot be opened.
         """
@@ -145,7 +149,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -155,15 +159,7 @@ class FileLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError:
-            # A folder that takes no file any more: a lock from before is held through a descriptor for reading.
+            # The disk takes no new file: an existing lock can be taken through a descriptor for reading.
             with suppress(FileNotFoundError, NotADirectoryError):
                 return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return None
-
-
-def _make_folder(folder: Path) -> None:
-    """With its parents, each of which is on the disk when this returns."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        flush(one.parent)

@@ -1,6 +1,6 @@
-"""Links on the run page to what a release made: its jobs, deployments and endpoint, each as soon as it exists.
+"""Links on the run page to the jobs, deployments and endpoint of a release, each as soon as it exists.
 
-They lead to the service's own address of the resource, which asks for a key; nothing else is told.
+They lead to the service's own address of the resource, which requires an API key.
 """
 
 from prefect import get_run_logger
@@ -19,7 +19,7 @@ PATHS = {
 
 
 def show_link(kind: str, resource_id: str) -> None:
-    """Put it on the page of this run; a link that cannot be written never stops a release."""
+    """Put a link on the page of this run; one that cannot be written never stops a release."""
     url = f"{base_url(api().settings.url)}/v1/{PATHS[kind]}/{resource_id}"
     try:
         create_link_artifact(url, link_text=resource_id, key=kind, description=kind)

@@ -1,4 +1,4 @@
-"""Text that somebody chose, put into Markdown so that it is read and never obeyed: no tag, no link, no row of its own.
+"""Escapes text of users for Markdown, so that it makes no tag, no link and no row of its own.
 
 Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the browser of whoever reads a report.
 """
@@ -11,7 +11,7 @@ _SPECIAL = re.compile(r"[\\`*~\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def plain(text: object) -> str:
-    """One line that every renderer shows letter by letter; it may stand in a cell of a table."""
+    """Escape text into one line that every renderer shows letter by letter, also in a table."""
     line = _BREAKS.sub(" ", str(text))
     for sign, entity in _ENTITIES.items():
         line = line.replace(sign, entity)
@@ -19,5 +19,5 @@ def plain(text: object) -> str:
 
 
 def code(text: object) -> str:
-    """An id in a fixed-width font: a code span knows no escapes, so a backtick in it becomes an apostrophe."""
+    """Show an id in a fixed-width font; a code span has no escapes, so a backtick becomes an apostrophe."""
     return f"`{_BREAKS.sub(' ', str(text)).replace('`', chr(39))}`"

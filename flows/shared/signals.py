@@ -1,4 +1,4 @@
-"""Signals of a run: the first one stops it, and none may break the clean-up that follows.
+"""Signals of a run: the first one stops it, and none may interrupt the clean-up that follows.
 
 Next: `flows/script/main.py` gives a stopped script its exit code.
 """
@@ -13,7 +13,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """A script was told to stop. Like KeyboardInterrupt not an Exception: nothing may take it for a failure."""
+    """A signal stopped the script. Like KeyboardInterrupt not an Exception, so that no handler takes it for one."""
 
     def __init__(self, signal_number: int) -> None:
         """Remember which signal it was."""
@@ -23,7 +23,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Hold back SIGINT and SIGTERM while the block cleans up. They are ignored, not postponed: the run is ending."""
+    """Ignore SIGINT and SIGTERM while the block cleans up; they are not delivered later, because the run is ending."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,13 +36,13 @@ def uninterrupted() -> Generator[None]:
 
 
 def ignore_stops() -> None:
-    """For good: nothing is left to stop, and while Python ends a signal would take the exit code's place."""
+    """Ignore signals from now on: while Python exits, one would replace the exit code."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def stop_once(say: Callable[[str], None]) -> None:
-    """From now on the first SIGINT or SIGTERM raises `Stopped` in the main thread; later ones only say so."""
+    """Make the first SIGINT or SIGTERM raise `Stopped` in the main thread; later ones only print a line."""
     received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:

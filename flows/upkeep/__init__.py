@@ -1,1 +1,1 @@
-"""What `flows/guard.py` is made of."""
+"""The parts of `flows/guard.py`."""

@@ -1,4 +1,4 @@
-"""What the guard is told, and what it tells: the form of its deployment and the result of its script."""
+"""The guard's parameters and result: the form of its deployment and the result of its script."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from flows.upkeep.watch import Alarm
 
 
 class GuardRules(BaseModel):
-    """How patient the guard is."""
+    """The guard's time limits."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -32,7 +32,7 @@ class GuardRules(BaseModel):
 
 
 class GuardResult(BaseModel):
-    """What the guard found."""
+    """The result of one run of the guard."""
 
     outcome: Literal["nothing_to_do", "returned", "rollback_incomplete"]
     reason: str = "none"

@@ -1,8 +1,8 @@
-"""After the bake: weigh what serves each endpoint now against its own first day, and tell people what has become worse.
+"""After the bake: compares what serves each endpoint with its own first day, and reports what has become worse.
 
 An alarm is a line at WARNING, an event of the Prefect server and an artifact, once for each deployment and finding; it
-never moves traffic. What is remembered stands in `<records>/watch/`: when a deployment began, the metrics of its first
-day (the service forgets them after 90 days), and what was told. The numbers come from `tuneship/gates/watch.py`.
+never moves traffic. `<records>/watch/` keeps when a deployment began, the metrics of its first day (the service deletes
+them after 90 days), and the alarms. The statistics are in `tuneship/gates/watch.py`.
 """
 
 import hashlib
@@ -29,7 +29,9 @@ from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError
 from tuneship.contract.endpoints import CanaryEndpoint
-from tuneship.gates.series import Json, Unusable
+from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.gates.answers import Metrics
+from tuneship.gates.series import Unusable
 from tuneship.gates.watch import (
     DAY,
     INTERVAL,
@@ -45,7 +47,7 @@ EVENT = "tuneship.watch.alarm"
 
 
 class Alarm(BaseModel):
-    """What serves an endpoint is worse than it was on its own first day."""
+    """A deployment is worse than it was on its own first day."""
 
     endpoint_id: str
     deployment_id: str
@@ -58,7 +60,7 @@ class Alarm(BaseModel):
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The alarm in one line."""
         return (
             f"{self.deployment_id} on {self.endpoint_id} is worse than on its first day ({self.finding}): "
             f"{self.bad} of {self.requests} since {self.since:%Y-%m-%d %H:%M} UTC, "
@@ -77,37 +79,37 @@ class ServingDeployment:
 
     @property
     def key(self) -> str:
-        """Names it among the records."""
+        """The name of its file among the records."""
         text = f"{service_name()}|{self.endpoint_id}|{self.deployment_id}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Memory:
-    """What is known of one deployment: a few lines that only grow."""
+    """The known facts about one deployment, in a journal."""
 
     def __init__(self, path: Path) -> None:
-        """Read it. Raises OSError."""
+        """Read the journal. Raises OSError."""
         self._journal = Journal(path)
         self.facts, damaged = self._journal.read(_fact)
         self._damage = [damage_of(path, damaged)] if damaged else []
 
     def last(self, kind: str) -> dict[str, Any] | None:
         """The newest fact of this kind."""
-        return next((one for one in reversed(self.facts) if one["kind"] == kind), None)
+        return next((fact for fact in reversed(self.facts) if fact["kind"] == kind), None)
 
-    def has_told(self, finding: str) -> bool:
-        """Whether an alarm for this was given."""
-        return any(one["kind"] == "alarm" and one["finding"] == finding for one in self.facts)
+    def has_reported(self, finding: str) -> bool:
+        """Whether an alarm for this finding was raised before."""
+        return any(fact["kind"] == "alarm" and fact["finding"] == finding for fact in self.facts)
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Remember it; where the disk takes no line, an alarm comes again at the next run rather than never."""
+        """Remember a fact; where the disk takes no line, an alarm is repeated by the next run rather than lost."""
         fact = {"kind": kind, **fields}
         self._journal.append_if_possible(json.dumps(fact, separators=(",", ":")))
         self.facts.append(fact)
 
     @property
     def notes(self) -> list[str]:
-        """What cannot be read or written of it, for people."""
+        """Notes for people on lines that cannot be read or written."""
         unwritten = self._journal.unwritten
         return self._damage + ([unwritten] if unwritten else [])
 
@@ -122,7 +124,7 @@ def _fact(line: bytes) -> dict[str, Any] | None:
 
 
 def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[str]]:
-    """Weigh every endpoint that one deployment serves. Returns the new alarms and what could not be weighed.
+    """Weigh every endpoint that one deployment serves alone. Returns the new alarms, and notes on failures.
 
     Never raises: the guard has more important work. A server that lists no endpoints is not watched.
     """
@@ -149,18 +151,18 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
 
 
 def _served(endpoint: CanaryEndpoint) -> ServingDeployment | None:
-    """None while a rollout has the endpoint, its bake included, or where several deployments share the traffic."""
-    whole = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
-    if endpoint.lease is not None or not whole:
+    """The endpoint's only deployment; None during a rollout and its bake, or where several share the traffic."""
+    alone = [member.id for member in endpoint.deployments if member.traffic_percentage == 100]
+    if endpoint.lease is not None or not alone:
         return None
-    return ServingDeployment(endpoint.id, whole[0], endpoint.updated_at)
+    return ServingDeployment(endpoint.id, alone[0], endpoint.updated_at)
 
 
 def _watch(
     served: ServingDeployment, watch: GuardView, path: Path
 ) -> tuple[list[Alarm], list[str]]:
     lock = FileLock(path.with_suffix(".lock"))
-    if not lock.take():  # another guard is at it
+    if not lock.take():  # another guard watches it
         return [], []
     try:
         memory = Memory(path)
@@ -168,8 +170,21 @@ def _watch(
         if seen is None:
             return [], memory.notes
         readings, notes = seen
-        alarms = [_alarm(served, one) for one in readings if not memory.has_told(one.gate)]
-        _tell(alarms, readings, memory, watch)
+        alarms = [
+            Alarm(
+                endpoint_id=served.endpoint_id,
+                deployment_id=served.deployment_id,
+                finding=reading.gate,
+                since=reading.begins,
+                requests=reading.requests,
+                bad=reading.bad,
+                first_requests=reading.first_requests,
+                first_bad=reading.first_bad,
+            )
+            for reading in readings
+            if not memory.has_reported(reading.gate)
+        ]
+        _raise_alarms(alarms, readings, memory, watch)
         return alarms, notes + memory.notes
     finally:
         lock.release()
@@ -178,16 +193,19 @@ def _watch(
 def _look(
     served: ServingDeployment, memory: Memory, now: datetime
 ) -> tuple[list[WatchReading], list[str]] | None:
-    """What is worse, each gate once, and what could not be weighed; None while there is nothing to compare with."""
+    """Weigh one deployment. Returns its worse gates, each once, and notes; None in its first quarter hour."""
     began = _began(served, memory, now)
     if began is None or began + QUARTER > now:
         return None
     kept = memory.last("first_day")
-    first = kept["answer"] if kept else _ask(served, began, min(now, began + DAY))
-    begins = asked_from(began, now)
-    recent = first if began + DAY > now else _ask(served, begins, now)
-    if kept is None and now > began + DAY + QUARTER:
-        memory.add("first_day", answer=first)
+    first: Metrics
+    if kept:
+        first = kept["answer"]
+    else:
+        first = _ask(served, began, min(now, began + DAY))
+        if now > began + DAY + QUARTER:
+            memory.add("first_day", answer=first.model_dump(mode="json"))
+    recent = first if began + DAY > now else _ask(served, asked_from(began, now), now)
     weighed = weigh(first, recent, began, now)
     worse = {one.gate: one for one in weighed.readings if one.is_worse}
     notes = [
@@ -198,7 +216,7 @@ def _look(
 
 
 def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime | None:
-    """Where its first day begins: with its first traffic since it serves alone; else in the last 24 hours."""
+    """The beginning of its first day: its first traffic since it serves alone, else that of the last 24 hours."""
     known = memory.last("began")
     if known is not None:
         return datetime.fromisoformat(known["at"])
@@ -211,7 +229,7 @@ def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime
     return None
 
 
-def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Json:
+def _ask(served: ServingDeployment, start: datetime, until: datetime) -> DeploymentMetrics:
     return get_deployment_metrics.fn(
         served.deployment_id,
         interval=INTERVAL,
@@ -221,23 +239,10 @@ def _ask(served: ServingDeployment, start: datetime, until: datetime) -> Json:
     )
 
 
-def _alarm(served: ServingDeployment, reading: WatchReading) -> Alarm:
-    return Alarm(
-        endpoint_id=served.endpoint_id,
-        deployment_id=served.deployment_id,
-        finding=reading.gate,
-        since=reading.begins,
-        requests=reading.requests,
-        bad=reading.bad,
-        first_requests=reading.first_requests,
-        first_bad=reading.first_bad,
-    )
-
-
-def _tell(
+def _raise_alarms(
     alarms: Sequence[Alarm], readings: Sequence[WatchReading], memory: Memory, watch: GuardView
 ) -> None:
-    """Told first and remembered then: a process that dies between the two tells twice rather than never."""
+    """Raise the alarms, then remember them: a process that dies in between raises them twice rather than never."""
     for alarm in alarms:
         watch.log.warning(alarm.text)
         _try(lambda alarm=alarm: _emit(alarm), watch.log)
@@ -247,15 +252,15 @@ def _tell(
         memory.add("alarm", at=watch.now.isoformat(), **alarm.model_dump(mode="json"))
 
 
-def _try(tell: Callable[[], object], log: Log) -> None:
+def _try(show: Callable[[], object], log: Log) -> None:
     try:
-        tell()
+        show()
     except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the line in the log is there
         log.warning("an alarm was not shown (%s)", type(error).__name__)
 
 
 def _emit(alarm: Alarm) -> None:
-    """One id for one finding, so that the server keeps it once however often it is sent."""
+    """Emit the alarm as an event; its id makes the server keep one event for each finding."""
     name = f"{service_name()}|{alarm.endpoint_id}|{alarm.deployment_id}|{alarm.finding}"
     emit_event(
         EVENT,
@@ -272,7 +277,7 @@ def _emit(alarm: Alarm) -> None:
 
 
 def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
-    """A page on the run and among the artifacts, a new version with each new finding."""
+    """Write a page on the run and among the artifacts, a new version with each new finding."""
     lines = [
         f"# {code(alarm.deployment_id)} is worse than on its first day",
         f"It serves all traffic of {code(alarm.endpoint_id)}. Nothing was moved: see to it, or roll back by a release.",

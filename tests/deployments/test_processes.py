@@ -37,7 +37,7 @@ def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
     processes.log("one").write_text("of an earlier start\n")
     for program, said in (
         ("print('the port is taken')", "the port is taken"),
-        ("", "it said nothing"),
+        ("", "no message"),
     ):
         with pytest.raises(NotStarted, match=rf"{said} \(log: .*one\.log\)"):
             processes.start("one", (sys.executable, "-c", program), os.environ, lambda: False)

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import bring_up_to_date, silent_runs_crash
 from flows.forms.release_form import EndpointChoice
-from flows.release.endpoint_lock import turn
+from flows.release.endpoint_lock import endpoint_lock
 from tasks.api import connect, disconnect
 from tests.support.local_machine import ROOT, Machine
 from tests.support.waiting import until
@@ -51,7 +51,7 @@ def waiting(
     with (
         temporary_settings({PREFECT_API_URL: machine.prefect}),
         (machine.home / "waiting.log").open("wb") as said,
-        turn(EndpointChoice(name=ENDPOINT)),
+        endpoint_lock(EndpointChoice(name=ENDPOINT)),
     ):
         process = subprocess.Popen(script, env=machine.environment | own, stdout=said, stderr=said)
         try:

@@ -1,4 +1,4 @@
-"""Evidence about "x of n requests", bucket by bucket, that may be looked at any number of times.
+"""Evidence about "x of n requests", bucket by bucket, that stays valid at any number of looks.
 
 One e-process against the candidate (harm), one for it (pass), and an early warning that only holds. Pure arithmetic
 with `math.log`; it knows no metrics, no steps and no verdict. All values are natural logarithms: e-values overflow.
@@ -122,14 +122,14 @@ def harm(
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """One half of one term after some buckets: 12 sums, the value they give, and its burst-capped twin."""
+    """One half of one term after some buckets: 12 sums, their mixture, and the same with bursts capped."""
 
     sums: Logs = (0.0,) * len(GRID)
     log_e: float = 0.0
     capped: float = 0.0
 
     def after(self, factor: Logs | None, *, charge_falls: bool) -> "_Half":
-        """The half one bucket later; None: that bucket says nothing."""
+        """Add one bucket; None stands for a bucket without information."""
         if factor is None:
             return self
         sums = list(map(add, self.sums, factor))
@@ -144,7 +144,7 @@ class _Half:
 class _TermWalk:
     term: Term
     halves: tuple[_Half, ...]
-    """The absolute one, and the relative one where a baseline takes traffic."""
+    """The absolute half, and the relative half where a baseline takes traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +154,12 @@ class _Walk:
     seen: int
     terms: tuple[_TermWalk, ...]
     log_e: float | None = None
-    """None before the first bucket of the first term."""
+    """The mixture so far; None before the first bucket of the first term."""
     warned: bool = False
 
 
 class _How(NamedTuple):
-    """What one mixture weighs its buckets with: the arguments of `harm`."""
+    """The arguments of `harm`, by which one mixture weighs its buckets."""
 
     limits: Limits
     terms: tuple[Term, ...]
@@ -172,7 +172,7 @@ _walks: dict[tuple[tuple[BucketCounts, ...], _How], _Walk] = {}
 
 
 def _walk(buckets: tuple[BucketCounts, ...], how: _How) -> _Walk:
-    """The mixture over all the buckets; one step further than that of the look before, where that is remembered."""
+    """The mixture over all buckets, continued from the previous look's where that is still cached."""
     halves = (_Half(),) if how.absolute_only else (_Half(), _Half())
     start = _Walk(0, tuple(_TermWalk(term, halves) for term in how.terms))
     walk = _walks.get((buckets, how)) or _walks.get((buckets[:-1], how)) or start
@@ -209,7 +209,7 @@ def _step(walk: _Walk, bucket: BucketCounts, how: _How) -> _Walk:
 
 @lru_cache(_FACTORS_KEPT)
 def _absolute_factor(b: BucketCounts, d: float) -> Logs | None:
-    """The 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None: the bucket says nothing."""
+    """The 12 log factors `x log(p_k/d) + (n-x) log((1-p_k)/(1-d))`; None for a bucket without information."""
     if not b.n_c:
         return None
     bad, good = _absolute_logs(d)
@@ -224,7 +224,7 @@ def _absolute_logs(d: float) -> tuple[Logs, Logs]:
 
 @lru_cache(_FACTORS_KEPT)
 def _relative_factor(b: BucketCounts, ratio: float) -> Logs | None:
-    """The 12 log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None: the bucket says nothing.
+    """The 12 log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None for a bucket without information.
 
     Written with one logarithm per grid point: with L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)),
     log(th_k/th0) = log rho_k + L_k and the other is L_k.
@@ -253,7 +253,7 @@ def log_e_ok(buckets: Sequence[BucketCounts], limits: Limits) -> float:
 
 @lru_cache(_SERIES_KEPT)
 def _pass_logs(buckets: tuple[BucketCounts, ...], limits: Limits) -> list[float]:
-    """Logs of the 18 exponentials: 9 absolute, 9 relative."""
+    """Logarithms of the 18 exponentials: 9 absolute, 9 relative."""
     n, x = sum(b.n_c for b in buckets), sum(b.x_c for b in buckets)
     d = limits.ok
     absolute = [
@@ -268,7 +268,7 @@ def _pass_logs(buckets: tuple[BucketCounts, ...], limits: Limits) -> list[float]
 
 
 def requests_to_proof(buckets: Sequence[BucketCounts], limits: Limits) -> int | None:
-    """Candidate requests still needed until `log_e_ok` reaches log 10, if all goes on as so far; None: never so.
+    """Candidate requests needed until `log_e_ok` reaches log 10 if all goes on as before; None if it never does.
 
     Every exponent is linear in the requests, so "as so far" multiplies all of them by one factor.
     """
@@ -308,7 +308,7 @@ def _early_z(buckets: tuple[BucketCounts, ...], limits: Limits) -> float | None:
 
 
 def early_warning(buckets: Sequence[BucketCounts], limits: Limits) -> bool:
-    """Holds the exposure while z speaks against the candidate; it is no proof and never rolls back."""
+    """Whether z speaks against the candidate: that holds the exposure, but is no proof and never rolls back."""
     z = early_z(buckets, limits)
     return z is not None and z > Z_WARN and sum(b.x_c for b in buckets) >= Z_MIN_BAD
 

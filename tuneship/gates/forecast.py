@@ -1,4 +1,4 @@
-"""What a plan can be expected to do at today's traffic, before anything is shifted: how long, and what it cannot prove.
+"""Forecasts a plan at today's traffic before anything is shifted: how long it takes, and what it cannot prove.
 
 Pure: rollouts are drawn from fixed seeds and decided by `canary.judge` itself, so that a forecast is always the same
 and never knows better than the gates. Looks that come between the ends of two buckets learn nothing and are not drawn.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tuneship.gates.canary import judge
+from tuneship.gates.gate_types import Gate, LatencyLimits
 from tuneship.gates.kinds import GATES
 from tuneship.gates.outlook import (
     DOUBLING,
@@ -23,21 +24,13 @@ from tuneship.gates.outlook import (
 )
 from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.readings import limits_of
-from tuneship.gates.record import (
-    Begun,
-    Gate,
-    LatencyLimits,
-    Look,
-    RolloutRecord,
-    SplitConfirmed,
-    Verdict,
-)
+from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
 from tuneship.gates.series import ARMS, ArmTraffic, Bucket, RolloutSeries
 from tuneship.gates.view import DeploymentState
 
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.
-MORE_ERRORS = 0.05
-MOST_FIRST_STEP = 50
+MORE_ERRORS_SHARE = 0.05
+MAX_FIRST_STEP_PERCENT = 50
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
 _LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
 _EDGES = (1000.0, 2000.0, math.inf)
@@ -47,7 +40,7 @@ _RUNNING = DeploymentState("running", 1)
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
-    """What to expect of a rollout that begins now. `gates` as `readings.choose_gates` fixes them for it."""
+    """Forecast a rollout that begins now. `gates`: as `readings.choose_gates` fixes them for it."""
     lacking = _lacking_requests(plan, today)
     if lacking is not None:
         return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
@@ -67,7 +60,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
         share = f"{100 * today.errors:.2g} % errors" if today.errors else "no errors"
         why = f"a doubling of {share} is within the plan's margin"
         unprovable = (*unprovable, Unprovable(DOUBLING, why))
-    more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS, begun)
+    more = _minutes_to_find(plan, today, today.errors + MORE_ERRORS_SHARE, begun)
     first = unprovable[0] if unprovable and typical is None else None
     sentence = _sentence(typical, doubling, more, first)
     promoted_share = len(promoted) / len(equal)
@@ -75,12 +68,12 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
 
 
 def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
-    """The plan's steps, beginning with the first at which its shortest stay brings enough requests, at most 50 %."""
+    """Choose the steps: the first one brings enough requests in its shortest stay, and is at most 50 %."""
     looks = plan.min_looks_per_step * plan.data_every_seconds / 60.0
     needed = 100.0 * plan.min_requests_per_step / max(requests_per_minute * looks, 1e-9)
-    first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MOST_FIRST_STEP)
+    first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MAX_FIRST_STEP_PERCENT)
     if first not in plan.known_steps:
-        first = min(5 * math.ceil(first / 5), MOST_FIRST_STEP)
+        first = min(5 * math.ceil(first / 5), MAX_FIRST_STEP_PERCENT)
     return [first, *(step for step in plan.known_steps if step > first)]
 
 
@@ -98,7 +91,7 @@ def _lacking_requests(plan: CanaryPlan, today: Today) -> Unprovable | None:
 
 
 def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
-    """A record that begins now, with the gates that the service counts for."""
+    """A record that begins now, with those gates whose counts the service publishes."""
     counted = tuple(
         Gate(gate.name, gate.reason, "series", gate.state)
         for gate in gates
@@ -109,7 +102,7 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
 
 
 def _several(plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord) -> list[Look]:
-    """The last looks of a few rollouts: as many as cost about as much time as everybody has."""
+    """Simulate a few rollouts, as many as fit into about a second, and return their last looks."""
     ends: list[Look] = []
     fewest, most = _RUNS
     while len(ends) < most:
@@ -139,7 +132,7 @@ def _minutes_to_find(
 def _draw(
     plan: CanaryPlan, today: Today, errors: float, record: RolloutRecord, dice: random.Random
 ) -> Look:
-    """One rollout, to its promotion or its end."""
+    """Simulate one rollout to its promotion or its end."""
     buckets: list[Bucket] = []
     length = timedelta(seconds=plan.bucket_seconds)
     per_look = today.requests_per_minute * plan.data_every_seconds / 60.0
@@ -180,7 +173,7 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
 
 
 def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
-    """What kept equal candidates from being promoted, by how often it did."""
+    """Count the reasons that kept equal candidates from being promoted, the most frequent first."""
     held = [
         gate
         for look in ends
@@ -237,7 +230,7 @@ def _poisson(dice: random.Random, mean: float) -> int:
 
 
 def _binomial(dice: random.Random, n: int, p: float) -> int:
-    """By inversion where few are expected, else by the normal distribution, which is close enough for a forecast."""
+    """Draw by inversion where few are expected, else from the normal distribution, close enough for a forecast."""
     if n <= 0 or p <= 0.0:
         return 0
     if p > 0.5:

@@ -26,12 +26,12 @@ JOB_COLUMNS = (
 
 
 class UnreadableMetrics(ValueError):
-    """The metrics record of a job (§2.1) is not what it should be; the message says why."""
+    """The metrics record of a job (§2.1) is malformed; the message says why."""
 
 
 @dataclass(frozen=True)
 class MetricCurve:
-    """A job's metrics by step, in a frame of float columns: null and absent as NaN, infinities kept."""
+    """A job's metrics by step, in a frame of float columns; null and absent values are NaN, infinities are kept."""
 
     frame: Any
     """pandas.DataFrame, index `step`, columns `JOB_COLUMNS`."""
@@ -41,7 +41,7 @@ class MetricCurve:
 
     @property
     def last_step(self) -> int:
-        """The newest step, 0 without any."""
+        """The newest step; 0 without any."""
         return int(self.frame.index[-1]) if len(self) else 0
 
     def values(self, name: str) -> list[float]:
@@ -49,7 +49,7 @@ class MetricCurve:
         return self.frame[name].tolist()
 
     def evaluations(self) -> "MetricCurve":
-        """The rows that bring a new finite validation loss: a repeated value is no new evidence."""
+        """The rows with a new finite validation loss: a repeated value is no new evidence."""
         known = self.frame[self.frame["validation_loss"].map(math.isfinite)]
         return MetricCurve(known[known["validation_loss"].ne(known["validation_loss"].shift())])
 
@@ -63,7 +63,7 @@ class MetricCurve:
 
 
 def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
-    """The metrics record (§2.1) as a curve.
+    """Read a metrics record (§2.1) as a curve.
 
     Raises `UnreadableMetrics` for arrays of unequal length, text among numbers, or steps that do not rise strictly.
     """

@@ -1,4 +1,4 @@
-"""The limits of a single gate, as a plan sets them: what is harm, and what is proof. Next: `plan.py`."""
+"""The limits of a single gate as a plan sets them: which share is harm, and which is proof. Next: `plan.py`."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -74,7 +74,7 @@ class EmptyGate(GateLimits):
 
 
 class AbandonedGate(GateLimits):
-    """Callers who hang up before their answer ends; they have many reasons for that, so the ratio is wide."""
+    """Callers who disconnect before their answer ends; they have many reasons for that, so the ratio is wide."""
 
     ratio: float | None = Field(default=2.0, ge=1, le=100, description=RATIO)
     harm: float | None = Field(default=0.01, gt=0, le=0.5, description=HARM)

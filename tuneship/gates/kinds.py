@@ -1,4 +1,4 @@
-"""The gates of a rollout, one object each: where its limits stand in the plan, and who counts its bad requests.
+"""The gates of a rollout, one object each: where the plan has its limits, and who counts its bad requests.
 
 A gate that nothing counts cannot be built: it would be proven by the absence of evidence. A new gate is a field of the
 plan (`plan.py`) and an entry in `GATES`. Next: `readings.py` weighs the counts.
@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal, cast
+from typing import Literal
 
 from tuneship.contract.generation import Generation
+from tuneship.contract.metrics import MetricSeries
 from tuneship.gates.evidence import BucketCounts
 from tuneship.gates.gate_limits import GateLimits
+from tuneship.gates.gate_types import Gate, LatencyLimits, Source
 from tuneship.gates.latency import has_latency, slow_requests
 from tuneship.gates.plan import (
     CallerGates,
@@ -22,11 +24,9 @@ from tuneship.gates.plan import (
     LatencyGates,
     QualityGates,
 )
-from tuneship.gates.record import Gate, LatencyLimits, Source
-from tuneship.gates.series import Arm, ArmTraffic, Bucket, Json, RolloutSeries, Unusable
+from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries, Unusable
 
-# An answer in which the same four words follow each other more often than this is caught in a
-# loop.
+# An answer that repeats the same four words more often than this is caught in a loop.
 REPEATED_TOO_OFTEN = 5
 # These faults are gross where they happen: a small part of alpha finds them, and delays the other
 # gates by nothing.
@@ -35,7 +35,7 @@ CALLERS_ALPHA = 0.25
 
 @dataclass(frozen=True)
 class Published:
-    """What the service published about the buckets of a rollout, and how slow an answer may be."""
+    """The published counts of a rollout's buckets, and how slow an answer may be."""
 
     series: RolloutSeries
     buckets: Sequence[Bucket]
@@ -56,8 +56,8 @@ class GateKind:
     limits: Callable[[CanaryRules], GateLimits | None]
     count: Callable[[Published], list[BucketCounts]] | None = None
     """Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`."""
-    is_published: Callable[[Json | None], bool] = lambda _: True
-    """Whether a metrics answer holds what `count` needs."""
+    is_published: Callable[[MetricSeries | None], bool] = lambda _: True
+    """Whether a deployment's metrics hold what `count` needs."""
     is_bad: Callable[[Generation], bool] | None = None
     """Whether an answer that the traffic driver received is bad."""
     alpha_share: float = 1.0
@@ -68,7 +68,7 @@ class GateKind:
         if self.count is None and self.is_bad is None:
             raise ValueError(f"nothing counts the bad requests of the gate {self.name!r}")
 
-    def choose(self, plan: CanaryRules, baseline_metrics: Json | None) -> Gate:
+    def choose(self, plan: CanaryRules, baseline_metrics: MetricSeries | None) -> Gate:
         """Fix the gate's source and state for a rollout, given a metrics answer from before its start."""
         published = self.count is not None and self.is_published(baseline_metrics)
         source: Source = "series" if published else "probes"
@@ -126,7 +126,7 @@ def _slow(measured: Published, *, limit: Literal["slow_ms", "very_slow_ms"]) -> 
 def _with_hanging(
     counts: list[BucketCounts], hanging: Mapping[Arm, Sequence[int]]
 ) -> list[BucketCounts]:
-    """The counts with those who still wait, where they came: whatever follows, they have waited too long.
+    """Add the requests that still wait, in the bucket of their arrival: they have waited too long already.
 
     A look counts each of them once: when such a request ends, it leaves this snapshot and comes into a bucket. So the
     evidence is never above that of all requests in the order of their arrival, and the limit on false rollbacks holds.
@@ -152,11 +152,8 @@ def _lost(measured: Published, *, name: Literal["cancelled", "refused"]) -> list
     return [BucketCounts(*of(b.candidate), *of(b.baseline)) for b in measured.buckets]
 
 
-def _publishes(answer: Json | None, metric: str, counts: str) -> bool:
-    inner: Any = answer
-    for key in ("metrics", metric, counts):
-        inner = cast("Json", inner).get(key) if isinstance(inner, Mapping) else None
-    return isinstance(inner, list)
+def _publishes(metrics: MetricSeries | None, metric: str, counts: str) -> bool:
+    return getattr(getattr(metrics, metric, None), counts, None) is not None
 
 
 def _blank(measured: Published) -> list[BucketCounts]:

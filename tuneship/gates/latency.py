@@ -8,15 +8,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import timedelta
 
-from tuneship.gates.record import LatencyLimits
+from tuneship.gates.gate_types import LatencyLimits
 from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries
 
 # Baseline answers from which the thresholds may be frozen.
 ENOUGH_REQUESTS = 200
 FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
-# A stretch of the baseline whose p95 is this many times the usual one had a stall, and sets no
-# limits.
-STALLED = 2.0
+# A stretch of the baseline whose p95 is this many times the usual one had a stall and sets no limits.
+STALLED_RATIO = 2.0
 # Fewer answers say little about a p95, so neighbouring buckets are merged up to here.
 _STRETCH_REQUESTS = 50
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
@@ -25,7 +24,7 @@ _LEAST_SLOPE = 1e-9
 
 
 def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
-    """T1 = p95 and T2 = 1.5 x p99 of the baseline in the last hour of these buckets, given in any order.
+    """Freeze the baseline's p95 and 1.5 x its p99 in the last hour of these buckets, given in any order.
 
     None where they hold fewer than 200 answers. An hour with little traffic is extended to 15 buckets with some.
     """
@@ -35,7 +34,7 @@ def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLi
     )
     hour = [bucket for bucket in served if bucket.end > served[-1].end - FROZEN_FROM]
     chosen = [bucket.baseline for bucket in served[-max(len(hour), LEAST_BUCKETS) :]]
-    requests = sum(one.served for one in chosen)
+    requests = sum(arm.served for arm in chosen)
     if requests < ENOUGH_REQUESTS:
         return None
     p95, p99 = _usual_quantiles(chosen, series.edges_ms["baseline"])
@@ -45,22 +44,22 @@ def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLi
 def _usual_quantiles(
     traffic: Sequence[ArmTraffic], edges: Sequence[float] | None
 ) -> tuple[float, float]:
-    """p95 and p99 without the stretches that stalled: of the merged histograms, else medians weighted by requests."""
-    if edges is None or any(one.histogram is None for one in traffic):
+    """p95 and p99 in ms without stalled stretches: of the merged histograms, else medians weighted by requests."""
+    if edges is None or any(arm.histogram is None for arm in traffic):
         return _quantiles(traffic, edges)
     stretches: list[list[ArmTraffic]] = [[]]
-    for one in traffic:
+    for arm in traffic:
         if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
             stretches.append([])
-        stretches[-1].append(one)
+        stretches[-1].append(arm)
     measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
     usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
-    kept = [one for p95, part in measured if p95 <= STALLED * usual for one in part]
+    kept = [arm for p95, part in measured if p95 <= STALLED_RATIO * usual for arm in part]
     return _quantiles(kept, edges)
 
 
 def freeze_first_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
-    """As formula version 1 froze them: from the first of these buckets that reach 200 answers together."""
+    """Freeze the limits as formula version 1 did: from the first buckets that reach 200 answers together."""
     chosen: list[ArmTraffic] = []
     served = 0
     for bucket in buckets:
@@ -98,7 +97,7 @@ def slow_requests(
 
 
 def has_latency(traffic: ArmTraffic) -> bool:
-    """The bucket says how long its answers took."""
+    """Whether the bucket says how long its answers took."""
     return traffic.histogram is not None or traffic.quantiles_ms is not None
 
 
@@ -112,7 +111,7 @@ def share_above(traffic: ArmTraffic, edges: Sequence[float] | None, threshold_ms
 
 
 def _share_below(counts: Sequence[int], edges: Sequence[float], threshold_ms: float) -> float:
-    """Linear in log latency between two edges; an edge at the threshold is exact; above the last edge all is slow."""
+    """Interpolate linearly in log latency; an edge at the threshold is exact, above the last edge all is slow."""
     i = bisect_left(edges, threshold_ms)
     below, upto = (counts[i - 1] if i else 0), counts[i]
     if math.isinf(edges[i]):
@@ -125,7 +124,7 @@ def _share_below(counts: Sequence[int], edges: Sequence[float], threshold_ms: fl
 
 
 def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: float) -> float:
-    """1 - Phi(z) on the line through (p50, p95), above p95 through (p95, p99), in (log latency, z)."""
+    """1 - Phi(z) on the line through p50 and p95, above p95 through p95 and p99, in (log latency, z)."""
     p50, p95, p99 = map(_log, quantiles_ms)
     threshold = _log(threshold_ms)
     if threshold <= p95:
@@ -137,12 +136,12 @@ def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: fl
 
 def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> tuple[float, float]:
     """p95 and p99 in ms: of the merged histograms, else the medians over buckets, weighted by requests."""
-    if edges is not None and all(one.histogram is not None for one in traffic):
+    if edges is not None and all(arm.histogram is not None for arm in traffic):
         merged = [
-            sum(column) for column in zip(*(one.histogram or () for one in traffic), strict=True)
+            sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)
         ]
         return _inverse(merged, edges, 0.95), _inverse(merged, edges, 0.99)
-    known = [(one.quantiles_ms, one.served) for one in traffic if one.quantiles_ms is not None]
+    known = [(arm.quantiles_ms, arm.served) for arm in traffic if arm.quantiles_ms is not None]
     return (
         _weighted_median([(quantiles[1], served) for quantiles, served in known]),
         _weighted_median([(quantiles[2], served) for quantiles, served in known]),
@@ -150,7 +149,7 @@ def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> 
 
 
 def _inverse(counts: Sequence[int], edges: Sequence[float], quantile: float) -> float:
-    """The threshold at which `_share_below` gives the quantile; the last finite edge when it lies above that."""
+    """The threshold in ms at which `_share_below` gives the quantile; at most the last finite edge."""
     wanted = quantile * counts[-1]
     i = bisect_left(counts, wanted)
     if i == 0:

@@ -1,4 +1,4 @@
-"""What a forecast takes and tells, as plain data, so that a record can keep it. Next: `forecast.py` makes one."""
+"""The inputs and results of a forecast as plain data, so that a record can keep them. Next: `forecast.py`."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ INSUFFICIENT_DATA, UNHEALTHY_BASELINE, DOUBLING = (
 
 @dataclass(frozen=True)
 class Today:
-    """The baseline as the last hour showed it. Shares are of its requests."""
+    """Traffic of the last hour. Shares are of the baseline's requests, 0..1."""
 
     requests_per_minute: float
-    """Of the endpoint, all deployments together."""
+    """Traffic of the endpoint, all deployments together."""
     errors: float = 0.0
     blank: float = 0.0
     abandoned: float = 0.0
@@ -23,7 +23,7 @@ class Today:
 
 @dataclass(frozen=True)
 class Unprovable:
-    """Something that this plan cannot show at this traffic, and why."""
+    """A property that this plan cannot show at this traffic, and why."""
 
     what: str
     """A gate's name, `insufficient_data`, `baseline_unhealthy` or `doubling`."""
@@ -32,23 +32,23 @@ class Unprovable:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Minutes from the first shift. None: not to be expected within the plan's looks."""
+    """Minutes from the first shift; None where the event is not expected within the plan's looks."""
 
     promote_minutes: float | None
-    """Until an equal candidate is promoted: the median, ..."""
+    """Median time to the promotion of an equal candidate."""
     promote_minutes_most: float | None
-    """... and what nine of ten do not exceed."""
+    """The same, 90th percentile."""
     doubling_minutes: float | None
-    """Until a candidate with twice the errors is rolled back."""
+    """Median time to the rollback of a candidate with twice the errors."""
     more_errors_minutes: float | None
-    """Until a candidate with five points more errors is rolled back."""
+    """Median time to the rollback of a candidate with five percentage points more errors."""
     unprovable: tuple[Unprovable, ...]
     sentence: str
     promoted_share: float = 0.0
-    """Of the equal candidates that were drawn, this share was promoted."""
+    """Share of the simulated equal candidates that was promoted."""
 
     @property
     def lacks_traffic(self) -> bool:
-        """No equal candidate was promoted, and not because the baseline is bad."""
+        """Whether no equal candidate was promoted, for another reason than a bad baseline."""
         is_sick = any(one.what == UNHEALTHY_BASELINE for one in self.unprovable)
         return not self.promoted_share and not is_sick

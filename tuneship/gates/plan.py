@@ -1,4 +1,4 @@
-"""What a rollout may do and where its limits are: the parameter model of `shift_traffic`, and of its form in the UI.
+"""The plan of a rollout: the parameter model of `shift_traffic`, and of its form in the UI.
 
 Every limit counts looks, so that a compressed clock behaves like a slow one; only the approval time-out and the
 lease are seconds. Next: `canary.py` decides by it.
@@ -27,7 +27,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def interval_seconds(interval: str) -> int:
-    """`30s`, `1m`, `2h`, `1d` in seconds. Raises ValueError for anything else."""
+    """Parse `30s`, `1m`, `2h` or `1d` into seconds. Raises ValueError for anything else."""
     number, unit = interval[:-1], interval[-1:]
     if not (number.isascii() and number.isdigit()) or unit not in _SECONDS:
         raise ValueError(f"not an interval: {interval!r}")
@@ -50,7 +50,7 @@ class LatencyGates(Form):
 
 
 class QualityGates(Form):
-    """What is wrong with an answer that did arrive. All but `empty` are counted by the traffic driver only."""
+    """Faults of an answer that did arrive. All but `empty` are counted by the traffic driver only."""
 
     empty: EmptyGate | None = Field(
         default=EmptyGate(), description="Blank completions; null: off."
@@ -70,7 +70,7 @@ class CallerGates(Form):
     """Requests that end without an answer and without an error. Not available where the service does not count them."""
 
     abandoned: AbandonedGate | None = Field(
-        default=AbandonedGate(), description="The caller hung up; null: off."
+        default=AbandonedGate(), description="The caller disconnected; null: off."
     )
     refused: RefusedGate | None = Field(
         default=RefusedGate(), description="Refused by the deployment itself; null: off."
@@ -291,7 +291,7 @@ class CanaryRules(Form):
 
     @property
     def known_steps(self) -> list[int]:
-        """The steps; of a plan that leaves them to the traffic those from which they are chosen."""
+        """The steps; with `steps: auto`, those from which the traffic chooses."""
         return [*USUAL_STEPS] if self.steps == "auto" else self.steps
 
     @property
@@ -306,7 +306,7 @@ class CanaryRules(Form):
 
     @property
     def shortest_step_seconds(self) -> float:
-        """A step never takes less."""
+        """The shortest possible duration of a step."""
         return self.min_looks_per_step * self.data_every_seconds
 
     @property
@@ -321,7 +321,7 @@ class CanaryRules(Form):
 
 
 class _Rollout(Form):
-    """What moves where; it stands first in the form."""
+    """The deployments and the endpoint, which come first in the form."""
 
     baseline_deployment_id: str = Field(
         min_length=1, description="Deployment that serves now and is returned to."
@@ -349,7 +349,7 @@ class CanaryPlan(CanaryRules, _Rollout):
 
     @classmethod
     def recorded(cls, fields: Mapping[str, Any]) -> Self:
-        """The plan as a record keeps it. One of before `bake_weight` was known bakes at 100 %."""
+        """Read the plan of a record. A plan from before `bake_weight` existed bakes at 100 %."""
         return cls.model_validate({"bake_weight": None, **fields})
 
     def digest(self) -> str:
@@ -365,7 +365,7 @@ class CanaryPlan(CanaryRules, _Rollout):
         return hashlib.sha256(to_json(in_order)).hexdigest()
 
     def is_resumed_by(self, plan: "CanaryPlan", recorded_digest: str) -> bool:
-        """Whether `plan`, given now, is this one, with which a rollout began.
+        """Whether `plan`, given now, is the plan with which this rollout began.
 
         Steps that were left to the traffic stand in the record as chosen; and who leaves `bake_weight` to its default
         means the same plan as before there was one.

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tuneship.contract.metrics import MetricSeries
 from tuneship.gates import evidence
 from tuneship.gates.evidence import BucketCounts, Harm, Limits
+from tuneship.gates.gate_types import Gate, GateReading, GateState
 from tuneship.gates.kinds import GATES
 from tuneship.gates.plan import CanaryRules
-from tuneship.gates.record import Gate, GateReading, GateState, Phase
-from tuneship.gates.series import Json
+from tuneship.gates.record import Phase
 from tuneship.gates.tallies import Tally
 
 
@@ -26,11 +27,11 @@ class Stage:
     formula: int
 
 
-def choose_gates(plan: CanaryRules, baseline_metrics: Json | None) -> tuple[Gate, ...]:
+def choose_gates(plan: CanaryRules, baseline_metrics: MetricSeries | None) -> tuple[Gate, ...]:
     """The gates of a rollout, fixed before it begins: alpha is shared among the active ones for all of it.
 
-    `baseline_metrics`: an answer from before the start. A gate takes the service's own counts where that answer has
-    them, else those of the plan's traffic driver; without either it is `not_available`.
+    `baseline_metrics`: the baseline's series from before the start. A gate takes the service's own counts where these
+    series have them, else those of the plan's traffic driver; without either it is `not_available`.
     """
     return tuple(kind.choose(plan, baseline_metrics) for kind in GATES.values())
 

@@ -14,16 +14,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.outlook import Forecast, Today
 
 
 class Verdict(StrEnum):
-    """What one look decides."""
+    """The decision of one look."""
 
     HOLD = "hold"
     ADVANCE = "advance"
     ASK = "ask"
-    """All is proven and the plan wants a person's approval."""
+    """All is proven, and the plan requires a person's approval."""
     PROMOTE = "promote"
     BAKED = "baked"
     """The bake is over: the baseline may be retired."""
@@ -33,83 +34,14 @@ class Verdict(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where a rollout stands; each phase has a false-rollback allowance of its own."""
+    """The phase of a rollout; each has an allowance of false rollbacks of its own."""
 
     BEFORE = "before"
     COMPARE = "compare"
     WAIT = "wait"
     BAKE = "bake"
     SETTLE = "settle"
-    """All traffic, after a bake that left some to the baseline: only what is plain is guarded."""
-
-
-Source = Literal["series", "probes"]
-GateState = Literal["harm", "hold", "open", "proven", "not_evaluated", "not_available", "disabled"]
-
-
-@dataclass(frozen=True)
-class Gate:
-    """One gate as fixed at the start. Only `active` ones test, and share alpha."""
-
-    name: str
-    reason: str
-    source: Source = "series"
-    state: Literal["active", "not_evaluated", "not_available", "disabled"] = "active"
-
-
-@dataclass(frozen=True)
-class LatencyLimits:
-    """Frozen thresholds in ms: T1 = baseline p95, T2 = 1.5 x baseline p99, from this many baseline requests."""
-
-    slow_ms: float
-    very_slow_ms: float
-    requests: int
-
-
-@dataclass(frozen=True)
-class GateReading:
-    """One gate at one look, each limit beside its value. `log_*` are natural logarithms."""
-
-    name: str
-    state: GateState
-    reason: str = "none"
-    candidate_requests: int = 0
-    candidate_bad: int = 0
-    baseline_requests: int = 0
-    baseline_bad: int = 0
-    candidate_share: float | None = None
-    baseline_share: float | None = None
-    ratio_limit: float | None = None
-    harm_limit: float | None = None
-    ok_limit: float | None = None
-    log_e_harm: float | None = None
-    log_e_harm_limit: float | None = None
-    log_u_harm: float | None = None
-    log_u_harm_limit: float | None = None
-    log_e_ok: float | None = None
-    log_e_ok_limit: float | None = None
-    z: float | None = None
-    z_limit: float | None = None
-    requests_to_proof: int | None = None
-    log_e_heard: float | None = None
-    """Where warm-up looks are left out: the evidence without them, which must speak against the candidate as well."""
-    log_e_heard_limit: float | None = None
-
-
-@dataclass(frozen=True)
-class ThresholdReading:
-    """One plain threshold at one look, its limit beside its value (None: not known, or too few requests)."""
-
-    name: str
-    reason: str
-    limit: float
-    value: float | None
-    requests: int
-
-    @property
-    def is_above(self) -> bool:
-        """At the limit is within it."""
-        return self.value is not None and self.value > self.limit
+    """The candidate has all traffic after a bake that left some to the baseline; only plain failures count."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +61,7 @@ class Begun:
     """The traffic that the forecast is made for; None: nobody knows it."""
     forecast: Forecast | None = None
     warnings: tuple[str, ...] = ()
-    """What people were told before the first shift."""
+    """Warnings that were shown before the first shift."""
     endpoint_name: str | None = None
     kind: Literal["begun"] = "begun"
 
@@ -179,7 +111,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Look:
-    """One look and its decision, kept whole. The first group is input of later looks, the rest explains."""
+    """One look and its decision, kept whole. The first group is input of later looks, the rest explains it."""
 
     number: int
     phase: Phase
@@ -190,7 +122,7 @@ class Look:
     missing: str | None
     """Why the metrics were unusable, or None."""
     standing: bool
-    """The answer was sound, but data that should have come did not."""
+    """Whether the answer was sound but data that should have come did not."""
     step_buckets: int
     brought_data: bool
     newest_baseline: datetime | None
@@ -205,9 +137,9 @@ class Look:
 
     hanging_baseline: tuple[int, ...] = ()
     hanging_candidate: tuple[int, ...] = ()
-    """Requests that had been open for too long at this look, by the bucket in which they came, the newest first.
+    """Requests that had been open for too long at this look, by the bucket of their arrival, the newest first.
 
-    They are inputs, for the series forgets them.
+    They are inputs of a replay, because the final series no longer shows them.
     """
 
     reason: str = "none"
@@ -225,15 +157,16 @@ class Look:
 
     @property
     def is_missing(self) -> bool:
-        """Counts towards `missing_looks`."""
+        """Whether the look counts towards `missing_looks`."""
         return self.missing is not None or self.standing
 
 
 @dataclass(frozen=True)
 class ApprovalAsked:
-    """A person was asked; the wait begins. `at` as in `SplitConfirmed`.
+    """Approval was requested and the wait begins. `at` as in `SplitConfirmed`.
 
-    `question`: where the answer is found. `until`: its last moment, by the clock of who asks; no decision reads it.
+    `question`: the id under which the answer is found. `until`: its last moment by the clock of the run that requested
+    it; no decision reads it.
     """
 
     at: datetime | None
@@ -254,7 +187,7 @@ class ApprovalAnswered:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A paused rollout goes on: the maxima of looks count afresh."""
+    """A paused rollout goes on; the maxima of looks count from here."""
 
     by: str = ""
     kind: Literal["resumed"] = "resumed"
@@ -322,7 +255,7 @@ class RolloutRecord:
 
     @property
     def limits(self) -> LatencyLimits | None:
-        """Frozen once; later values are never taken."""
+        """The latency limits, frozen once: later values are never taken."""
         first = (look.limits for look in self.looks if look.limits)
         return self.begun.limits or next(first, None)
 
@@ -354,7 +287,7 @@ class RolloutRecord:
 
     @cached_property
     def phase(self) -> Phase:
-        """By the confirmed split, and whether approval was asked."""
+        """The phase, from the confirmed split and whether approval was requested."""
         weight = self.weight
         if weight == 0:
             return Phase.BEFORE
@@ -368,12 +301,12 @@ class RolloutRecord:
 
     @property
     def _promoted_to(self) -> int | None:
-        """Where the promotion led: 100, or the weight of a bake with a live baseline."""
+        """The weight of the promotion: 100, or that of a bake with a live baseline."""
         promoted = (look for look in self.looks if look.verdict is Verdict.PROMOTE)
         return next((look.next_weight for look in promoted), None)
 
     def marked(self) -> Iterator[tuple[Fact, Mark]]:
-        """Every fact with the moment at which it became known; `at` only for splits and the request for approval."""
+        """Yield every fact with the moment it became known; only splits and the request for approval have a time."""
         looks = 0
         for fact in self.facts:
             at = fact.at if isinstance(fact, SplitConfirmed | ApprovalAsked) else None
@@ -381,7 +314,7 @@ class RolloutRecord:
             looks += isinstance(fact, Look)
 
     def step_marks(self) -> dict[int, Mark]:
-        """When each weight above 0 was confirmed first, rising."""
+        """The moment at which each weight above 0 was confirmed first, ascending."""
         return self._step_marks
 
     @cached_property
@@ -399,7 +332,7 @@ class RolloutRecord:
         return [fact for fact in after if isinstance(fact, Look)]
 
     def missing_in_a_row(self) -> int:
-        """Missing looks at the end of the record."""
+        """Number of consecutive missing looks at the end of the record."""
         row = 0
         for look in reversed(self.looks):
             if not look.is_missing:
@@ -435,7 +368,7 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
 
 
 def readable_facts(lines: Iterable[str]) -> list[Fact]:
-    """What can still be read of a damaged record: it has gaps, so nothing may be decided by it."""
+    """The facts that can still be read of a damaged record; it has gaps, so decide nothing by it."""
     facts: list[Fact] = []
     for line in lines:
         with suppress(ValidationError):

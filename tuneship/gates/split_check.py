@@ -1,4 +1,4 @@
-"""Whether the candidate's counted requests are as many as its weight promises; what is missing, nobody counted.
+"""Checks that the candidate's counted requests are as many as its weight promises; the rest was counted nowhere.
 
 Only for requests that are drawn one by one: callers with routing keys come in lumps. Pure. Next: `view.py`.
 """
@@ -14,7 +14,7 @@ from tuneship.gates.record import Mark
 from tuneship.gates.series import ArmTraffic, Bucket, first_after
 
 # Share of the candidate's requests that may be missing.
-TOLERANCE = 0.02
+TOLERANCE_SHARE = 0.02
 LOG_MISMATCH = math.log(100.0)
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
@@ -31,7 +31,7 @@ class Drawn:
 def drawn_requests(
     buckets: Sequence[Bucket], marks: dict[int, Mark], settled_after: timedelta
 ) -> list[Drawn] | None:
-    """The buckets that were served at one weight from begin to end; None where the server does not count all requests.
+    """Keep the buckets served at one weight throughout; None where the server does not count all requests.
 
     Requests of the weight before end in the first bucket of a step, and as long as a slow answer takes.
     """
@@ -55,14 +55,14 @@ def _counted(traffic: ArmTraffic) -> int | None:
 
 
 def log_e_missing(buckets: Sequence[Drawn]) -> float:
-    """Log of the evidence that more than the tolerance is missing, valid at every look.
+    """Logarithm of the evidence that more than the tolerance is missing, valid at every look.
 
     Each bucket's draw is binomial; a mixture over losses from 5 to 80 % is weighed against a loss of 2 %.
     """
     logs = [0.0] * len(_LOSSES)
     for drawn in buckets:
         share = drawn.weight / 100.0
-        allowed = _share_left(share, TOLERANCE)
+        allowed = _share_left(share, TOLERANCE_SHARE)
         for i, loss in enumerate(_LOSSES):
             left = _share_left(share, loss)
             logs[i] += drawn.candidate * math.log(left / allowed)

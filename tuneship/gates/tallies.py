@@ -1,4 +1,4 @@
-"""Each gate's "x of n" for both arms, bucket by bucket, from the series or the driver, and where its terms start.
+"""Counts "x of n" for each gate and both arms, bucket by bucket, and where its terms start.
 
 Recomputed from the start at every look. Knows no verdict. Next: `evidence.py` weighs the counts, `canary.py` decides.
 """
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tuneship.gates.evidence import LOOKS_PER_TERM, BucketCounts
+from tuneship.gates.gate_types import Gate
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.record import (
     ApprovalAsked,
     Fact,
-    Gate,
     Mark,
     Phase,
     Probed,
@@ -29,16 +29,16 @@ class Tally:
     """Counts of one gate in time order, as far as the present phase tests them."""
 
     counts: tuple[BucketCounts, ...]
-    """Since the rollout began; where the candidate has all traffic, since then."""
+    """Counts since the rollout began, or since the candidate got all traffic."""
     heard: tuple[BucketCounts, ...]
-    """The same without the latency of warm-up looks."""
+    """The same counts without the latency of warm-up looks."""
     distinct: tuple[BucketCounts, ...]
-    """The counts with the candidate's failures of one caller in one bucket as one failure."""
+    """The same counts with one caller's failures at the candidate in one bucket as one failure."""
     starts: tuple[int, ...]
     """Index of the first bucket of each term of this phase."""
 
     live: tuple[BucketCounts, ...] | None = None
-    """Where the candidate has all traffic: what both deployments served before."""
+    """Counts of both deployments from before the candidate got all traffic; else None."""
 
     @property
     def warning(self) -> tuple[BucketCounts, ...]:
@@ -77,9 +77,9 @@ def token_ratio(buckets: Sequence[Bucket]) -> float | None:
 
 
 def _tokens(traffic: Sequence[ArmTraffic]) -> float | None:
-    known = [one for one in traffic if one.output_tokens is not None]
-    requests = sum(one.requests for one in known)
-    return sum(one.output_tokens or 0.0 for one in known) / requests if requests else None
+    known = [arm for arm in traffic if arm.output_tokens is not None]
+    requests = sum(arm.requests for arm in known)
+    return sum(arm.output_tokens or 0.0 for arm in known) / requests if requests else None
 
 
 def tally(
@@ -90,7 +90,7 @@ def tally(
     warm: frozenset[datetime] = frozenset(),
     by_caller: bool = False,
 ) -> Tally:
-    """Counts of one gate. Raises `Unusable` where they are gone.
+    """Count for one gate. Raises `Unusable` where its counts are gone.
 
     `measured.buckets` are all of the rollout's. `warm`: ends of those in which latency is not weighed. `by_caller`:
     a caller's repeated failures are told apart.
@@ -108,8 +108,8 @@ def tally(
     heard = distinct = counts
     if warm and gate.name in LATENCY_GATES:
         heard = tuple(
-            BucketCounts(0, 0) if bucket.end in warm else one
-            for bucket, one in zip(buckets, counts, strict=True)
+            BucketCounts(0, 0) if bucket.end in warm else count
+            for bucket, count in zip(buckets, counts, strict=True)
         )
     if by_caller and gate.name == "error":
         distinct = tuple(map(one_per_caller, buckets, counts))
@@ -119,7 +119,7 @@ def tally(
 
 
 def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
-    """The counts with the candidate's failures of one caller as one failure, where callers are counted."""
+    """Count one caller's failures at the candidate as one failure, where callers are counted."""
     callers = bucket.candidate.error_callers
     if callers is None or callers >= counts.x_c:
         return counts
@@ -127,7 +127,7 @@ def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
 
 
 def warm_up(buckets: Sequence[Bucket], record: RolloutRecord, looks: int) -> frozenset[datetime]:
-    """Ends of the buckets that the first `looks` looks with new data after each increase brought, this one included."""
+    """Ends of the buckets of the first `looks` looks with new data after each increase, this one included."""
     if not looks or not buckets:
         return frozenset()
     marks = list(record.step_marks().items())
@@ -162,14 +162,14 @@ def _probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
 
 
 def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:
-    """Bad answers of one look. A driver that did not look for this fault has not shown that there was none."""
+    """Bad answers of one look. Raises `Unusable` where the driver did not check for this fault."""
     if requests and gate.name not in bad:
         raise Unusable(f"the traffic driver did not count for the gate {gate.name}")
     return bad.get(gate.name, 0)
 
 
 def term_marks(record: RolloutRecord) -> list[Mark]:
-    """Where the terms of the present phase start: each compared step; in a wait or a bake every fifth look."""
+    """Indexes at which the terms of the present phase start: each compared step; in a wait or bake every fifth look."""
     phase = record.phase  # derived from all facts, so ask once and not once a look
     if phase is Phase.COMPARE:
         return list(record.step_marks().values())

@@ -6,22 +6,24 @@ is no error rate: see `docs/gates.md`. Next: `canary.py`.
 
 from collections.abc import Sequence
 
+from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.latency import has_latency, median_p95_ms
 from tuneship.gates.plan import Thresholds
-from tuneship.gates.record import ThresholdReading
 from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
 
 
 def read_thresholds(
     thresholds: Thresholds | None, series: RolloutSeries, buckets: Sequence[Bucket]
 ) -> tuple[ThresholdReading, ...]:
-    """Every threshold that is on, its limit beside its value, over the newest of the step's buckets with requests.
+    """Read every threshold that is on, over the newest of the step's buckets with requests.
 
     A value is None where nothing tells it: too few requests, or a server that does not publish it.
     """
     if thresholds is None:
         return ()
-    newest = [one.candidate for one in buckets if one.candidate.requests][-thresholds.looks :]
+    newest = [bucket.candidate for bucket in buckets if bucket.candidate.requests][
+        -thresholds.looks :
+    ]
     requests = sum(traffic.requests for traffic in newest)
     has_enough = requests >= thresholds.min_requests
     measured = (
@@ -37,19 +39,23 @@ def read_thresholds(
 
 
 def _errors(newest: Sequence[ArmTraffic]) -> float | None:
-    return _percentage(sum(one.errors for one in newest), sum(one.requests for one in newest))
+    return _percentage(
+        sum(traffic.errors for traffic in newest), sum(traffic.requests for traffic in newest)
+    )
 
 
 def _empty(newest: Sequence[ArmTraffic]) -> float | None:
-    served = [one for one in newest if one.served]
-    if any(one.empty is None for one in served):
+    served = [traffic for traffic in newest if traffic.served]
+    if any(traffic.empty is None for traffic in served):
         return None
-    return _percentage(sum(one.empty or 0 for one in served), sum(one.served for one in served))
+    return _percentage(
+        sum(traffic.empty or 0 for traffic in served), sum(traffic.served for traffic in served)
+    )
 
 
 def _p95_ms(series: RolloutSeries, newest: Sequence[ArmTraffic]) -> float | None:
-    known = [one for one in newest if one.served]
-    if not known or not all(has_latency(one) for one in known):
+    known = [traffic for traffic in newest if traffic.served]
+    if not known or not all(has_latency(traffic) for traffic in known):
         return None
     return median_p95_ms(known, series.edges_ms["candidate"])
 

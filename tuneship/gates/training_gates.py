@@ -1,4 +1,4 @@
-"""Is a finished fine-tuning job good enough to be deployed? Gates T0-T10 over its record and its metrics (§2.1).
+"""Decides whether a fine-tuning job may be deployed: gates T0-T10 over its record and its metrics (§2.1).
 
 Pure; a missing value is never read as 0. `judge_training` once the job has ended, `watch_training` at every poll while
 it runs, `judge_smoke` over answers of the deployed model at 0 % traffic. Reject beats hold beats pass.
@@ -20,12 +20,12 @@ State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disa
 
 SMOOTHING_STEPS = 10
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
-# Of the first loss: a smaller rise is noise.
-LEAST_RISE = 0.1
+# A smaller rise, as a share of the first loss, is noise.
+MIN_RISE_SHARE = 0.1
 LEAK_LOSS = 0.01
-SLOWER_PER_TOKEN = 3.0
-# Of prompts that both answered; fewer say nothing of who is slower.
-FEWEST_TIMES = 5
+MAX_TIME_PER_TOKEN_RATIO = 3.0
+# Fewer prompts that both answered do not show which one is slower.
+MIN_TIMED_PROMPTS = 5
 
 
 class TrainingRules(BaseModel):
@@ -53,7 +53,7 @@ class TrainingRules(BaseModel):
 
 @dataclass(frozen=True)
 class GateResult:
-    """One gate: its state, its value beside its limit, and what there is to say."""
+    """The result of one gate: its state, its value beside its limit, and a note."""
 
     name: str
     state: State
@@ -64,7 +64,7 @@ class GateResult:
 
 @dataclass(frozen=True)
 class TrainingVerdict:
-    """`reason` is the name of the gate that decided, or "none"."""
+    """The decision over all gates; `reason` is the name of the gate that decided, or "none"."""
 
     decision: Decision
     reason: str
@@ -73,19 +73,19 @@ class TrainingVerdict:
 
 @dataclass(frozen=True)
 class ValidationMeasure:
-    """What a model was measured on, and how well: equal content makes two losses comparable."""
+    """A model's validation loss and the data it was measured on; equal content makes two losses comparable."""
 
     base_model: str
     validation_dataset_id: str | None
     content_sha256: str | None
-    """Tag of the validation dataset's record."""
+    """Content digest in the tags of the validation dataset."""
     best_validation_loss: float | None
-    """None where it could not be had."""
+    """None where it could not be read."""
 
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """The job's record as far as the gates need it, and what the flow knows of its data. None: unknown."""
+    """The fields of a job that the gates need, and the flow's knowledge of its data. None: unknown."""
 
     status: str
     fine_tuned_model: str | None
@@ -95,12 +95,12 @@ class FinishedJob:
     content_sha256: str | None
     validation_examples: int | None
     duplicates: int | None = None
-    """Examples that stand in both the training and the validation file."""
+    """Number of examples in both the training and the validation file."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the gates T3 to T9 look at. `best` and `first` are validation losses."""
+    """The inputs of gates T3 to T9. `best` and `first` are validation losses."""
 
     job: FinishedJob
     rules: TrainingRules
@@ -120,7 +120,7 @@ def judge_training(
     champion: ValidationMeasure | None,
     rules: TrainingRules,
 ) -> TrainingVerdict:
-    """All gates of an ended job. `champion` None: no tuned model serves at the endpoint yet."""
+    """Apply all gates to an ended job. `champion` None: no tuned model serves at the endpoint yet."""
     try:
         curve = read_curve(metrics)
     except UnreadableMetrics as error:
@@ -167,7 +167,7 @@ def _finite(curve: MetricCurve) -> GateResult:
 
 
 def _settled(evidence: Evidence) -> GateResult:
-    """T2 cancels a running job; of an ended one, whose best checkpoint is taken, it is only told."""
+    """T2 cancels a running job; for an ended one it is only reported, because its best checkpoint is used."""
     state = "note" if _is_diverging(evidence.curve, 0) else "pass"
     return GateResult("T2 divergence", state)
 
@@ -194,7 +194,7 @@ def _against_champion(evidence: Evidence) -> GateResult:
 
 
 def _is_comparable(job: FinishedJob, champion: ValidationMeasure) -> bool:
-    """Same base model, and a validation dataset that is the same one or has the same content."""
+    """Whether base model and validation data are the same, by the dataset's id or by its content."""
     if job.base_model != champion.base_model or None in (
         job.validation_dataset_id,
         champion.validation_dataset_id,
@@ -281,7 +281,7 @@ GATES: tuple[Callable[[Evidence], GateResult], ...] = (
 
 @dataclass(frozen=True)
 class DivergenceWatch:
-    """What earlier polls of a running job saw."""
+    """State carried from poll to poll of a running job."""
 
     broken_polls: int = 0
     diverging_polls: int = 0
@@ -289,7 +289,7 @@ class DivergenceWatch:
 
 
 def lowest_loss(losses: Sequence[float | None]) -> float | None:
-    """The best of a job's validation losses; None where it was never measured."""
+    """The lowest validation loss of a job; None where it was never measured."""
     finite = [one for one in losses if one is not None and math.isfinite(one)]
     return min(finite, default=None)
 
@@ -329,7 +329,7 @@ def _broken(watch: DivergenceWatch) -> tuple[DivergenceWatch, GateResult | None]
 
 
 def _is_diverging(curve: MetricCurve, warmup_steps: int) -> bool:
-    """The smoothed loss is above twice its minimum so far, or above 1.5 x the first loss after the warm-up.
+    """Whether the smoothed loss is above twice its minimum so far, or above 1.5 x the first loss after the warm-up.
 
     Near the end of a good run the minimum is so small that the noise of single batches doubles it (seen: 0.07 to 0.16
     from a first loss of 6): a rise of less than a tenth of the first loss is no divergence.
@@ -340,7 +340,7 @@ def _is_diverging(curve: MetricCurve, warmup_steps: int) -> bool:
     smoothed = curve.smoothed_training_loss(SMOOTHING_STEPS)
     first = later.values("training_loss")[0]
     lowest = min(smoothed)
-    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > LEAST_RISE * first
+    has_risen = smoothed[-1] > 2.0 * lowest and smoothed[-1] - lowest > MIN_RISE_SHARE * first
     return has_risen or smoothed[-1] > 1.5 * first
 
 
@@ -373,14 +373,14 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
         for ours, theirs in zip(candidate, baseline, strict=False)
     ]
     ratios = [ours / theirs for ours, theirs in times if ours and theirs]
-    if len(ratios) < FEWEST_TIMES:
+    if len(ratios) < MIN_TIMED_PROMPTS:
         return GateResult(name, "pass", note="time per output token not known")
     slower = median_low(ratios)
     return GateResult(
         name,
-        "pass" if slower <= SLOWER_PER_TOKEN else "reject",
+        "pass" if slower <= MAX_TIME_PER_TOKEN_RATIO else "reject",
         slower,
-        SLOWER_PER_TOKEN,
+        MAX_TIME_PER_TOKEN_RATIO,
         "times the baseline's time per output token, median",
     )
 
@@ -396,6 +396,6 @@ def _problem(answer: SmokeAnswer) -> str | None:
 
 
 def _per_token(answer: SmokeAnswer) -> float | None:
-    """Milliseconds; None where there was no token, or the answer does not say how many."""
+    """Milliseconds per token; None where there was no token, or the answer does not say how many."""
     is_known = answer.status == 200 and answer.output_tokens > 0
     return answer.latency_ms / answer.output_tokens if is_known else None

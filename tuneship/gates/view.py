@@ -1,6 +1,6 @@
-"""What the rules of one look see: the rollout's state, the gates' readings, and how sound the data are.
+"""Gathers the facts of one look for the rules: the rollout's state, the gates' readings, the soundness of the data.
 
-Pure and recomputed from the start at every look. Next: `canary.py` holds the rules.
+Pure and recomputed from the start at every look. Next: `rules.py` holds the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,33 +10,25 @@ from functools import cached_property
 
 from tuneship.gates import readings, tallies
 from tuneship.gates.formula import formula_of
+from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.kinds import Published
 from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import (
-    Gate,
-    GateReading,
-    LatencyLimits,
-    Look,
-    Phase,
-    Probed,
-    RolloutRecord,
-    ThresholdReading,
-)
+from tuneship.gates.record import Look, Phase, Probed, RolloutRecord
 from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, first_after
 from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
 from tuneship.gates.thresholds import read_thresholds
 
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
-LIKELY_REQUESTS = 20
+MIN_EXPECTED_REQUESTS = 20
 # A request is hanging when it is older than 10 s and than 5 x the very slow limit.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
 
 
 @dataclass(frozen=True)
 class DeploymentState:
-    """A deployment as just read: its `status` ("missing" for 404, None when it could not be asked) and its replicas."""
+    """A deployment as just read: its `status` ("missing" for a 404, None where the call failed) and its replicas."""
 
     status: str | None
     replicas: int | None = None
@@ -44,7 +36,7 @@ class DeploymentState:
 
 @dataclass(frozen=True)
 class View:
-    """Everything the rules look at."""
+    """Everything that the rules of one look read."""
 
     plan: CanaryPlan
     record: RolloutRecord
@@ -58,7 +50,7 @@ class View:
     tokens: float | None
     formula: int
     hanging: Mapping[Arm, tuple[int, ...]]
-    """Requests that have been open for too long, by the bucket in which they came, the newest first."""
+    """Requests that have been open for too long, by the bucket of their arrival, the newest first."""
 
     @cached_property
     def phase(self) -> Phase:
@@ -127,12 +119,15 @@ class View:
 
     @cached_property
     def has_baseline(self) -> bool:
-        """The baseline takes part of the traffic."""
+        """Whether the baseline takes part of the traffic."""
         return self.weight < 100
 
     @cached_property
     def baseline_broken(self) -> bool:
-        """The baseline fails half of its requests and the candidate does not: never send it all traffic by machine."""
+        """Whether the baseline fails half of its requests and the candidate does not.
+
+        Such a baseline never gets all traffic without a person.
+        """
         recent = self.span.compared[-HEALTH_BUCKETS:]
         if not self.has_baseline or not recent:
             return False
@@ -145,7 +140,7 @@ class View:
 
     @cached_property
     def split_mismatches(self) -> bool:
-        """More of the candidate's requests than chance explains were counted nowhere."""
+        """Whether more of the candidate's requests than chance explains were counted nowhere."""
         if not self.plan.has_split_check or not self.has_baseline or self.formula < 2:
             return False
         slow_ms = self.limits.very_slow_ms if self.limits else 0.0
@@ -167,13 +162,13 @@ class View:
 
     @cached_property
     def above_objective(self) -> bool:
-        """Two equally bad deployments satisfy the relative half, so the share itself has a limit too."""
+        """Whether the candidate's share of errors is too high in itself: two equally bad arms pass the comparison."""
         gate = self.plan.error_gate
         return gate is not None and error_share(self.span.compared, "candidate") > gate.slo_max
 
 
 def error_share(buckets: Sequence[Bucket], arm: Arm) -> float:
-    """Pooled share of errors; 0 without requests."""
+    """Pooled share of errors, 0..1; 0 without requests."""
     requests = sum(bucket[arm].requests for bucket in buckets)
     return sum(bucket[arm].errors for bucket in buckets) / requests if requests else 0.0
 
@@ -186,7 +181,7 @@ def make_view(
     record: RolloutRecord,
     recorded: Look | None = None,
 ) -> View:
-    """What the rules look at. `recorded`: the look that is decided again, for what only that moment could tell."""
+    """Build the view of one look. `recorded`: the look that is decided again, for facts that only that moment knew."""
     known = None if isinstance(series, str) else series
     view = View(
         plan=plan,
@@ -224,7 +219,7 @@ def make_view(
 def _hanging(
     view: View, series: RolloutSeries, recorded: Look | None
 ) -> Mapping[Arm, tuple[int, ...]]:
-    """Who waits too long now. A snapshot is of its moment, so a look that is decided again brings its own."""
+    """Requests that wait too long now. A replayed look brings its own, because a snapshot is never published again."""
     if recorded is not None:
         return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
     if view.formula < 2 or view.limits is None:
@@ -240,7 +235,7 @@ def _hanging(
 def _by_arrival(
     ages: Sequence[tuple[float, float, int]], at: datetime, buckets: Sequence[Bucket]
 ) -> tuple[int, ...]:
-    """Requests by the bucket in which they came, the newest first; a range of ages is spread over its buckets."""
+    """Count requests by the bucket of their arrival, the newest first; a range of ages is spread over its buckets."""
     found = [0] * len(buckets)
     for least, most, requests in ages:
         last = first_after(buckets, at - timedelta(milliseconds=least))
@@ -280,7 +275,7 @@ def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
 
 
 def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
-    """A null where there was a value before, or a source of counts that fell silent."""
+    """Say which data are gone: a null where there was a value before, or a traffic driver that fell silent."""
     last = record.looks[-1] if record.looks else None
     if last is not None:
         known = {"baseline": last.unvalued_baseline, "candidate": last.unvalued_candidate}
@@ -295,7 +290,7 @@ def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
 
 
 def _stands_still(view: View, series: RolloutSeries) -> bool:
-    """A throughput series of this rollout stopped, although a newer bucket was due or the clock itself stopped."""
+    """Whether a throughput series stopped although a newer bucket was due, or the service's clock stopped."""
     last = view.record.looks[-1] if view.record.looks else None
     if last is None:
         return False
@@ -314,11 +309,11 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
 
     if view.has_baseline and stands("baseline"):
         return True
-    return stands("candidate") and _expected_requests(view, series) >= LIKELY_REQUESTS
+    return stands("candidate") and _expected_requests(view, series) >= MIN_EXPECTED_REQUESTS
 
 
 def _expected_requests(view: View, series: RolloutSeries) -> float:
-    """Requests that the candidate should have had since its newest bucket, had it been asked like before."""
+    """Requests that the candidate should have had since its newest bucket at the rate seen before."""
     newest = series.newest["candidate"]
     cut = first_after(view.span.all, newest)
     if view.has_baseline:

@@ -1,9 +1,10 @@
-"""After the bake: what a deployment serves now against what it served on its own first day.
+"""Compares what a deployment serves after the bake with its own first day.
 
 Pure. Within the first day every stretch is compared with the hours before it (hour 2 with hour 1, hours 3 and 4 with
 hours 1 and 2, ...); from then on each day with the first one, quarter hour with the same quarter hour, so that what
 comes back every day is no finding. Each stretch is a test of its own that may be looked at at any time (`evidence.py`),
-and their levels sum to `ALPHA` however long the deployment lives. Next: `flows/upkeep/watch.py` asks and tells.
+and their levels sum to `ALPHA` however long the deployment lives. Next:
+`flows/upkeep/watch.py` reads the metrics and raises the alarms.
 """
 
 import math
@@ -14,28 +15,20 @@ from itertools import count
 from typing import Final
 
 from tuneship.gates import evidence
+from tuneship.gates.answers import Metrics, read_answer, read_series
 from tuneship.gates.evidence import BucketCounts, Limits, Term
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.latency import freeze_limits, has_latency
-from tuneship.gates.series import (
-    Arm,
-    ArmTraffic,
-    Bucket,
-    Json,
-    RolloutSeries,
-    Unusable,
-    read_series,
-)
+from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries, Unusable
 from tuneship.gates.tallies import one_per_caller
 
-# Chance that a deployment which stays as it was is ever reported, for whatever finding.
+# Chance that a deployment whose behaviour never changes is ever reported, for any finding.
 ALPHA: Final = 0.05
 INTERVAL: Final = "15m"
 QUARTER, DAY = timedelta(minutes=15), timedelta(days=1)
 # In quarter hours.
 HOUR_LONG, DAY_LONG = 4, 96
-# A stretch is weighed from so many moments on, so that its good beginning does not hide a bad
-# end.
+# A stretch is weighed from this many starting points, so that a good beginning does not hide a bad end.
 STARTS: Final = 24
 # By gate: the share allowed as a multiple of the first day's, and the share always allowed.
 #
@@ -84,7 +77,7 @@ class WatchReading:
     gate: str
     reason: str
     begins: datetime
-    """Of the stretch."""
+    """The beginning of the stretch."""
     requests: int
     bad: int
     first_requests: int
@@ -102,7 +95,7 @@ class WatchReading:
 
 @dataclass(frozen=True)
 class Weighed:
-    """What could be weighed, and why something could not."""
+    """The readings, and why a gate could not be weighed."""
 
     readings: tuple[WatchReading, ...]
     unusable: Mapping[str, str]
@@ -115,20 +108,20 @@ def rounded_up(moment: datetime) -> datetime:
     return moment + (-since % QUARTER)
 
 
-def first_traffic(answer: Json | None) -> datetime | None:
-    """Where the first quarter hour with requests begins. Raises `Unusable`."""
+def first_traffic(answer: Metrics | None) -> datetime | None:
+    """The beginning of the first quarter hour with requests. Raises `Unusable`."""
     buckets = read_series(answer, answer, INTERVAL).buckets
     return next((b.end - QUARTER for b in buckets if b.candidate.requests), None)
 
 
 def stretches(began: datetime, now: datetime) -> tuple[Stretch, ...]:
-    """Those of the last 24 hours; the first hour of a deployment is compared with nothing."""
+    """The stretches of the last 24 hours; the first hour of a deployment has nothing to be compared with."""
     until = (now - began) // QUARTER
     return tuple(one for one in _every_stretch(until) if one.end > until - DAY_LONG)
 
 
 def _every_stretch(until: int) -> Iterator[Stretch]:
-    """The first day in lengths that double, then days."""
+    """Yield the first day in lengths that double, then whole days."""
     start = HOUR_LONG
     for number in count(1):
         if start >= until:
@@ -139,23 +132,24 @@ def _every_stretch(until: int) -> Iterator[Stretch]:
 
 
 def asked_from(began: datetime, now: datetime) -> datetime:
-    """From where on the metrics of the last 24 hours are needed, to the beginning of their oldest stretch."""
+    """The beginning of the oldest stretch of the last 24 hours, from which metrics are needed."""
     return began + min((one.start for one in stretches(began, now)), default=0) * QUARTER
 
 
-def weigh(first: Json | None, recent: Json | None, began: datetime, now: datetime) -> Weighed:
+def weigh(first: Metrics, recent: Metrics, began: datetime, now: datetime) -> Weighed:
     """Weigh every stretch of the last 24 hours. Raises `Unusable` where an answer as a whole cannot be counted.
 
     `first`: the metrics of the first day, as far as it has passed; `recent`: those from `asked_from` on.
     """
     then, lately = (read_series(answer, answer, INTERVAL) for answer in (first, recent))
+    published = [read_answer(answer).metrics for answer in (first, recent)]
     pair = _Pair(then, lately, _by_number(then, began), _by_number(lately, began), began)
     unusable: dict[str, str] = {}
     readings: list[WatchReading] = []
     for stretch in stretches(began, now):
         measured = pair.measured(stretch)
         for name in LIMITS:
-            if GATES[name].is_published(first) and GATES[name].is_published(recent):
+            if all(map(GATES[name].is_published, published)):
                 try:
                     readings.append(_read(name, stretch, measured, began))
                 except Unusable as error:
@@ -224,7 +218,7 @@ def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> 
 
 
 def _evidence(counts: Sequence[BucketCounts], limits: Limits, stretch: Stretch) -> evidence.Harm:
-    """From equally spaced starts with equal weights; a start that is still to come counts once."""
+    """Weigh from equally spaced starts with equal weights; a start that is still to come counts once."""
     length = stretch.end - stretch.start
     starts = range(0, length, max(1, length // STARTS))
     terms = [Term(start, 1.0 / len(starts)) for start in starts]

@@ -207,7 +207,7 @@ def test_the_form_begins_with_what_a_person_must_say() -> None:
     first = sorted(fields, key=lambda name: fields[name]["position"])[:3]
     assert first == ["model_name", "data", "endpoint"]
     assert "default" not in fields["data"], "with a default of null it opens as `None`"
-    assert "default" not in models["Endpoint"]["properties"]["name"]
+    assert "default" not in models["EndpointChoice"]["properties"]["name"]
     data = models["TrainingData"]["properties"]
     assert min(data, key=lambda name: data[name]["position"]) == "files"
     places = [about["position"] for about in fields.values()]

@@ -45,7 +45,7 @@ def judged(wanted: ReleaseParameters, verdict: TrainingVerdict) -> Any:
     def judging() -> Any:
         run = begin(wanted)
         try:
-            return run.judged(verdict), run.notes
+            return run.check_training(verdict), run.notes
         finally:
             run.record.release()
 

@@ -19,8 +19,8 @@ from flows.rollout.page import page
 from flows.rollout.result import Change, result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
+from tuneship.gates.answers import read_series
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
-from tuneship.gates.series import read_series
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 RELEASE = ReleaseParameters.model_validate_json(

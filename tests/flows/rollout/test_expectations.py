@@ -13,6 +13,7 @@ from flows.rollout.words import forecast_in_words
 from tests.flows.release.test_report import RELEASE, refused
 from tests.unit.gates.drawn import PUBLISHED
 from tests.unit.gates.rollouts import plan_with
+from tuneship.contract.metrics import DeploymentMetrics, MetricSeries, MetricSummary
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, RolloutRecord, from_lines, to_line
@@ -20,6 +21,18 @@ from tuneship.gates.series import ARMS, ArmTraffic, Bucket, InFlightAges, Rollou
 
 NOW = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
 DRIVER = {"prompts": "p.jsonl", "requests_per_second": 5.0}
+
+
+def answer(generate_timeout_s: float | None = None) -> DeploymentMetrics:
+    return DeploymentMetrics(
+        deployment_id="dep_b",
+        start_time=NOW,
+        end_time=NOW,
+        interval="1m",
+        metrics=MetricSeries(),
+        summary=MetricSummary(),
+        generate_timeout_seconds=generate_timeout_s,
+    )
 
 
 def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = False) -> Before:
@@ -37,7 +50,7 @@ def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = Fa
         True,
         in_flight={"baseline": snapshot},
     )
-    return Before({"metrics": {}}, series)
+    return Before(answer(), series)
 
 
 def told_of(before: Before, **fields: Any) -> Expected | RolloutResult:
@@ -167,7 +180,7 @@ def test_auto_steps_are_plain_steps_before_the_record_begins(
 
 
 def with_timeout(before: Before, seconds: float) -> Before:
-    return Before({"generate_timeout_seconds": seconds}, before.series)
+    return Before(answer(seconds), before.series)
 
 
 QUICK = {"interval": "1s", "look_every_seconds": 1.0}

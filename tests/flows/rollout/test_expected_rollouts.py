@@ -14,6 +14,7 @@ from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import plan
 from tests.flows.forms.test_parameters import release
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tuneship.contract.metrics import DeploymentMetrics
 
 NAMES = {
     "endpoint_name": "shop",
@@ -71,8 +72,8 @@ def test_a_plan_shorter_than_the_server_s_time_out_shifts_nothing(
     busy_for(fake, 30, 600)
     ask = opening.get_deployment_metrics
 
-    def told(*args: Any, **fields: Any) -> dict[str, Any]:
-        return ask(*args, **fields) | {"generate_timeout_seconds": 1200.0}
+    def told(*args: Any, **fields: Any) -> DeploymentMetrics:
+        return ask(*args, **fields).model_copy(update={"generate_timeout_seconds": 1200.0})
 
     monkeypatch.setattr(opening, "get_deployment_metrics", told)
 

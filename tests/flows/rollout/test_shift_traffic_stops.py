@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Crashed, Failed
 
 from flows.rollout.record_file import RecordFolder
-from flows.rollout.rollback import return_traffic, what_stopped
+from flows.rollout.rollback import return_traffic, stopping_signal
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
@@ -136,10 +136,10 @@ def test_an_unexpected_error_returns_the_traffic_and_is_not_hidden(
 def test_a_signal_is_not_lost_in_the_error_that_it_caused() -> None:
     masked = ValueError("set up was interrupted")
     masked.__context__ = KeyboardInterrupt()
-    assert what_stopped(masked) is masked.__context__
+    assert stopping_signal(masked) is masked.__context__
 
     plain = ValueError("alone")
-    assert what_stopped(plain) is plain
+    assert stopping_signal(plain) is plain
 
 
 @pytest.mark.parametrize("since", [95, 100])

@@ -10,9 +10,10 @@ import pytest
 from flows.rollout import words
 from flows.rollout.words import OF_A_GATE, REASONS, gates_in_words, in_words, look_in_words
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
-from tuneship.gates import canary, thresholds
+from tuneship.gates import canary, rules, thresholds
+from tuneship.gates.gate_types import GateReading, GateState
 from tuneship.gates.kinds import GATES
-from tuneship.gates.record import GateReading, GateState, Probed, RolloutRecord, SplitConfirmed
+from tuneship.gates.record import Probed, RolloutRecord, SplitConfirmed
 
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")
@@ -21,8 +22,8 @@ NO_REASONS = {*get_args(GateState), "promote", "timeout", "pause", "none"}
 
 
 def reasons_of_the_rules() -> set[str]:
-    """What `canary.py` says: in a `Ruling`, in what becomes its reason, and first in the pairs of reasons to hold."""
-    tree = ast.parse(inspect.getsource(canary))
+    """Collect the words of every `Ruling`, of what becomes its reason, and of the pairs of reasons to hold."""
+    tree = ast.parse(inspect.getsource(rules) + inspect.getsource(canary))
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Ruling":

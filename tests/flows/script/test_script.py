@@ -105,11 +105,11 @@ import sys
 from flows.forms.release_form import ReleaseParameters
 from flows.shared.errors import BadInput
 from flows.script.console import Screen
-from tasks.progress import Progress
+from tasks.progress import TaskProgress
 
 screen = Screen()
 screen.say("words")
-screen.show(Progress("training", 1, 2))
+screen.show(TaskProgress("training", 1, 2))
 screen.close()
 sys.exit(7)
 """
@@ -144,7 +144,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> Non
         ),
         ("{}", "model_name: is needed"),
         ("{canary: {steps: [50, 10, 100]}}", "canary: steps must rise strictly"),
-        ("a: {b: 1,\n    b: 2}", "a key stands twice in one mapping (line 2, column 5)"),
+        ("a: {b: 1,\n    b: 2}", "a key is repeated in one mapping (line 2, column 5)"),
     ],
 )
 def test_a_params_file_is_refused_with_the_place_as_it_stands_in_the_file(

@@ -334,7 +334,7 @@ class Look(Step):
 
     def prepare(self, cell: Cell) -> Work:
         def look() -> str:
-            return get_deployment_metrics(cell.world.baseline, interval="1m")["deployment_id"]
+            return get_deployment_metrics(cell.world.baseline, interval="1m").deployment_id
 
         return look
 

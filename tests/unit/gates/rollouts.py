@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tuneship.gates.answers import read_answer
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
@@ -154,7 +155,13 @@ class Rollout:
         if self.counts_callers:
             names = ("cancelled_count", "refused_count", "error_callers")
             first["metrics"]["error_rate"] |= {name: [] for name in names}
-        begun = Begun("ro_1", "cep_1", {}, self.plan.digest(), choose_gates(self.plan, first))
+        begun = Begun(
+            "ro_1",
+            "cep_1",
+            {},
+            self.plan.digest(),
+            choose_gates(self.plan, read_answer(first).metrics),
+        )
         self.record = self.record.plus(begun)
         return self._shift(self.plan.known_steps[0], START)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import RUNNING, Rollout, Served, Steady, plan_with
+from tuneship.gates.answers import read_series
 from tuneship.gates.canary import replay
 from tuneship.gates.record import (
     ApprovalAnswered,
@@ -18,7 +19,6 @@ from tuneship.gates.record import (
     from_lines,
     to_line,
 )
-from tuneship.gates.series import read_series
 from tuneship.gates.view import DeploymentState
 
 BOTH = pytest.mark.parametrize("extended", [True, False], ids=["extension", "bare"])

@@ -8,11 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.gates.rollouts import Rollout, Served, Steady, plan_with
+from tuneship.contract.metrics import ErrorRateSeries, MetricSeries
 from tuneship.gates.evidence import Limits
+from tuneship.gates.gate_types import Gate
 from tuneship.gates.kinds import BAD_ANSWERS, GATES, GateKind, is_repetitive
 from tuneship.gates.plan import AnswerGate, CallerGates, LatencyGates, QualityGates
 from tuneship.gates.readings import choose_gates, limits_of
-from tuneship.gates.record import Gate, Probed, RolloutRecord, Verdict
+from tuneship.gates.record import Probed, RolloutRecord, Verdict
 
 LIMITS = {"ratio": 2.0, "harm": 0.125, "ok": 0.25}
 DRIVER = {"prompts": "prompts.jsonl", "requests_per_second": 5.0}
@@ -38,7 +40,7 @@ def test_every_gate_of_the_plan_has_a_counter_and_reads_its_own_limits() -> None
     for name, given in fields.items():
         plan = plan_with(**given, traffic=DRIVER)
         assert limits_of(plan, name) == Limits(**LIMITS)
-        published = {"metrics": {"error_rate": {"cancelled_count": [], "refused_count": []}}}
+        published = MetricSeries(error_rate=ErrorRateSeries(cancelled_count=[], refused_count=[]))
         gate = next(gate for gate in choose_gates(plan, published) if gate.name == name)
         assert gate.state == "active"
 

@@ -6,9 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.gates.rollouts import plan_with
+from tuneship.contract.metrics import MetricSeries, TokenUsageSeries
 from tuneship.gates.evidence import Limits
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates, limits_of, log_threshold
+
+COUNTS_EMPTY = MetricSeries(token_usage=TokenUsageSeries(empty_count=[0]))
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
@@ -89,7 +92,7 @@ def test_an_upgrade_between_a_kill_and_the_next_run_leaves_the_plan_the_same() -
 
 def test_alpha_is_shared_by_the_gates_that_test() -> None:
     plan = plan_with(latency_gates={"slow": None}, error_gate={"ok": None})
-    gates = choose_gates(plan, {"metrics": {"token_usage": {"empty_count": []}}})
+    gates = choose_gates(plan, COUNTS_EMPTY)
     assert {gate.name: gate.state for gate in gates if gate.state != "disabled"} == {
         "error": "not_evaluated",
         "very_slow": "active",
@@ -103,15 +106,14 @@ def test_alpha_is_shared_by_the_gates_that_test() -> None:
 @pytest.mark.parametrize(
     ("answer", "driver", "source", "state"),
     [
-        ({"metrics": {"token_usage": {"empty_count": [0]}}}, True, "series", "active"),
-        ({"metrics": {"token_usage": {"output": [0]}}}, True, "probes", "active"),
-        ({"metrics": {"token_usage": None}}, False, "probes", "not_available"),
-        ({"metrics": []}, False, "probes", "not_available"),
+        (COUNTS_EMPTY, True, "series", "active"),
+        (MetricSeries(token_usage=TokenUsageSeries(output=[0])), True, "probes", "active"),
+        (MetricSeries(), False, "probes", "not_available"),
         (None, True, "probes", "active"),
     ],
 )
 def test_the_source_of_empty_is_the_service_then_the_driver(
-    answer: Any, driver: bool, source: str, state: str
+    answer: MetricSeries | None, driver: bool, source: str, state: str
 ) -> None:
     traffic = {"prompts": "p", "requests_per_second": 1} if driver else None
     gate = next(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.gates.rollouts import Served, answer
 from tuneship.contract.metrics import DeploymentMetrics
+from tuneship.gates.answers import read_series
 from tuneship.gates.frames import series_frame
-from tuneship.gates.series import ArmTraffic, RolloutSeries, Unusable, read_series
+from tuneship.gates.series import ArmTraffic, RolloutSeries, Unusable
 
 ROWS = {0: Served(100, 1, empty=2, output=900.0), 1: Served(50, 0, output=400.0), 2: Served(0)}
 
@@ -206,10 +207,8 @@ def test_the_contract_s_model_reads_the_same() -> None:
     raw = both()
     for one in raw:
         one.update(deployment_id="dep_1", start_time="2026-01-01T00:00:00Z", summary={})
-    models = [
-        DeploymentMetrics.model_validate(one).model_dump(mode="json") for one in copy.deepcopy(raw)
-    ]
-    found, expected = read_series(*models, "1m"), read_series(*raw, "1m")
+    one, other = (DeploymentMetrics.model_validate(json) for json in copy.deepcopy(raw))
+    found, expected = read_series(one, other, "1m"), read_series(*raw, "1m")
     assert found == expected
     assert found.digest() == expected.digest()
 

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.gates.rollouts import EDGES, Rollout, Served, Steady, plan_with
 from tests.unit.gates.test_canary_laws import Chaos
 from tuneship.gates.canary import Observed, decide
-from tuneship.gates.record import (
-    Look,
-    Phase,
-    RolloutRecord,
-    ThresholdReading,
-    Verdict,
-    from_lines,
-    to_line,
-)
+from tuneship.gates.gate_types import ThresholdReading
+from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict, from_lines, to_line
 
 ORDER = {Verdict.ROLLBACK: 0, Verdict.PAUSE: 0, Verdict.HOLD: 1}
 """Of a look; everything that goes on is 2."""

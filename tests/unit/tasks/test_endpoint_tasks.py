@@ -1,6 +1,7 @@
 """Tasks of the canary: which header each call carries, and what is asked again."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -106,7 +107,8 @@ def test_a_plain_shift_names_nothing_that_a_bare_server_does_not_know(wire: Wire
 
 def test_a_look_at_metrics_asks_twice_at_most_and_without_a_pause(wire: Wire) -> None:
     wire.answers = [(503, {}), (200, METRICS)]
-    assert get_deployment_metrics.fn("dep_a", interval="1m")["end_time"] == MOMENT
+    answer = get_deployment_metrics.fn("dep_a", interval="1m")
+    assert answer.end_time == datetime.fromisoformat(MOMENT)
 
     wire.answers = [(503, {})]
     with pytest.raises(ApiError):

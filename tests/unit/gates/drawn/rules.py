@@ -15,6 +15,7 @@ import numpy as np
 from tests.unit.gates.drawn.kinds import Kind
 from tests.unit.gates.drawn.worlds import EDGES, HOUR_BEFORE, Service
 from tests.unit.gates.rollouts import RUNNING, START, plan_with
+from tuneship.contract.metrics import ErrorRateSeries, MetricSeries, TokenUsageSeries
 from tuneship.gates.canary import judge
 from tuneship.gates.latency import freeze_first_limits, freeze_limits
 from tuneship.gates.plan import CanaryPlan
@@ -57,13 +58,11 @@ def series_of(
     )
 
 
-PUBLISHED = {
-    "metrics": {
-        "token_usage": {"empty_count": []},
-        "error_rate": {"cancelled_count": [], "refused_count": [], "error_callers": []},
-    }
-}
-BARE = {"metrics": {"token_usage": {"empty_count": []}}}
+BARE = MetricSeries(token_usage=TokenUsageSeries(empty_count=[]))
+PUBLISHED = MetricSeries(
+    token_usage=TokenUsageSeries(empty_count=[]),
+    error_rate=ErrorRateSeries(cancelled_count=[], refused_count=[], error_callers=[]),
+)
 
 
 def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> Run:

@@ -1,0 +1,301 @@
+"""Reads two deployments' metrics (§4.5, with or without the extension arrays) into a `RolloutSeries`.
+
+The contract's models say what an answer looks like; here it is checked that its numbers can be counted. What cannot be
+counted is `Unusable` (a missing look), never another exception and never zero. Absent, null and zero all read as "no
+requests".
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final, cast
+
+from pydantic import ConfigDict, ValidationError
+
+from tuneship.contract.common import Reply
+from tuneship.contract.metrics import (
+    DeploymentMetrics,
+    InFlight,
+    LatencySeries,
+    MetricSeries,
+    Series,
+)
+from tuneship.gates.plan import interval_seconds
+from tuneship.gates.series import (
+    ARMS,
+    Arm,
+    ArmTraffic,
+    Bucket,
+    InFlightAges,
+    RolloutSeries,
+    Unusable,
+)
+
+# Counts that older servers do not publish. In an array that is published, a bucket without a row had none.
+_CALLER_COUNTS: Final = ("cancelled_count", "refused_count", "error_callers")
+# The columns that are counted, by metric.
+_COLUMNS: Final = {
+    "throughput": ("requests_per_second",),
+    "error_rate": ("percentage", "request_count", "error_count", *_CALLER_COUNTS),
+    "latency": ("p50", "p95", "p99"),
+    "token_usage": ("output", "empty_count"),
+}
+# Far above any count, and every whole number below it is exact as a float.
+_MAX_NUMBER: Final = 1e15
+_NO_TRAFFIC: Final = ArmTraffic()
+
+
+class MetricsAnswer(Reply):
+    """The parts of `DeploymentMetrics` that the gates read, so that an answer may lack the others."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    end_time: datetime
+    interval: str | None = None
+    metrics: MetricSeries | None = None
+    in_flight: InFlight | None = None
+
+
+# One deployment's metrics: as the client returns them, or as plain JSON from a file.
+Metrics = DeploymentMetrics | Mapping[str, Any]
+_Row = Mapping[str, Any]
+
+
+def read_series(
+    baseline: Metrics | None, candidate: Metrics | None, interval: str
+) -> RolloutSeries:
+    """Join the answers to `GET .../metrics` of both deployments; None stands for a call that failed.
+
+    Raises `Unusable`. A bucket counts once both answers call it finished.
+    """
+    seconds = interval_seconds(interval)
+    arms: dict[Arm, _ArmCounts] = {
+        "baseline": _count(baseline, seconds, "baseline"),
+        "candidate": _count(candidate, seconds, "candidate"),
+    }
+    limit = min(counts.finished_until for counts in arms.values())
+    length = timedelta(seconds=seconds)
+    starts = sorted({start for counts in arms.values() for start in counts.traffic})
+    buckets = tuple(
+        Bucket(start + length, *(arms[arm].in_bucket(start) for arm in ARMS))
+        for start in starts
+        if start + length <= limit
+    )
+    if any(bucket.baseline.unvalued and bucket.candidate.unvalued for bucket in buckets):
+        raise Unusable("throughput is null in both deployments")
+
+    return RolloutSeries(
+        buckets=buckets,
+        at=max(counts.end_time for counts in arms.values()),
+        newest={arm: start + length if (start := arms[arm].newest) else None for arm in ARMS},
+        edges_ms={arm: arms[arm].edges_ms for arm in ARMS},
+        counts_empty=not any(
+            traffic.served > 0 and traffic.empty is None
+            for bucket in buckets
+            for traffic in (bucket.baseline, bucket.candidate)
+        ),
+        in_flight={arm: arms[arm].in_flight for arm in ARMS},
+    )
+
+
+def read_answer(answer: Metrics) -> MetricsAnswer:
+    """Check the answer against the contract. Raises `Unusable`, without the answer's own text."""
+    if isinstance(answer, Mapping):
+        _refuse_conversions(answer)
+    try:
+        return MetricsAnswer.model_validate(answer)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in problem["loc"] if isinstance(part, str))
+        raise Unusable(f"{place}: {problem['msg']}") from None
+
+
+def _refuse_conversions(answer: Mapping[str, Any]) -> None:
+    """Refuse text and flags in place of numbers, and numbers in place of times: pydantic would convert them."""
+    if not isinstance(answer.get("end_time"), str):
+        raise Unusable("end_time is no time")
+    metrics = answer.get("metrics")
+    for series in cast("_Row", metrics).values() if isinstance(metrics, Mapping) else ():
+        for name, values in cast("_Row", series).items() if isinstance(series, Mapping) else ():
+            wrong = (int, float) if name == "timestamps" else (str, bool)
+            column = cast("list[Any]", values) if isinstance(values, list) else []
+            if name != "complete" and any(isinstance(value, wrong) for value in column):
+                raise Unusable(f"{name} holds a value of another type")
+
+
+@dataclass(frozen=True)
+class _ArmCounts:
+    """One deployment's answer, counted. A bucket that cannot be counted keeps its reason until it is needed."""
+
+    traffic: Mapping[datetime, ArmTraffic | str]
+    edges_ms: tuple[float, ...] | None
+    end_time: datetime
+    finished_until: datetime
+    newest: datetime | None
+    in_flight: InFlightAges | None
+
+    def in_bucket(self, start: datetime) -> ArmTraffic:
+        traffic = self.traffic.get(start, _NO_TRAFFIC)
+        if isinstance(traffic, str):
+            raise Unusable(traffic)
+        return traffic
+
+
+def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
+    if given is None:
+        raise Unusable(f"no metrics of the {arm}")
+    answer = read_answer(given)
+    _check_interval(answer.interval, seconds)
+    metrics = answer.metrics or MetricSeries()
+    rows = {name: _rows(getattr(metrics, name), names) for name, names in _COLUMNS.items()}
+    errors, latency = metrics.error_rate, metrics.latency
+    published = {
+        name for name in _COLUMNS["error_rate"] if errors and getattr(errors, name) is not None
+    }
+    starts = {start for metric in rows.values() for start in metric}
+    end_time = _utc(answer.end_time)
+    ages = answer.in_flight.ages_ms if answer.in_flight else None
+    ages_ms = _edges(ages.le) if ages else ()
+    return _ArmCounts(
+        traffic={
+            start: _traffic(
+                {name: metric.get(start, {}) for name, metric in rows.items()}, seconds, published
+            )
+            for start in starts
+        },
+        edges_ms=_edges(latency.histogram.le) if latency and latency.histogram else None,
+        end_time=end_time,
+        finished_until=min(
+            [
+                end_time,
+                *(
+                    s
+                    for metric in rows.values()
+                    for s, row in metric.items()
+                    if not row["complete"]
+                ),
+            ]
+        ),
+        newest=max(
+            (s for s, row in rows["throughput"].items() if row["requests_per_second"] is not None),
+            default=None,
+        ),
+        in_flight=InFlightAges(ages_ms, _cumulative(ages.counts, len(ages_ms))) if ages else None,
+    )
+
+
+def _rows(series: Series | None, names: Sequence[str]) -> dict[datetime, _Row]:
+    """One metric by bucket start. Any order; of two entries for one bucket the last wins."""
+    if series is None:
+        return {}
+    stamps = series.timestamps or []
+    columns: dict[str, Sequence[Any]] = {}
+    for name in names:
+        values: Sequence[float | None] | None = getattr(series, name)
+        columns[name] = [None] * len(stamps) if values is None else _numbers(values, name)
+    if isinstance(series, LatencySeries):
+        histogram = series.histogram
+        edges = len(_edges(histogram.le)) if histogram else 0
+        columns["histogram"] = (
+            [_cumulative(counts, edges) for counts in histogram.counts]
+            if histogram
+            else [None] * len(stamps)
+        )
+    columns["complete"] = [True] * len(stamps) if series.complete is None else series.complete
+
+    for name, column in columns.items():
+        if len(column) != len(stamps):
+            raise Unusable(f"{name} is not as long as its timestamps")
+    return {
+        _utc(stamp): {name: column[i] for name, column in columns.items()}
+        for i, stamp in enumerate(stamps)
+    }
+
+
+def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmTraffic | str:
+    """Count one bucket from its rows in the four metrics, or say why it cannot be counted."""
+    errors, latency, usage = row["error_rate"], row["latency"], row["token_usage"]
+    rate = row["throughput"].get("requests_per_second")
+    if "request_count" in published:
+        requests, failed = int(errors.get("request_count") or 0), errors.get("error_count")
+    else:
+        requests, share = _rounded((rate or 0.0) * seconds), errors.get("percentage")
+        failed = None if share is None else _rounded(share / 100.0 * requests)
+    if not requests:
+        failed = 0
+    if failed is None:
+        return "requests without their share of errors"
+    if failed > requests:
+        return "more errors than requests"
+
+    cancelled, refused, callers = (
+        int(count) if name in published and (count := errors.get(name, 0)) is not None else None
+        for name in _CALLER_COUNTS
+    )
+    p50, p95, p99 = (latency.get(name) for name in _COLUMNS["latency"])
+    return ArmTraffic(
+        requests=requests,
+        errors=int(failed),
+        empty=None if (empty := usage.get("empty_count")) is None else int(empty),
+        output_tokens=usage.get("output"),
+        quantiles_ms=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
+        histogram=latency.get("histogram"),
+        unvalued=bool(row["throughput"]) and rate is None,
+        cancelled=cancelled,
+        refused=refused,
+        error_callers=None if callers is None else min(max(callers, 1), int(failed)),
+    )
+
+
+def _numbers(values: Sequence[float | None], name: str) -> list[float | None]:
+    highest = 100.0 if name == "percentage" else _MAX_NUMBER
+    if any(value is not None and not 0 <= value <= highest for value in values):
+        raise Unusable(f"{name} holds a number out of range")
+    # The digest is made of floats, whether the server wrote 900 or 900.0.
+    return [None if value is None else float(value) for value in values]
+
+
+def _cumulative(counts: Sequence[int], length: int) -> tuple[int, ...]:
+    if len(counts) != length:
+        raise Unusable("histogram is not as long as its edges")
+    if list(counts) != sorted(counts) or counts[0] < 0 or counts[-1] > _MAX_NUMBER:
+        raise Unusable("histogram is not cumulative")
+    return tuple(counts)
+
+
+def _edges(le: Sequence[float | None]) -> tuple[float, ...]:
+    """The upper edges in ms, the last of them infinite."""
+    edges = [math.inf if edge is None else edge for edge in _numbers(le, "le")]
+    if edges[-1:] != [math.inf] or math.inf in edges[:-1]:
+        raise Unusable("histogram.le must end with its only null")
+    if any(a >= b for a, b in pairwise(edges)):
+        raise Unusable("histogram.le must rise")
+    return tuple(edges)
+
+
+def _rounded(value: float) -> int:
+    """Round half up, where Python's `round` goes to the even number."""
+    return math.floor(value + 0.5)
+
+
+def _utc(moment: datetime | None) -> datetime:
+    """The time in UTC, to the second as the service writes it; a time without an offset is UTC."""
+    if moment is None:
+        raise Unusable("a timestamp is null")
+    try:
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).replace(microsecond=0)
+    except OverflowError as error:
+        raise Unusable("a time is out of range") from error
+
+
+def _check_interval(answered: str | None, seconds: int) -> None:
+    """Refuse other buckets than requested: bare counts are rate x interval and would be wrong."""
+    try:
+        answered_seconds = interval_seconds(answered) if answered else seconds
+    except ValueError:
+        return
+    if answered_seconds != seconds:
+        raise Unusable(f"requested buckets of {seconds} s, received {answered}")

@@ -1,0 +1,72 @@
+"""A gate as a rollout fixes it, and the readings of gates and thresholds at one look. Next: `record.py` keeps them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["series", "probes"]
+GateState = Literal["harm", "hold", "open", "proven", "not_evaluated", "not_available", "disabled"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate as fixed when the rollout begins. Only `active` gates test, and they share alpha."""
+
+    name: str
+    reason: str
+    source: Source = "series"
+    state: Literal["active", "not_evaluated", "not_available", "disabled"] = "active"
+
+
+@dataclass(frozen=True)
+class LatencyLimits:
+    """Frozen thresholds in ms: the baseline's p95, and 1.5 times its p99, measured on this many requests."""
+
+    slow_ms: float
+    very_slow_ms: float
+    requests: int
+
+
+@dataclass(frozen=True)
+class GateReading:
+    """One gate at one look, each limit beside its value. `log_*` are natural logarithms."""
+
+    name: str
+    state: GateState
+    reason: str = "none"
+    candidate_requests: int = 0
+    candidate_bad: int = 0
+    baseline_requests: int = 0
+    baseline_bad: int = 0
+    candidate_share: float | None = None
+    baseline_share: float | None = None
+    ratio_limit: float | None = None
+    harm_limit: float | None = None
+    ok_limit: float | None = None
+    log_e_harm: float | None = None
+    log_e_harm_limit: float | None = None
+    log_u_harm: float | None = None
+    log_u_harm_limit: float | None = None
+    log_e_ok: float | None = None
+    log_e_ok_limit: float | None = None
+    z: float | None = None
+    z_limit: float | None = None
+    requests_to_proof: int | None = None
+    log_e_heard: float | None = None
+    """The evidence without warm-up looks, where they are left out; it must speak against the candidate as well."""
+    log_e_heard_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class ThresholdReading:
+    """One plain threshold at one look, its limit beside its value (None: not known, or too few requests)."""
+
+    name: str
+    reason: str
+    limit: float
+    value: float | None
+    requests: int
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the value exceeds the limit; a value at the limit is within it."""
+        return self.value is not None and self.value > self.limit

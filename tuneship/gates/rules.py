@@ -1,0 +1,326 @@
+"""The rules of a look, as tables of small functions by phase: the first one that applies decides.
+
+Each takes the `View` of one look and returns a `Ruling`, or None where it does not apply. Next: `canary.py` writes the
+ruling into a `Look`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuneship.gates import tallies
+from tuneship.gates.plan import OutputLength
+from tuneship.gates.record import Phase, Probed, Verdict
+from tuneship.gates.series import ArmTraffic
+from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_share
+
+# Deployment states from which nothing comes back; `missing` stands for a 404.
+GONE = frozenset({"deleting", "deleted", "missing"})
+# The breaker blames the candidate only while a smaller share of the baseline's requests fails.
+BREAKER_BASELINE_SHARE = 0.1
+# Beyond this share of errors it does not matter who the callers are.
+BREAKER_NEARLY_ALL_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The verdict of a rule, with the result's `reason` and all reasons of a hold."""
+
+    verdict: Verdict
+    reason: str = "none"
+    reasons: tuple[str, ...] = ()
+
+
+def candidate_gone(view: View) -> Ruling | None:
+    if view.candidate.status == "failed" or view.candidate.status in GONE:
+        return Ruling(Verdict.ROLLBACK, "candidate_failed", ("candidate_failed",))
+    return None
+
+
+def baseline_gone(view: View) -> Ruling | None:
+    if view.baseline.status in GONE:
+        return Ruling(Verdict.ABORT, "baseline_missing", ("baseline_missing",))
+    return None
+
+
+def circuit_breaker(view: View) -> Ruling | None:
+    """Roll back when half of a bucket fails while the baseline is fine: that needs no statistics."""
+    pooled = error_share(view.span.compared, "baseline")
+    buckets = view.span.compared if view.has_baseline else view.span.baked
+    broken = any(
+        _half_fails(b.candidate, by_caller=view.formula >= 2)
+        and (error_share([b], "baseline") if b.baseline.requests else pooled)
+        < BREAKER_BASELINE_SHARE
+        for b in buckets
+    )
+    if broken or _probes_say_broken(view):
+        return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
+    return None
+
+
+def _half_fails(traffic: ArmTraffic, *, by_caller: bool) -> bool:
+    """Whether at least half of 20 or more requests failed."""
+    requests, errors = traffic.requests, traffic.errors
+    nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_NEARLY_ALL_SHARE * requests
+    # One caller who repeats a failing request counts once, or it alone could make half of them.
+    if by_caller and traffic.error_callers is not None and not nearly_all:
+        requests, errors = requests - errors + traffic.error_callers, traffic.error_callers
+    return requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests
+
+
+def _probes_say_broken(view: View) -> bool:
+    """Whether all of the last 20 or more probes to the candidate failed while those to the baseline worked."""
+    start = view.record.step_marks()[view.weight].looks
+    probes = [
+        fact
+        for fact, mark in view.record.marked()
+        if isinstance(fact, Probed) and mark.looks >= start
+    ]
+    sent = failed = worked = 0
+    for probe in reversed(probes):
+        sent += probe.candidate_requests
+        failed += probe.candidate_failed
+        worked += probe.baseline_requests - probe.baseline_failed
+        if sent >= BREAKER_REQUESTS:
+            return failed == sent and (worked > 0 or not view.has_baseline)
+    return False
+
+
+def harm_shown(view: View) -> Ruling | None:
+    harmful = [gate for gate in view.gates if gate.state == "harm"]
+    if not harmful:
+        return None
+    return Ruling(
+        Verdict.ROLLBACK, harmful[0].reason, tuple(f"harm:{gate.name}" for gate in harmful)
+    )
+
+
+def threshold_passed(view: View) -> Ruling | None:
+    """Roll back on a plain threshold, where the plan asks for one: no evidence, no baseline, no promise about noise."""
+    above, wanted = view.above_thresholds, view.plan.thresholds
+    if not above or wanted is None or wanted.action == "hold":
+        return None
+    reasons = tuple(f"threshold:{reading.name}" for reading in above)
+    return Ruling(Verdict.ROLLBACK, above[0].reason, reasons)
+
+
+def metrics_gone(view: View) -> Ruling | None:
+    if view.missing_in_a_row >= view.plan.missing_looks:
+        return Ruling(Verdict.ROLLBACK, "metrics_unavailable", ("metrics_unavailable",))
+    return None
+
+
+def looks_used_up(view: View) -> Ruling | None:
+    looks = [look for look in view.record.since_resumed() if look.phase is view.phase]
+    at_step = sum(look.weight == view.weight for look in looks) + 1
+    if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
+        return None
+    return _inconclusive(view)
+
+
+def _inconclusive(view: View) -> Ruling:
+    """End a rollout that was not decided within its looks as the plan says, naming what held it."""
+    holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
+    if holding is None and view.above_thresholds:
+        holding = view.above_thresholds[0].reason
+    if holding is None and _length_holds(view):
+        holding = "quality"
+    if holding is None and view.split_mismatches:
+        holding = "split_mismatch"
+    if holding is None:
+        holding = "baseline_unhealthy" if view.baseline_unhealthy else "insufficient_data"
+
+    verdict = Verdict.PAUSE if view.plan.on_inconclusive == "pause" else Verdict.ROLLBACK
+    return Ruling(verdict, holding, ("max_looks", *_hold_reasons(view)))
+
+
+def held(view: View) -> Ruling | None:
+    reasons = _hold_reasons(view)
+    return Ruling(Verdict.HOLD, reasons=reasons) if reasons else None
+
+
+def _hold_reasons(view: View) -> tuple[str, ...]:
+    pending = view.limits is None and any(
+        gate.name in tallies.LATENCY_GATES and gate.state not in ("disabled", "not_evaluated")
+        for gate in view.gates
+    )
+    stale = view.standing and view.missing_in_a_row >= view.plan.stale_looks
+    candidate = view.candidate
+    facts = [
+        *((f"early_warning:{gate.name}", gate.state == "hold") for gate in view.gates),
+        *((f"not_evaluated:{gate.name}", gate.state == "not_evaluated") for gate in view.gates),
+        *((f"threshold:{reading.name}", True) for reading in view.above_thresholds),
+        ("quality", _length_holds(view)),
+        ("split_mismatch", view.split_mismatches),
+        ("metrics_missing", view.missing is not None),
+        ("metrics_stale", stale),
+        ("no_new_data", view.missing is None and not view.brought_data),
+        ("insufficient_data", view.step_requests < view.plan.min_requests_per_step),
+        ("latency_limits_pending", pending),
+        ("candidate_not_running", candidate.status != "running" or candidate.replicas == 0),
+        ("baseline_not_running", view.baseline.status != "running"),
+        ("baseline_unhealthy", view.baseline_unhealthy or view.baseline_broken),
+    ]
+    return tuple(reason for reason, applies in facts if applies)
+
+
+def _length_holds(view: View) -> bool:
+    """Whether answers differ in length from the baseline's although the plan does not say that this is meant."""
+    is_first = view.formula < 2
+    bounds = _FIRST_BOUNDS if is_first else view.plan.output_length
+    if bounds is None or view.tokens is None:
+        return False
+    latency = view.plan.latency_gates
+    is_meant = latency is not None and latency.per_output_token
+    no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
+    if not no_source and (is_meant or is_first):
+        return False
+    requests = sum(bucket.candidate.requests for bucket in view.span.compared)
+    is_longer = view.tokens > bounds.longest and not is_first
+    return requests >= bounds.min_requests and (view.tokens < bounds.shortest or is_longer)
+
+
+# Formula version 1 knew the lower bound only, and used it where nothing counted blank answers.
+_FIRST_BOUNDS = OutputLength()
+
+
+def dwell(view: View) -> Ruling | None:
+    looks = sum(look.brought_data for look in view.step_looks) + view.brought_data
+    if looks < view.plan.min_looks_per_step:
+        return Ruling(Verdict.HOLD, reasons=("dwell",))
+    return None
+
+
+def advance(view: View) -> Ruling | None:
+    """Take the next step without a proof: the exposure is bounded, and nothing speaks against it."""
+    if view.next_weight in view.plan.compared_steps:
+        return Ruling(Verdict.ADVANCE)
+    return None
+
+
+def unproven(view: View) -> Ruling | None:
+    open_gates = [gate.name for gate in view.gates if gate.state == "open"]
+    if open_gates:
+        return Ruling(Verdict.HOLD, reasons=tuple(f"not_proven:{name}" for name in open_gates))
+    if view.above_objective:
+        return Ruling(Verdict.HOLD, reasons=("baseline_unhealthy",))
+    return None
+
+
+def ask_or_promote(view: View) -> Ruling:
+    return Ruling(Verdict.ASK if view.plan.approval == "required" else Verdict.PROMOTE)
+
+
+def refused(view: View) -> Ruling | None:
+    answer = view.record.answer
+    if answer is None or answer.decision == "promote":
+        return None
+    reason = "approval_timeout" if answer.decision == "timeout" else "human_rejected"
+    return Ruling(Verdict.ROLLBACK, reason, (reason,))
+
+
+def unanswered(view: View) -> Ruling | None:
+    if view.record.answer is None:
+        return Ruling(Verdict.HOLD, reasons=("approval",))
+    return None
+
+
+def approved(_: View) -> Ruling:
+    return Ruling(Verdict.PROMOTE)
+
+
+def _sound_looks(view: View) -> int:
+    """Number of looks of this phase with usable metrics, this one included."""
+    before = sum(look.phase is view.phase and not look.is_missing for look in view.record.looks)
+    return before + (not view.is_missing)
+
+
+def baking(view: View) -> Ruling:
+    """Count the looks with usable metrics; little traffic is a warning and no failure."""
+    if _sound_looks(view) < view.plan.bake_looks or view.is_missing:
+        return Ruling(Verdict.HOLD, reasons=("baking",))
+    return Ruling(Verdict.BAKED)
+
+
+def still_baking(view: View) -> Ruling | None:
+    """Hold until the bake's looks are over: only harm ends it earlier, not a maximum of looks."""
+    if _sound_looks(view) < view.plan.bake_looks:
+        return Ruling(Verdict.HOLD, reasons=("baking",))
+    return None
+
+
+def take_the_rest(view: View) -> Ruling:
+    """Give the candidate all traffic while everything is still proven.
+
+    A gate that stays unproven for another step's looks makes the rollout inconclusive.
+    """
+    waiting = held(view) or unproven(view)
+    if waiting is None:
+        return Ruling(Verdict.ADVANCE)
+    if _sound_looks(view) >= view.plan.bake_looks + view.plan.max_looks_per_step:
+        return _inconclusive(view)
+    return waiting
+
+
+def settling(view: View) -> Ruling:
+    """End after a few looks at 100 %, which show that the candidate carries all traffic."""
+    if _sound_looks(view) < view.plan.settle_looks or view.is_missing:
+        return Ruling(Verdict.HOLD, reasons=("settling",))
+    return Ruling(Verdict.BAKED)
+
+
+Rule = Callable[[View], Ruling | None]
+# The rules that come first wherever both deployments answer.
+BESIDE_THE_BASELINE: tuple[Rule, ...] = (
+    candidate_gone,
+    baseline_gone,
+    circuit_breaker,
+    harm_shown,
+    threshold_passed,
+    metrics_gone,
+)
+RULES: dict[Phase, tuple[Rule, ...]] = {
+    Phase.COMPARE: (
+        *BESIDE_THE_BASELINE,
+        looks_used_up,
+        held,
+        dwell,
+        advance,
+        unproven,
+        ask_or_promote,
+    ),
+    Phase.WAIT: (
+        *BESIDE_THE_BASELINE,
+        refused,
+        unanswered,
+        held,
+        unproven,
+        approved,
+    ),
+    Phase.BAKE: (
+        candidate_gone,
+        circuit_breaker,
+        harm_shown,
+        threshold_passed,
+        metrics_gone,
+        baking,
+    ),
+    Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
+}
+# The bake below 100 %: the baseline still answers, so all is compared as before.
+LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
+_EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
+
+
+def rule_on(view: View) -> Ruling:
+    """Decide by the first rule that applies, and make sure that a rollback has somewhere to go."""
+    rules = LIVE_BAKE if view.phase is Phase.BAKE and view.has_baseline else RULES[view.phase]
+    ruling = next(ruling for rule in rules if (ruling := rule(view)))
+    if ruling.verdict not in (Verdict.ROLLBACK, Verdict.PAUSE):
+        return ruling
+
+    # A rollback needs a baseline that can take the traffic; where it cannot, stop or leave it to a person.
+    if view.baseline.status in GONE:
+        return Ruling(Verdict.ABORT, "baseline_missing", (*ruling.reasons, "baseline_missing"))
+    if view.baseline_broken and ruling.reason not in _EVEN_TO_A_BROKEN_BASELINE:
+        return Ruling(Verdict.PAUSE, "baseline_unhealthy", (*ruling.reasons, "baseline_broken"))
+    return ruling
