@@ -1,6 +1,6 @@
 """The gates on requests drawn one by one: what must be promoted is, what must be stopped is.
 
-A few runs of every kind in `make test`, 60 and 1,000 in `make soak`; `python -m tests.unit.gates.drawn` prints all.
+A few runs of every kind in `make test`, 60 in `make test-all`, 1,000 in `make soak`; `python -m tests.unit.gates.drawn` prints all.
 """
 
 import math
@@ -47,7 +47,6 @@ def test_flapping_errors_are_stopped_by_minute_twelve() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.soak
 @EACH
 def test_sixty_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
     assert_within_bounds(kind, runs_of(kind, range(1000, 1060), **LIVE_BAKE))
