@@ -22,6 +22,7 @@ from tuneship.runtime.replica_protocol import (
     NoReplica,
     OpenedReplica,
     OpenReplica,
+    ReplicaGroup,
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
@@ -403,14 +404,14 @@ class ReplicaPool:
         self._open = replica_process(runtime, cache_bytes, adapters)
         self._others = others or {}
         self._logs = logs
-        self._groups: dict[Path, ReplicaSet] = {}
+        self._groups: dict[Path, ReplicaGroup] = {}
 
     @property
-    def groups(self) -> Mapping[Path, ReplicaSet]:
+    def groups(self) -> Mapping[Path, ReplicaGroup]:
         """Those that were asked for, by base model directory."""
         return self._groups
 
-    def of(self, base: Path) -> ReplicaSet:
+    def of(self, base: Path) -> ReplicaGroup:
         """The replicas of one base model directory."""
         if base not in self._groups:
             log = self._logs / f"replica-{base.name}.log"

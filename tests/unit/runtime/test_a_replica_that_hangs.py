@@ -24,8 +24,14 @@ def pool(engines: PlayedEngines, tmp_path: Path) -> ReplicaPool:
     return ReplicaPool(engines, tmp_path)
 
 
-async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
+def replica_set(pool: ReplicaPool, base: Path) -> ReplicaSet:
     group = pool.of(base)
+    assert isinstance(group, ReplicaSet)
+    return group
+
+
+async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
+    group = replica_set(pool, base)
     await group.ready(None)
     engines.replicas[0].hangs = True
     return group
@@ -37,7 +43,7 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
     """The adapter is loaded, and its check waits for a token when the service ends."""
 
     async def run() -> None:
-        group = pool.of(tmp_path)
+        group = replica_set(pool, tmp_path)
         await group.ready(None)
         adapter = Adapter("ft:m", tmp_path)
         engines.hangs_after_loading = True
@@ -87,7 +93,7 @@ def test_a_line_that_nobody_reads_answers_nobody(
     """As when every task of the event loop is cancelled, whatever it does."""
 
     async def run() -> None:
-        group = pool.of(tmp_path)
+        group = replica_set(pool, tmp_path)
         await group.ready(None)
         link = group.live[0].link
         assert isinstance(link, line.ReplicaLine)

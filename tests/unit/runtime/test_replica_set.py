@@ -9,7 +9,7 @@ import pytest
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.runtime.replica_protocol import Adapter, NoReplica
-from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaPool, ReplicaSet
+from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet, replica_process
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(
@@ -24,7 +24,7 @@ def engines() -> PlayedEngines:
 
 @pytest.fixture
 def group(engines: PlayedEngines, tmp_path: Path) -> ReplicaSet:
-    return ReplicaPool(engines, tmp_path).of(tmp_path / "base")
+    return ReplicaSet(replica_process(engines), tmp_path / "base", tmp_path / "replica.log")
 
 
 def messages(group: ReplicaSet) -> list[str]:
