@@ -20,7 +20,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Worker
 from tuneship.security.sealed_files import read_plain
 from tuneship.serving.replica_client import (
-    ANSWER_S,
+    ANSWER_TIMEOUT_S,
     FinishReason,
     GenerateRequest,
     ReplicaLost,
@@ -51,14 +51,14 @@ class OpenAiLink:
         self._client = client
         self._worker = worker
         self._folder = folder
-        self._under_way: dict[asyncio.Task[None], TokenStream] = {}
+        self._in_flight: dict[asyncio.Task[None], TokenStream] = {}
         self._is_closed = False
         self._threads = Threads("files of a replica", 2)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Generations that have not ended."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     @property
     def is_lost(self) -> bool:
@@ -112,22 +112,22 @@ class OpenAiLink:
             raise ReplicaLost(f"the server says that it is not healthy ({health.status_code})")
         metrics = await self._ask("GET", "/metrics")
         counts = _counts(metrics.text) if metrics.is_success else {}
-        running = int(counts.get(RUNNING, self.under_way))
+        running = int(counts.get(RUNNING, self.in_flight))
         return {"running": running, "waiting": int(counts.get(WAITING, 0))}
 
     def generate(self, request: GenerateRequest) -> TokenStream:
         """Start at once; what goes wrong is raised by the iteration. Closing it hangs up, which ends it over there."""
         generation = TokenStream(lambda: task.cancel())  # noqa: PLW0108 - the task is made below
         task = asyncio.create_task(self._follow(request, generation))
-        self._under_way[task] = generation
+        self._in_flight[task] = generation
         task.add_done_callback(self._ended)
         return generation
 
     async def aclose(self) -> None:
         """Hang up."""
         self._is_closed = True
-        tasks = list(self._under_way)
-        for task, generation in self._under_way.items():
+        tasks = list(self._in_flight)
+        for task, generation in self._in_flight.items():
             generation.fail(ReplicaLost("the line was closed"))
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,7 +146,7 @@ class OpenAiLink:
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
         try:
-            return await self._client.request(method, path, json=body, timeout=ANSWER_S)
+            return await self._client.request(method, path, json=body, timeout=ANSWER_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise ReplicaLost(f"the server did not answer: {type(error).__name__}") from error
 
@@ -163,7 +163,7 @@ class OpenAiLink:
             generation.finish(await _read(answer, request, generation))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        generation = self._under_way.pop(task)
+        generation = self._in_flight.pop(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServingError):
             generation.fail(error)
@@ -211,7 +211,7 @@ async def _read(
             raise ValueError("more than was asked for")
         for token in tokens:
             if token not in request.stop_tokens:
-                generation.take(token)
+                generation.add(token)
         if choice.get("finish_reason") is not None:
             reason = FinishReason(choice["finish_reason"])
     if reason is None or not is_done:

@@ -32,7 +32,7 @@ class ReplicaHandle:
         """Probes in turn without an answer."""
         self.waiting = 0
         """Requests in its queue at the last probe."""
-        self.rows = 1
+        self.slots = 1
         """Requests that it runs at once."""
         self._changing = asyncio.Lock()
 
@@ -63,7 +63,7 @@ class ReplicaHandle:
             self.unanswered += 1
         else:
             self.unanswered = 0
-            self.waiting, self.rows = stats.get("waiting", 0), stats.get("rows", 1)
+            self.waiting, self.slots = stats.get("waiting", 0), stats.get("rows", 1)
 
     async def load(self, adapter: Adapter | None) -> None:
         """Load the adapter unless it is there. Raises `ServingError`."""
@@ -102,7 +102,7 @@ class ReplicaHandle:
         """End it when nothing is under way, or when the patience is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while self.link.under_way and self.is_live:  # noqa: ASYNC110 - polled, it is rare
+                while self.link.in_flight and self.is_live:  # noqa: ASYNC110 - polled, it is rare
                     await asyncio.sleep(look_every_s)
         await self.end()
 

@@ -14,7 +14,7 @@ from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, Servin
 
 
 @dataclass(frozen=True)
-class Happening:
+class ReplicaEvent:
     """Something about a replica that the logs of its deployments should say. `level`: debug, info, warning, error."""
 
     level: str
@@ -44,7 +44,7 @@ class ReplicaLink(Protocol):
     """The way to one replica that has loaded its base model. `ReplicaLine` is the one to our own engine."""
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Generations that have not ended: a replica that leaves waits until there are none."""
         ...
 
@@ -100,7 +100,7 @@ class OpenReplica(Protocol):
 class ReplicaGroup(Protocol):
     """The replicas of one base model, as the service sees them. A model is an adapter's name, or None for the base."""
 
-    asked: int
+    ready_calls: int
     """How often `ready` was called: whoever decides by facts from before a call decides again."""
 
     @property
@@ -114,7 +114,7 @@ class ReplicaGroup(Protocol):
         ...
 
     @property
-    def rows(self) -> int:
+    def slots(self) -> int:
         """Requests that one of them runs at once."""
         ...
 
@@ -126,7 +126,7 @@ class ReplicaGroup(Protocol):
         """The numbers of the live replicas that have the model and are asked for it."""
         ...
 
-    def happenings(self) -> Sequence[Happening]:
+    def take_events(self) -> Sequence[ReplicaEvent]:
         """What happened since the last call."""
         ...
 
@@ -151,7 +151,7 @@ class ReplicaGroup(Protocol):
         """
         ...
 
-    async def forget(self, adapter: str) -> None:
+    async def unload(self, adapter: str) -> None:
         """Unload an adapter that nobody needs now; one in use stays."""
         ...
 

@@ -18,10 +18,10 @@ from tuneship.runtime.landlock import Places
 from tuneship.runtime.replica_handle import ReplicaHandle
 from tuneship.runtime.replica_protocol import (
     Adapter,
-    Happening,
     NoReplica,
     OpenedReplica,
     OpenReplica,
+    ReplicaEvent,
     ReplicaGroup,
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
@@ -105,7 +105,7 @@ class ReplicaSet:
         self._leaving: list[ReplicaHandle] = []
         self._starts: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._happenings: deque[Happening] = deque(maxlen=100)
+        self._events: deque[ReplicaEvent] = deque(maxlen=100)
         self._adapters: dict[str, Adapter] = {}
         self._wanted = 1
         self._widths: Mapping[str | None, int] = {}
@@ -113,7 +113,7 @@ class ReplicaSet:
         self._fault = ""
         self._no_start_before = 0.0
         self._turn = 0
-        self.asked = 0
+        self.ready_calls = 0
 
     # What there is.
 
@@ -133,9 +133,9 @@ class ReplicaSet:
         return sum(one.waiting for one in self.live)
 
     @property
-    def rows(self) -> int:
+    def slots(self) -> int:
         """Requests that one of them runs at once."""
-        return min((one.rows for one in self.live), default=1)
+        return min((one.slots for one in self.live), default=1)
 
     def answering(self, model: str | None) -> int:
         """Replicas that have the model, are asked for it and answered the last probe."""
@@ -154,10 +154,10 @@ class ReplicaSet:
             return among
         return sorted(among, key=lambda one: one.rank_for(model))[:width]
 
-    def happenings(self) -> list[Happening]:
+    def take_events(self) -> list[ReplicaEvent]:
         """What happened since the last call."""
-        told = list(self._happenings)
-        self._happenings.clear()
+        told = list(self._events)
+        self._events.clear()
         return told
 
     def _tell(
@@ -172,10 +172,10 @@ class ReplicaSet:
         number = logging.getLevelNamesMapping()[level.upper()]
         if replica is None:
             logger.log(number, "%s", message)
-            self._happenings.append(Happening(level, message))
+            self._events.append(ReplicaEvent(level, message))
             return
         logger.log(number, "%s: process %s", message, replica.worker.pid)
-        self._happenings.append(Happening(level, message, replica.number, is_end))
+        self._events.append(ReplicaEvent(level, message, replica.number, is_end))
 
     # How many there are.
 
@@ -288,7 +288,7 @@ class ReplicaSet:
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
         """Start what is missing, load and check the adapter. Raises `ServingError` when then none can answer."""
-        self.asked += 1
+        self.ready_calls += 1
         model = None if adapter is None else adapter.name
         if model in self._widths:  # at once, not at the next `resize`
             self._widths = {**self._widths, model: max(width, self._widths[model])}
@@ -351,14 +351,14 @@ class ReplicaSet:
             raise NoReplica("the replica's process ended")
         self._turn += 1
         turns = able[self._turn % len(able) :] + able[: self._turn % len(able)]
-        chosen = min(turns, key=lambda one: (one.unanswered > 0, one.link.under_way))
+        chosen = min(turns, key=lambda one: (one.unanswered > 0, one.link.in_flight))
         return chosen.link.generate(request)
 
     def _able(self, model: str | None) -> list[ReplicaHandle]:
         asked = [one for one in self._asked_for(model) if one.has(model)]
         return asked or [one for one in self.live if one.has(model)]
 
-    async def forget(self, adapter: str) -> None:
+    async def unload(self, adapter: str) -> None:
         """Unload an adapter that nobody needs now; one in use stays."""
         self._adapters.pop(adapter, None)
         for replica in self.live:

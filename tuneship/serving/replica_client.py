@@ -21,7 +21,7 @@ from typing import Any, Self
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 
 __all__ = [
-    "ANSWER_S",
+    "ANSWER_TIMEOUT_S",
     "FinishReason",
     "GenerateRequest",
     "ReplicaFacts",
@@ -35,7 +35,7 @@ __all__ = [
 
 FIELDS = tuple(one.name for one in fields(GenerateRequest))
 # For anything but a generation: reading a big adapter from a slow disk takes longest.
-ANSWER_S = 120.0
+ANSWER_TIMEOUT_S = 120.0
 # A frame holds one token per running request: far below this.
 _FRAME_BYTES = 1 << 20
 
@@ -93,7 +93,7 @@ class TokenStream(AsyncIterator[list[int]]):
             raise self._error
         raise StopAsyncIteration
 
-    async def rest(self) -> list[int]:
+    async def read_all(self) -> list[int]:
         """All tokens that are still to come: who waits for the whole is woken once, not for each of them."""
         self._is_awaited_whole = True
         return [token async for chunk in self for token in chunk]
@@ -117,7 +117,7 @@ class TokenStream(AsyncIterator[list[int]]):
             self._over = True
             self._cancel()
 
-    def take(self, token: int) -> None:
+    def add(self, token: int) -> None:
         """A token has arrived."""
         self._tokens.append(token)
         if not self._is_awaited_whole:
@@ -163,7 +163,7 @@ class ReplicaLine:
             raise
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Generations that have not ended."""
         return len(self._generations)
 
@@ -216,7 +216,7 @@ class ReplicaLine:
         self._answers[identifier] = answer
         self._send({"op": operation, "id": identifier, **arguments})
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise ReplicaLost("the replica did not answer in time") from None
@@ -252,7 +252,7 @@ class ReplicaLine:
         """Ids that are no longer known were cancelled meanwhile."""
         for identifier, token in frame["tokens"]:
             if (generation := self._generations.get(identifier)) is not None:
-                generation.take(token)
+                generation.add(token)
         for identifier, reason in frame["finished"]:
             if (generation := self._generations.pop(identifier, None)) is not None:
                 generation.finish(FinishReason(reason))

@@ -49,7 +49,7 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
         engines.hangs_after_loading = True
         async with asyncio.timeout(60):
             task = asyncio.create_task(group.ready(adapter))
-            await until_async(lambda: group.live[0].link.under_way)  # the check
+            await until_async(lambda: group.live[0].link.in_flight)  # the check
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -61,13 +61,13 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
 def test_an_answer_is_waited_for_a_limited_time(
     pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "ANSWER_S", 0.2)
+    monkeypatch.setattr(line, "ANSWER_TIMEOUT_S", 0.2)
 
     async def run() -> None:
         group = await hanging(pool, engines, tmp_path)
         with pytest.raises(ReplicaLost):
             await group.ready(Adapter("ft:m", tmp_path))
-        await group.forget("ft:m")
+        await group.unload("ft:m")
         await pool.close()
 
     asyncio.run(run())

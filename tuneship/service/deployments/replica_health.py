@@ -105,7 +105,7 @@ class Rounds:
 
     async def _look(self) -> None:
         """Each base model is visited by itself: a replica that hangs holds up no other model's."""
-        asked = {path: group.asked for path, group in self._parts.replicas.groups.items()}
+        asked = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
         try:
             charges = await self.threads.run(self._charges)
         except Exception:  # a round must not be the last; the next one tries again
@@ -162,7 +162,7 @@ class Rounds:
         """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
         group = self._parts.replicas.of(path)
         await group.probe(PROBE_PATIENCE_S)
-        if group.asked != asked:  # a deployment came since: its replicas are not to be ended
+        if group.ready_calls != asked:  # a deployment came since: its replicas are not to be ended
             return
         charges = [
             replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in charges
@@ -253,7 +253,7 @@ async def _unload_unwanted(group: ReplicaGroup, charges: Sequence[Charge]) -> No
     """The adapters of those that sleep, while the replicas stay for others."""
     wanted = {one.model for one in charges if one.wanted}
     for model in {one.model for one in charges} - wanted - {None}:
-        await group.forget(str(model))
+        await group.unload(str(model))
 
 
 async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | None:

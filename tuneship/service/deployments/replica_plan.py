@@ -59,7 +59,7 @@ class ReplicaPlan:
     def decide(self, row: Row, group: ReplicaGroup, model: str | None) -> int:
         """The number from now on; a change is told in the deployment's log."""
         now, before = self._parts.clock(), self._pace(row)
-        supply = Supply(group.answering(model), group.waiting, group.rows)
+        supply = Supply(group.answering(model), group.waiting, group.slots)
         demand = self._parts.under_way.take_demand(row["id"], now)
         bounds = self._bounds(row, group)
         after = paced(before, bounds, supply, demand, self._patience, now)

@@ -349,7 +349,7 @@ async def _run(
         async for chunk in generation:
             visit.is_served()
             if not is_watched:
-                tokens = chunk + await generation.rest()
+                tokens = chunk + await generation.read_all()
             elif _is_stopped(completion, chunk, tell):
                 break
         reason = str(generation.finish_reason)
