@@ -128,7 +128,7 @@ class OpenAiLink:
         self._is_closed = True
         tasks = list(self._in_flight)
         for task, generation in self._in_flight.items():
-            generation.fail(ReplicaLost("the line was closed"))
+            generation.fail(ReplicaLost("the connection was closed"))
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()

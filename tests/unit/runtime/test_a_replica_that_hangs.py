@@ -97,9 +97,9 @@ def test_a_line_that_nobody_reads_answers_nobody(
         await group.ready(None)
         link = group.live[0].link
         assert isinstance(link, line.ReplicaLine)
-        link._listening.cancel()
+        link._read_task.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait([link._listening])
+            await asyncio.wait([link._read_task])
             assert link.is_lost
             with pytest.raises(ReplicaLost):
                 await link.unload("ft:m")
