@@ -21,7 +21,6 @@ from tuneship.runtime.replica_protocol import (
     OpenedReplica,
     OpenReplica,
     ReplicaEvent,
-    ReplicaGroup,
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
@@ -238,23 +237,20 @@ class ReplicaSet:
         try:
             await replica.check(None)
             for adapter in list(self._adapters.values()):
-                if replica in self._placed(adapter.name, [*self.live, replica]):
-                    await self._preload(replica, adapter)
+                if replica not in self._placed(adapter.name, [*self.live, replica]):
+                    continue
+                try:
+                    await replica.load(adapter)
+                except ReplicaLost:
+                    raise
+                except ServingError as error:  # `ready` reports it; the others can be served
+                    logger.warning("an adapter could not be loaded: %s", error)
         except BaseException:
             await replica.end()
             raise
         self._replicas.append(replica)
         self._emit("info", "replica started", replica)
         self._spawn(self._watch(replica))
-
-    async def _preload(self, replica: ReplicaHandle, adapter: Adapter) -> None:
-        """Load an adapter; one that is refused does not stop the others: `ready` reports it. Raises `ReplicaLost`."""
-        try:
-            await replica.load(adapter)
-        except ReplicaLost:
-            raise
-        except ServingError as error:
-            logger.warning("an adapter could not be loaded: %s", error)
 
     def _on_start_done(self, task: "asyncio.Task[None]") -> None:
         self._starts.discard(task)
@@ -389,41 +385,3 @@ class ReplicaSet:
         await asyncio.gather(*tasks, return_exceptions=True)
         for replica in ending:
             await replica.end()
-
-
-class ReplicaPool:
-    """The replicas of all base models."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        logs: Path,
-        others: Mapping[Path, OpenReplica] | None = None,
-        cache_bytes: Callable[[Path], int] = no_limit,
-        adapters: Path | None = None,
-    ) -> None:
-        """`logs`: folder for the processes' output. `others`: openers for base models of other engines.
-
-        `cache_bytes`: size limit of the KV cache of one replica. `adapters`: see `replica_process`.
-        """
-        self._open = replica_process(runtime, cache_bytes, adapters)
-        self._others = others or {}
-        self._logs = logs
-        self._groups: dict[Path, ReplicaGroup] = {}
-
-    @property
-    def groups(self) -> Mapping[Path, ReplicaGroup]:
-        """The groups that exist so far, by base model directory."""
-        return self._groups
-
-    def of(self, base: Path) -> ReplicaGroup:
-        """Return the replicas of one base model directory."""
-        if base not in self._groups:
-            log = self._logs / f"replica-{base.name}.log"
-            self._groups[base] = ReplicaSet(self._others.get(base, self._open), base, log)
-        return self._groups[base]
-
-    async def close(self) -> None:
-        """End every replica."""
-        for group in self._groups.values():
-            await group.close()

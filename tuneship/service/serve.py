@@ -38,8 +38,8 @@ from tuneship.metrics.recorder import Recorder
 from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import OpenReplica
-from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Runtime

@@ -231,27 +231,24 @@ class Engine:
         )
         result = StepResult()
         for sequence, token, top in zip(sequences, tokens, highest, strict=True):
-            if math.isfinite(top):
-                self._append(sequence, token, result)
-            else:
+            if not math.isfinite(top):
                 result.failed.append((sequence.id, "the model's output is not finite"))
                 self._clear(sequence.slot)
+                self._end(sequence)
+                continue
+            before = len(sequence.generated)
+            if not before:  # finite logits: other prompts may use its prefix from now on
+                self._slots.register(sequence)
+            reason = sequence.append(token)
+            if len(sequence.generated) > before:  # not a stop token
+                result.tokens.append((sequence.id, token))
+            if reason is not None:
+                result.finished.append((sequence.id, reason))
+                self._slots.register(sequence)
                 self._end(sequence)
         self._steps += 1
         self._generated += len(result.tokens)
         return result
-
-    def _append(self, sequence: Sequence, token: int, result: StepResult) -> None:
-        before = len(sequence.generated)
-        if not before:  # finite logits: other prompts may use its prefix from now on
-            self._slots.register(sequence)
-        reason = sequence.append(token)
-        if len(sequence.generated) > before:
-            result.tokens.append((sequence.id, token))
-        if reason is not None:
-            result.finished.append((sequence.id, reason))
-            self._slots.register(sequence)
-            self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]

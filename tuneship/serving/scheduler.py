@@ -124,8 +124,11 @@ class Scheduler:
         if owner is None:
             return None
         queue = next(iter(self._waiting[owner].values()))
-        # If it lacks memory, no smaller one overtakes it: they would take what it needs for ever.
-        if not self._has_memory([*together, queue[0]]):
+        # All rows of the cache are as long as the longest sequence. If the next one lacks memory, no
+        # smaller one overtakes it: they would take what it needs for ever.
+        longest = max(sequence.max_length for sequence in [*together, queue[0]])
+        needed = (len(together) + 1) * longest
+        if self.cache_tokens is not None and needed > self.cache_tokens:
             return None
         sequence = queue.popleft()
         self._update_turns(sequence, took_turn=True)
@@ -139,12 +142,6 @@ class Scheduler:
         if len(together) >= self.slots:  # only guest slots are free
             most = 1
         return next((owner for owner in self._waiting if counts[owner] < most), None)
-
-    def _has_memory(self, sequences: list[Sequence]) -> bool:
-        if self.cache_tokens is None:
-            return True
-        # All rows of the cache are as long as the longest sequence.
-        return len(sequences) * max(one.max_length for one in sequences) <= self.cache_tokens
 
     def _update_turns(self, sequence: Sequence, *, took_turn: bool) -> None:
         """Drop its queue and owner where nothing waits any more; after their turn, move them to the end."""

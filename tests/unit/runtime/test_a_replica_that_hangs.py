@@ -8,8 +8,9 @@ import pytest
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.runtime import replica_handle as replica
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaPool, ReplicaSet
+from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.serving import replica_client as line
 from tuneship.serving.replica_client import ReplicaLost
 
