@@ -121,7 +121,7 @@ def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(_: object) -> torch.Tensor:
         raise RuntimeError("not built in")
 
-    monkeypatch.setattr(product, "_lay_out", missing)
+    monkeypatch.setattr(product, "_pack", missing)
     assert not product.prefers_packed(torch.float32)
     assert 0 < product.product_seconds(torch.float32) < float("inf")
     weight, x = torch.randn(LARGE), torch.randn(3, LARGE[1])
@@ -130,6 +130,6 @@ def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("fresh_trial")
 def test_a_library_with_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_lay_out", lambda weight: weight)
+    monkeypatch.setattr(product, "_pack", lambda weight: weight)
     monkeypatch.setattr(product, "_multiply", lambda x, weight: 1.01 * (x @ weight.t()))
     assert not product.prefers_packed(torch.float32)
