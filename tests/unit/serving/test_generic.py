@@ -118,7 +118,7 @@ def check_answers(
         (
             "phi3",
             {**WINDOW, "layer_types": ["full_attention"] * 2},
-            "where phi3 models look back",
+            "the sliding windows of phi3 models",
         ),
         (
             "llama4_text",
