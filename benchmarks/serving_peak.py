@@ -49,7 +49,7 @@ def main() -> None:
 
 def _measure(base: Path, dtype: str, steps: int) -> None:
     model = load_model(base, dtype)
-    engine = Engine(model, EngineLimits(rows=ROWS, prompt_tokens=ROWS * PROMPT_TOKENS))
+    engine = Engine(model, EngineLimits(slots=ROWS, prompt_tokens=ROWS * PROMPT_TOKENS))
     draws = random.Random(0)
     prompts = [
         tuple(draws.randrange(model.facts.vocabulary) for _ in range(PROMPT_TOKENS))

@@ -27,7 +27,7 @@ from tuneship.events.delivery import Deliverer
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
-from tuneship.runtime.replica_set import ReplicaPool
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import Keyring

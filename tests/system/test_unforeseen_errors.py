@@ -132,7 +132,7 @@ def test_a_deployment_whose_model_cannot_be_unloaded_is_deleted_all_the_same(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = service.deployment("first", model_name=service.model())
-    fault = Fault(monkeypatch, ReplicaSet, "forget", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, ReplicaSet, "unload", ZeroDivisionError(PRIVATE))
     assert service.call("DELETE", f"/v1/deployments/{first}").is_success
     query = sa.select(tables.deployments.c.status).where(tables.deployments.c.id == first)
 

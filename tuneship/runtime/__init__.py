@@ -1,1 +1,1 @@
-"""Starts, watches and stops workers behind one small Protocol."""
+"""Starts, isolates, watches and ends the processes of workers and replicas."""

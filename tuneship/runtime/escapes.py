@@ -1,6 +1,6 @@
-"""Each way in which an intruder may get out of its worker, by its name: sockets, files, rights, doors of the kernel.
+"""Attacks on the isolation of a worker, by name: sockets, files, rights, services of the kernel.
 
-Next: `intrusion.py` tries them.
+`intrusion.py` attempts them.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ NEW_USERS, NEW_NETWORK, CHILD_ENDED = 0x1000_0000, 0x4000_0000, int(signal.SIGCH
 FAMILIES, KINDS = range(1, 46), (1, 2, 3, 4, 5, 6, 10)
 
 
-# Talking to others.
+# Communication.
 
 
 def _connect(family: int, address: "str | tuple[str, int]", kind: int = socket.SOCK_STREAM) -> None:
@@ -38,7 +38,7 @@ def _connect(family: int, address: "str | tuple[str, int]", kind: int = socket.S
 
 
 def _datagram(target: str, *, by: str) -> None:
-    """From one end of a connected pair to a listener that it is not connected to."""
+    """Send from one end of a connected pair to a listener that it is not connected to."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with one, other:
         if by == "sendto":
@@ -53,7 +53,7 @@ def _datagram(target: str, *, by: str) -> None:
 
 
 def _address_on_own_line(_: Targets) -> None:
-    """Refused by its address, whatever the socket."""
+    """Send to an address over a connected stream, which must be refused for the address."""
     one, other = socket.socketpair()
     with one, other:
         reaches("sendto", one.fileno(), b"text", 4, 0, b"\1\0/", 3)
@@ -66,7 +66,7 @@ def _pass_descriptor(_: Targets) -> None:
 
 
 def _any_socket(_: Targets) -> None:
-    """Every family and kind."""
+    """Open a socket of any family and kind."""
     for family in FAMILIES:
         for kind in KINDS:
             with suppress(OSError), socket.socket(family, kind, 0):
@@ -97,7 +97,7 @@ def _in_program(targets: Targets) -> None:
 
 
 def _by_32_bits(_: Targets) -> None:
-    """`getpid` by the interrupt that 32-bit programs use, whose numbers mean other calls."""
+    """Call `getpid` by the interrupt of 32-bit programs, whose call numbers are different."""
     refuse(when=platform.machine() != "x86_64")
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # mov eax, 20; int 0x80; ret
     page = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -131,7 +131,7 @@ def _open_to_write(path: str) -> None:
 
 
 def _make_in(folder: str) -> None:
-    """A file without a name, so that nobody sees it where this succeeds."""
+    """Make a file without a name, so that a success leaves nothing behind."""
     os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600))
 
 
@@ -174,7 +174,7 @@ def _read_by_link(targets: Targets) -> None:
 
 
 def _each(paths: tuple[str, ...], attempt: Callable[[str], object]) -> None:
-    """Succeeds where one does."""
+    """Attempt it on each path; one success is enough."""
     for path in paths:
         with suppress(OSError):
             attempt(path)
@@ -198,7 +198,7 @@ def _times(targets: Targets) -> None:
 
 
 def _handle(_: Targets) -> None:
-    """Opening by number, past every folder: EBADF, had it been allowed."""
+    """Open a file by its handle, without any folder; allowed, it would fail with EBADF."""
     reaches("open_by_handle_at", -1, ctypes.create_string_buffer(16), 0)
 
 
@@ -212,9 +212,9 @@ def _status(name: str) -> int:
 
 def _unexpected_descriptor(targets: Targets) -> None:
     expected = {0, 1, 2, *targets.descriptors}
-    listed = [int(one.name) for one in Path("/proc/self/fd").iterdir()]
-    # The folder that was listed is closed again.
-    refuse(when=not [one for one in listed if one not in expected and _is_open(one)])
+    listed = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    # The listed folder itself is closed by now.
+    refuse(when=not [number for number in listed if number not in expected and _is_open(number)])
 
 
 def _is_open(descriptor: int) -> bool:
@@ -240,7 +240,7 @@ def _join_network(_: Targets) -> None:
 
 
 def _typed() -> None:
-    """On what is no terminal: ENOTTY, had it been allowed."""
+    """Type into a pipe as if it were a terminal; allowed, it would fail with ENOTTY."""
     reading, writing = os.pipe()
     os.close(writing)
     try:

@@ -1,4 +1,4 @@
-"""A worker that is a program of others: this process keeps it, and leaves nothing of it behind.
+"""Runs a third-party program as a worker, and leaves nothing of it behind.
 
 `python -m tuneship.runtime.launch PARENT_PID tuneship.runtime.external_program FOLDER PROGRAM ARGUMENTS...`. Such a
 program starts processes of its own that do not notice the service's death, so when the service or the program ends,
@@ -25,7 +25,8 @@ def main() -> None:
 
     signal.signal(signal.SIGHUP, end)
     die_with_parent(os.getppid(), signal.SIGHUP)  # instead of the SIGKILL that `launch` asked for
-    signal.signal(signal.SIGTERM, _leave_it_to_the_program)
+    # The program gets the SIGTERM to the group as well, and ends by itself.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     try:
         code = subprocess.call(command, cwd=folder)  # noqa: S603 - from the service's settings
         sys.stderr.write(f"the program ended with {code}\n")
@@ -34,10 +35,6 @@ def main() -> None:
     finally:
         sys.stderr.flush()
         end()
-
-
-def _leave_it_to_the_program(_number: int, _frame: FrameType | None) -> None:
-    """The group's SIGTERM reached the program as well."""
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What an intruder in a worker would try: `python -m tuneship.runtime.intrusion TARGETS` tries all of it.
+"""Attacks from inside a worker: `python -m tuneship.runtime.intrusion TARGETS` attempts all of them.
 
-Two lists of ways: `escapes.py` and `process_attacks.py`. The service has a worker try them at every start
-(`service/isolation.py`); the tests try them from workers of every kind, and without isolation, where they must succeed.
-Each attempt runs in a child process of its own. Nothing is harmed where one succeeds: what could be changed is a decoy
-or is set to what it was, and calls that only root may make get arguments that are refused for another reason.
+They are listed in `escapes.py` and `process_attacks.py`. The service has a worker attempt them at every start
+(`service/access/isolation.py`); the tests attempt them from workers of every kind, and without isolation, where they
+must succeed. Each attempt runs in a child process of its own. A successful one does no harm: it changes a decoy or sets
+a value to what it was, and calls that only root may make get arguments that are refused for another reason.
 
-Prints one JSON object: for each way `refused`, `succeeded`, or what went wrong.
+Prints one JSON object: `refused`, `succeeded` or the failure of each attack.
 """
 
 import json
@@ -18,24 +18,24 @@ from tuneship.runtime.escapes import ON_TARGETS
 from tuneship.runtime.intrusion_targets import Targets
 from tuneship.runtime.process_attacks import ON_PROCESSES
 
-# For one attempt.
+# Time limit of one attempt.
 PATIENCE_S = 20
 WAYS = len(ON_TARGETS) + len(ON_PROCESSES)
 
 
 def attempts(targets: Targets) -> dict[str, Callable[[], object]]:
-    """All of them by their names; those on processes once for each."""
-    found: dict[str, Callable[[], object]] = {
-        name: lambda way=way: way(targets) for name, way in ON_TARGETS.items()
+    """All attacks by name; those on processes once for each process."""
+    attacks: dict[str, Callable[[], object]] = {
+        name: lambda attack=attack: attack(targets) for name, attack in ON_TARGETS.items()
     }
     for label, process in targets.processes.items():
         for name, on_process in ON_PROCESSES.items():
-            found[f"{label}: {name}"] = lambda way=on_process, pid=process: way(pid)
-    return found
+            attacks[f"{label}: {name}"] = lambda attack=on_process, pid=process: attack(pid)
+    return attacks
 
 
-def _tried(attempt: Callable[[], object]) -> str:
-    """How it went, in a child process: what it changes about itself ends with it."""
+def _outcome(attempt: Callable[[], object]) -> str:
+    """Make an attempt in a child process, so that its changes to itself end with it."""
     child = os.fork()
     if child == 0:
         signal.alarm(PATIENCE_S)
@@ -45,7 +45,7 @@ def _tried(attempt: Callable[[], object]) -> str:
             code = 0
         except OSError:
             code = 1
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the parent
+        except BaseException as error:  # noqa: BLE001 - the child must never go on as the parent
             sys.stderr.write(f"{error!r}\n")
         finally:
             sys.stderr.flush()
@@ -55,10 +55,11 @@ def _tried(attempt: Callable[[], object]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try everything on the targets that the only argument describes."""
+    """Attempt all attacks on the targets described by the only argument."""
     (text,) = arguments
-    found = {name: _tried(attempt) for name, attempt in attempts(Targets.from_json(text)).items()}
-    sys.stdout.write(json.dumps(found) + "\n")
+    all_attempts = attempts(Targets.from_json(text))
+    outcomes = {name: _outcome(attempt) for name, attempt in all_attempts.items()}
+    sys.stdout.write(json.dumps(outcomes) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How a way of an intruder is tried, and how it says that it failed: it raises `OSError`."""
+"""Calls that attacks are made of; a refused one raises `OSError`."""
 
 import errno
 import platform
@@ -10,16 +10,16 @@ REFUSED_BY = {errno.EPERM, errno.EACCES, errno.ENOSYS}
 
 
 def call(name: str, *arguments: object) -> int:
-    """A system call by its name."""
+    """Make a system call by its name."""
     which = ("x86_64", "aarch64").index(platform.machine())
-    found = (REFUSED.get(name) or CONDITIONAL.get(name) or SIGNALS[name])[which]
-    if not isinstance(found, int):
+    number = (REFUSED.get(name) or CONDITIONAL.get(name) or SIGNALS[name])[which]
+    if not isinstance(number, int):
         raise OSError(errno.ENOSYS, name)
-    return system_call(found, *arguments)
+    return system_call(number, *arguments)
 
 
 def reaches(name: str, *arguments: object) -> None:
-    """Make a call whose arguments make no sense: that the kernel looked at them is enough."""
+    """Make a call with invalid arguments: it succeeds if the kernel looks at them at all."""
     try:
         call(name, *arguments)
     except OSError as error:
@@ -28,6 +28,6 @@ def reaches(name: str, *arguments: object) -> None:
 
 
 def refuse(*, when: bool) -> None:
-    """Fail the attempt."""
+    """Raise the error of a refused attempt if `when` is true."""
     if when:
         raise OSError(errno.EPERM, "refused")

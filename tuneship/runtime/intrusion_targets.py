@@ -1,7 +1,4 @@
-"""What an intruder reaches for: listeners, decoys and other processes, made by whoever has it tried.
-
-Next: `intrusion.py` tries.
-"""
+"""Targets of the attacks in `intrusion.py`: listeners, decoys and other processes, made outside of the worker."""
 
 import json
 import os
@@ -18,50 +15,51 @@ DECOY = "decoy"
 
 @dataclass(frozen=True)
 class Targets:
-    """What the attempts reach for, all of it outside of the intruder."""
+    """Addresses, files and processes outside of the worker that attacks it."""
 
     tcp: int
-    """Port on 127.0.0.1; 0 for the next one: this host has none."""
+    """Port on 127.0.0.1."""
     tcp6: int
+    """Port on ::1; 0: this host has no IPv6."""
     udp: int
     unix: str
     unix_datagram: str
     abstract: str
     abstract_datagram: str
     fifo: str
-    """With a reader."""
+    """Named pipe with a reader."""
     shared_memory: str
-    """A file in memory of another process."""
+    """Shared memory file of another process."""
     decoys: str
-    """A folder in the data directory that the intruder has no business in, with a file `decoy`."""
+    """Folder in the data directory that the worker may not use, with a file `decoy`."""
     processes: dict[str, int] = field(default_factory=dict[str, int])
-    """By what they are to the intruder."""
+    """Process ids by their relation to the attacker."""
     secrets: tuple[str, ...] = ()
-    """Files that it must not read."""
+    """Files that the attacker must not read."""
     folders: tuple[str, ...] = ()
-    """Folders that it must not list."""
+    """Folders that the attacker must not list."""
     descriptors: tuple[int, ...] = ()
-    """That it inherits on purpose, beside its standard ones."""
+    """Descriptors that the attacker inherits on purpose, beside the standard ones."""
 
     @classmethod
     def from_json(cls, text: str) -> "Targets":
-        """The inverse of `to_json`."""
+        """Read what `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
 
     def to_json(self) -> str:
-        """One line."""
+        """Write the targets as one line of JSON."""
         return json.dumps(asdict(self))
 
 
 @contextmanager
 def opened(folder: Path, **more: Any) -> Generator[Targets]:
-    """Listeners, decoys and whatever else the attempts reach for; `more`: the remaining fields of `Targets`."""
+    """Open listeners and make decoys; `more`: the remaining fields of `Targets`."""
     with ExitStack() as held:
         place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tuneship-")))
         decoys = Path(held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="worker-")))
         (decoys / DECOY).write_text("decoy")
-        memory = Path("/dev/shm")  # noqa: S108 - where shared memory lies
+        memory = Path("/dev/shm")  # noqa: S108 - where shared memory is
         shared = held.enter_context(
             tempfile.NamedTemporaryFile(dir=memory if os.access(memory, os.W_OK) else decoys)
         )
@@ -74,7 +72,8 @@ def opened(folder: Path, **more: Any) -> Generator[Targets]:
         with suppress(OSError):  # a host without IPv6
             server = socket.create_server(("::1", 0), family=socket.AF_INET6)
             tcp6 = held.enter_context(server).getsockname()[1]
-        names = (str(place / "unix"), str(place / "datagram"), *_abstract_names())
+        abstract = (f"\0tuneship-{os.getpid()}-{os.urandom(4).hex()}" for _ in range(2))
+        names = (str(place / "unix"), str(place / "datagram"), *abstract)
         for name, kind in zip(names, (socket.SOCK_STREAM, socket.SOCK_DGRAM) * 2, strict=True):
             listener = held.enter_context(socket.socket(socket.AF_UNIX, kind))
             listener.bind(name)
@@ -87,7 +86,3 @@ def opened(folder: Path, **more: Any) -> Generator[Targets]:
             decoys=str(decoys),
             **more,
         )
-
-
-def _abstract_names() -> tuple[str, str]:
-    return tuple(f"\0tuneship-{os.getpid()}-{os.urandom(4).hex()}" for _ in range(2))  # pyright: ignore[reportReturnType]

@@ -1,13 +1,13 @@
-"""What a worker gives up before it loads anything: the network, other processes, and every file but its own.
+"""Isolates a worker before it loads anything: no network, no other processes, and no files but its own.
 
-Training and serving need none of it: they read a model and speak over a pair of sockets that they were born with. So
-every worker of ours is isolated (`launch.py`), whether a job asked for `network_isolation` or not. Four layers, none of
-which needs root or a library:
+Training and serving need none of these: they read a model and communicate over an inherited pair of sockets. So every
+worker of ours is isolated (`launch.py`), whether a job requests `network_isolation` or not. There are four layers, none
+of which needs root or a library:
 
-- capabilities, so that root is a user like others (and what belongs to root stays closed to a worker of root's);
-- Landlock (`landlock.py`), which closes files, and processes outside, whoever the user is;
-- a filter of system calls (`system_calls.py`), which closes sockets and the kernel's other doors;
-- not being dumpable, which closes the process's own memory to others and keeps it out of core files.
+- dropped capabilities, so that even a worker of root has the rights of an ordinary user;
+- Landlock (`landlock.py`), which denies access to files and to processes outside, whoever the user is;
+- a filter of system calls (`system_calls.py`), which denies sockets and other services of the kernel;
+- not being dumpable, which hides the process's own memory from others and keeps it out of core files.
 
 `intrusion.py` attacks all of it from inside. A network namespace alone is not enough: Unix sockets, such as a
 database's, work across it; and many container hosts forbid making one.
@@ -38,16 +38,15 @@ MODE_FILTER = 2
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITIES_V3 = 0x20080522
 LAST_CAPABILITY = 63
-# Version of Landlock that keeps signals in.
-SIGNALS_SINCE = 6
+# First version of Landlock that restricts signals.
+SIGNALS_SINCE_VERSION = 6
 
-
-# Version of what closes files to this process; 0: nothing does.
+# Version of Landlock that restricts this process; 0: it does not.
 _landlock = 0
 
 
 class CannotIsolate(Exception):
-    """The kernel lacks something that isolation needs, or does not let this process use it."""
+    """The kernel lacks a feature that isolation needs, or does not let this process use it."""
 
 
 class _Program(ctypes.Structure):
@@ -57,10 +56,10 @@ class _Program(ctypes.Structure):
 
 
 def isolate(places: Places, *, is_needed: bool = True) -> None:
-    """Give everything up but these places, for good, for this process and whatever it starts.
+    """Restrict this process and all that it starts to these files and folders, irrevocably.
 
-    To be called while the process has one thread. Raises `CannotIsolate` unless `is_needed` is false: then as much is
-    given up as the host can take.
+    Must be called while the process has one thread. Raises `CannotIsolate` unless `is_needed` is false, which restricts
+    the process as far as the host can.
     """
     global _landlock  # noqa: PLW0603 - a property of the process
     machine = platform.machine()
@@ -78,15 +77,15 @@ def isolate(places: Places, *, is_needed: bool = True) -> None:
     except NoLandlock as error:
         if is_needed:
             raise CannotIsolate(str(error)) from None
-    only_signals_to = os.getpid() if _landlock < SIGNALS_SINCE else None
+    only_signals_to = os.getpid() if _landlock < SIGNALS_SINCE_VERSION else None
     with suppress(*tolerated):
         _set_filter(packed(instructions(machine, only_signals_to)))
 
 
 def narrow(places: Places) -> bool:
-    """Give up more of the files, in a process that `isolate` has closed any for; others keep what they have.
+    """Restrict an isolated process to fewer files; a process that is not isolated stays as it is.
 
-    False when other threads run, which keep them. Raises `NoLandlock`.
+    Returns False when other threads run, which are not restricted. Raises `NoLandlock`.
     """
     if _landlock:
         confine(places)
@@ -100,17 +99,16 @@ def _set_filter(program: bytes) -> None:
 
 
 def hide() -> None:
-    """Keep other processes of the same user from looking into this one, and the kernel from writing it to a core file.
-
-    A limit of 0 for core files is not enough: a program that the kernel hands them to gets them nevertheless.
-    """
+    """Hide this process's memory from other processes of the same user and from core files."""
+    # A limit of 0 for core files is not enough: a program that the kernel pipes them to gets them
+    # nevertheless.
     if sys.platform == "linux":
         _prctl(PR_SET_DUMPABLE, 0)
 
 
 def give_up_capabilities() -> None:
-    """Have none, and get none back by starting another program."""
-    with suppress(CannotIsolate):  # without the right to, no program gives any back either
+    """Drop all capabilities, so that starting another program brings none back."""
+    with suppress(CannotIsolate):  # without the right to do this, no program brings any back either
         for number in range(LAST_CAPABILITY + 1):
             _prctl(PR_CAPBSET_DROP, number)
     with suppress(CannotIsolate):

@@ -1,4 +1,4 @@
-"""System calls by their number, for those that Python offers no function for."""
+"""System calls by number, for those without a function in Python."""
 
 import ctypes
 import os

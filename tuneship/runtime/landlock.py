@@ -1,14 +1,14 @@
-"""Files that a process may open: Landlock, the kernel's way to restrict oneself, by its three system calls.
+"""Restricts the files that a process may open with Landlock, a feature of Linux, by its three system calls.
 
-`confine` gives up everything but the places it is given, for good, for the calling thread and whatever it starts. Each
-further call can only take more away. What the kernel denies from then on, by the version of its interface (ABI):
+`confine` restricts the calling thread and all that it starts to the given files and folders, irrevocably; a further
+call can only restrict more. The kernel then denies, by the version of its interface (ABI):
 
 1. opening, making, removing and renaming files elsewhere, and looking into processes outside (`/proc/<pid>/mem`);
-2. moving files between folders, unless both are writable; 3. cutting files off; 4. TCP; 5. commands to devices;
+2. moving files between folders, unless both are writable; 3. truncating files; 4. TCP; 5. commands to devices;
 6. signals to, and abstract sockets of, processes outside.
 
-The numbers are the same on every processor. Landlock does not restrict what only names a file: asking for its size,
-changing its mode. `system_calls.py` refuses the second; the first cannot be prevented.
+The numbers are the same on every processor. Landlock does not restrict calls that need no open file, such as reading
+its size or changing its mode. `system_calls.py` refuses the second; the first cannot be prevented.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ ASK_FOR_VERSION, PATH_BENEATH = 1, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 MAKE_SYMLINK, REFER, TRUNCATE, DEVICE_COMMAND = 1 << 12, 1 << 13, 1 << 14, 1 << 15
-# The rights to files, by the version that brought them.
+# The rights to files, by the version that introduced them.
 KNOWN_SINCE = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: DEVICE_COMMAND}
 # Rights that a rule for a file may name; the others are for folders.
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | DEVICE_COMMAND
@@ -41,8 +41,8 @@ WRITE = (
 )  # fmt: skip
 DEVICE = READ | WRITE_FILE | DEVICE_COMMAND
 
-# Libraries of the system, and what it tells about itself. Memory, environment and descriptors of
-# processes outside stay closed although they lie below /proc, and so does whatever needs writing.
+# Libraries of the system, and its information about itself. Memory, environment and descriptors of
+# processes outside stay closed although they are below /proc, and so does all that needs writing.
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store", "/proc")
 HARDWARE = (
     "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/sys/fs/cgroup", "/sys/kernel/mm"
@@ -53,26 +53,26 @@ CONFIGURATION = (
     "/etc/ssl/certs", "/etc/pki/tls/openssl.cnf",
 )  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Patterns below /dev: without them no GPU can be used.
+# Patterns below /dev, without which no GPU can be used.
 ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/render*", "kfd", "dxg")
 
 PACKAGE = Path(__file__).parents[1]
 
 
 class NoLandlock(Exception):
-    """The kernel has none, or it is turned off."""
+    """The kernel has no Landlock, or it is turned off."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """What a worker works with, beside what every Python program needs."""
+    """Files and folders that a worker may use, beside those that every Python program needs."""
 
     readable: tuple[Path, ...] = field(default=())
     writable: tuple[Path, ...] = field(default=())
 
 
 def version() -> int:
-    """Of the kernel's interface. Raises `NoLandlock`."""
+    """Return the version of the kernel's Landlock interface. Raises `NoLandlock`."""
     try:
         return system_call(CREATE_RULESET, None, 0, ASK_FOR_VERSION)
     except OSError as error:
@@ -80,9 +80,9 @@ def version() -> int:
 
 
 def confine(places: Places) -> int:
-    """Give up every other file, for good; answers the version. Raises `NoLandlock`.
+    """Restrict the calling thread to these files; return the version of Landlock. Raises `NoLandlock`.
 
-    `PR_SET_NO_NEW_PRIVS` must be set. Only the calling thread is restricted, so call it while there is no other.
+    `PR_SET_NO_NEW_PRIVS` must be set. Call it while there is no other thread.
     """
     known = version()
     rights = 0
@@ -106,36 +106,34 @@ def confine(places: Places) -> int:
 
 
 def _rules(places: Places) -> Iterable[tuple[Path, int]]:
-    yield from ((path, EXECUTE | READ_FILE) for path in _programs())
+    """The allowed files and folders with the rights to them."""
+    # A worker starts Python itself, by the loader that the kernel starts it with, and no other program.
+    loaders = (
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.rpartition("/")[2].startswith(("ld-", "ld."))
+    )
+    for program in {Path(sys.executable).resolve(), *map(Path, loaders)}:
+        yield program, EXECUTE | READ_FILE
     yield from ((path, READ) for path in (*_python(), *map(Path, (*SYSTEM, *HARDWARE))))
-    yield PACKAGE.parent, READ_DIR  # a further process of a worker finds the package there
+    yield PACKAGE.parent, READ_DIR  # where a child process of a worker finds the package
     yield from ((Path(path), READ) for path in CONFIGURATION)
     devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
     yield from ((path, DEVICE) for path in (*map(Path, DEVICES), *(p for d in devices for p in d)))
     for path in places.readable:
         yield path, READ
         # A model from a hub's cache is a folder of links to files elsewhere.
-        links = (one for one in path.iterdir() if one.is_symlink()) if path.is_dir() else ()
-        yield from ((one.resolve(), READ_FILE) for one in links)
+        links = (file for file in path.iterdir() if file.is_symlink()) if path.is_dir() else ()
+        yield from ((link.resolve(), READ_FILE) for link in links)
     yield from ((path, WRITE) for path in places.writable)
 
 
-def _programs() -> set[Path]:
-    """Python itself, and the loader that the kernel starts it with; a worker starts no other program."""
-    loaders = {
-        Path(line.split()[-1])
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if line.rpartition("/")[2].startswith(("ld-", "ld."))
-    }
-    return {Path(sys.executable).resolve(), *loaders}
-
-
 def _python() -> set[Path]:
-    """Python's own folders, those that were named to it, and this package: not the folder that it lies in."""
-    # As the process was started: reading the settings would take longer than all of this.
+    """Python's own folders, those of its search paths, and this package, but not the folder around it."""
+    # Not by the settings: reading them would take longer than all of this.
     variables = [os.environ.get(name, "") for name in ("PYTHONPATH", "LD_LIBRARY_PATH")]  # noqa: TID251
     named = ":".join(variables).split(":")
-    others = {Path(one) for one in named if one.startswith("/")} - {PACKAGE.parent}
+    others = {Path(name) for name in named if name.startswith("/")} - {PACKAGE.parent}
     return {PACKAGE, *others, *map(Path, (sys.prefix, sys.base_prefix, sys.base_exec_prefix))}
 
 
@@ -143,7 +141,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there, or not to be reached, needs no rule
+        return  # a file that is missing or not readable needs no rule
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= OF_FILES

@@ -1,9 +1,9 @@
-"""The first thing a worker process runs: make it safe to have, then become the module.
+"""The entry point of worker processes: restricts the process, then runs the module.
 
 `python -m tuneship.runtime.launch PARENT_PID MODE [--read=PATH ...] [--write=PATH ...] MODULE ARGUMENTS...`. A worker
-dies with its parent, leaves no core file and gives up what it does not need (`isolation.py`), which MODE says. Linux
+dies with its parent, leaves no core file and gives up rights (`isolation.py`) as MODE says. Linux
 delivers the parent-death signal when the parent *thread* ends, so workers are started from the service's main thread.
-Elsewhere the worker notices by itself that its socket or parent is gone.
+On other systems the worker notices itself that its socket or parent is gone.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from tuneship.runtime.isolation import hide, isolate
 from tuneship.runtime.landlock import Places
 
 PR_SET_PDEATHSIG = 1
-# All is given up, or the worker does not start; as much as the host can do; nothing, for programs
-# of others; what the worker is that starts this one.
+# Modes: full isolation, or the worker does not start; as far as the host can; none, for third-party
+# programs; the same as the worker that starts this one.
 ISOLATED, WEAKLY_ISOLATED, OPEN, INHERITED = "isolated", "weakly-isolated", "open", "inherited"
 READ, WRITE = "--read=", "--write="
 
@@ -34,30 +34,28 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
 
 
 def leave_no_core() -> None:
-    """What is in memory stays there when this process crashes."""
+    """Write no core file when this process crashes: its memory holds private data."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def main() -> None:
-    """Become the named module."""
+    """Restrict this process and run the named module in it."""
     parent, mode, *rest = sys.argv[1:]
-    options = list(takewhile(lambda one: one.startswith((READ, WRITE)), rest))
+    options = list(takewhile(lambda option: option.startswith((READ, WRITE)), rest))
     module, *arguments = rest[len(options) :]
     die_with_parent(int(parent))
     leave_no_core()
     os.umask(0o077)
     if mode in {ISOLATED, WEAKLY_ISOLATED}:
-        isolate(
-            Places(*(_paths(options, kind) for kind in (READ, WRITE))), is_needed=mode == ISOLATED
+        readable, writable = (
+            tuple(Path(option.removeprefix(kind)) for option in options if option.startswith(kind))
+            for kind in (READ, WRITE)
         )
+        isolate(Places(readable, writable), is_needed=mode == ISOLATED)
     else:
-        hide()  # of what a worker has given up, the one thing that a further process of its own has not
+        hide()  # the only restriction of a worker that its child processes do not inherit
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _paths(options: list[str], kind: str) -> tuple[Path, ...]:
-    return tuple(Path(one.removeprefix(kind)) for one in options if one.startswith(kind))
 
 
 if __name__ == "__main__":

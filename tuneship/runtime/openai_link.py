@@ -1,8 +1,8 @@
-"""The way to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
+"""The link to a replica that is an OpenAI-compatible server: token ids in, token ids out of `/v1/completions`.
 
-It obeys `ReplicaLink` of `replica_protocol.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds to
-that API: `return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it
-runs. Who starts the server: `vllm.py`.
+It implements `ReplicaLink` of `replica_protocol.py`. Beside the completions it needs what vLLM (0.10.2 or later) adds
+to that API: `return_token_ids`, `stop_token_ids`, `ignore_eos`, `cache_salt`, and adapters that are loaded while it
+runs. `vllm.py` starts the server.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Worker
 from tuneship.security.sealed_files import read_plain
 from tuneship.serving.replica_client import (
-    ANSWER_S,
+    ANSWER_TIMEOUT_S,
     FinishReason,
     GenerateRequest,
     ReplicaLost,
@@ -34,50 +34,50 @@ logger = logging.getLogger(__name__)
 # The name under which the server serves the base model; an adapter's name is a model id, which
 # has colons.
 BASE = "base"
-# Of one event; the first one may repeat a prompt of a million tokens.
-LINE_BYTES = 8 << 20
-# No vocabulary is larger; a tokenizer cannot even be asked for what is.
-TOKENS = 1 << 31
-LOOK_EVERY_S = 0.1
+# Longest line of an event; the first event may repeat a prompt of a million tokens.
+MAX_LINE_BYTES = 8 << 20
+# No vocabulary is larger, and a tokenizer cannot decode a larger token id.
+MAX_VOCABULARY = 1 << 31
+EXIT_POLL_S = 0.1
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"
 
 
 class OpenAiLink:
-    """Many concurrent conversations with one server."""
+    """Concurrent requests to one server."""
 
     def __init__(self, client: httpx.AsyncClient, worker: Worker, folder: Path) -> None:
-        """`client`: knows the server's address and key. `folder`: the server's own, cleared away at the end."""
+        """`client`: with the server's address and key. `folder`: the server's own, removed at the end."""
         self._client = client
         self._worker = worker
         self._folder = folder
-        self._under_way: dict[asyncio.Task[None], TokenStream] = {}
+        self._in_flight: dict[asyncio.Task[None], TokenStream] = {}
         self._is_closed = False
         self._threads = Threads("files of a replica", 2)
 
     @property
-    def under_way(self) -> int:
-        """Generations that have not ended."""
-        return len(self._under_way)
+    def in_flight(self) -> int:
+        """Number of generations that have not ended."""
+        return len(self._in_flight)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is closed, or the server's process gone."""
+        """Whether the link is closed or the server's process is gone."""
         return self._is_closed or self._worker.exit_code() is not None
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
-        """Raises `ReplicaRefused` when the server cannot use the files; then its log says why.
+        """Load an adapter. Raises `ReplicaRefused` when the server cannot use the files; its log says why.
 
-        The server reads plain files, and may read them again after it has made room for others: sealed ones are opened
-        into its folder, until they are unloaded.
+        The server reads plain files, and may read them again after it has evicted the adapter: sealed files are
+        decrypted into its folder, and stay there until the adapter is unloaded.
         """
         if key is not None:
             try:
-                path = await self._threads.run(self._opened, adapter, path, key)
+                path = await self._threads.run(self._decrypt, adapter, path, key)
             except OSError as error:
                 await self._clear(adapter)
                 raise ReplicaRefused(f"adapter files cannot be opened: {error}") from error
-        # In place: the server may still have one of this name that it could not be asked to unload.
+        # In place: the server may still have one of this name if an earlier unload failed.
         body = {"lora_name": adapter, "lora_path": str(path.absolute()), "load_inplace": True}
         answer = await self._ask("POST", "/v1/load_lora_adapter", body)
         if not answer.is_success:
@@ -85,59 +85,59 @@ class OpenAiLink:
             raise ReplicaRefused(f"the server refused the adapter ({answer.status_code})")
 
     async def unload(self, adapter: str) -> None:
-        """An adapter that the server has dropped by itself, to make room, is none to refuse."""
+        """Unload an adapter. It is no error if the server has evicted it before."""
         answer = await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": adapter})
         if not answer.is_success:
             logger.warning("the server had no such adapter to unload (%s)", answer.status_code)
         await self._clear(adapter)
 
     async def _clear(self, adapter: str) -> None:
-        """Nothing is left in plain of what the server does not serve."""
-        await self._threads.run(shutil.rmtree, self._place(adapter), ignore_errors=True)
+        """Remove the decrypted files of an adapter."""
+        await self._threads.run(shutil.rmtree, self._folder_of(adapter), ignore_errors=True)
 
-    def _opened(self, adapter: str, path: Path, key: str) -> Path:
-        place = self._place(adapter)
-        place.mkdir(mode=0o700, exist_ok=True)
+    def _decrypt(self, adapter: str, path: Path, key: str) -> Path:
+        folder = self._folder_of(adapter)
+        folder.mkdir(mode=0o700, exist_ok=True)
         for file in path.iterdir():
-            (place / file.name).write_bytes(read_plain(file, key))
-        return place
+            (folder / file.name).write_bytes(read_plain(file, key))
+        return folder
 
-    def _place(self, adapter: str) -> Path:
+    def _folder_of(self, adapter: str) -> Path:
         return self._folder / hashlib.sha256(adapter.encode()).hexdigest()
 
     async def stats(self) -> dict[str, int]:
-        """The server's own counts where it has them. Raises `ReplicaLost` when it is not healthy."""
+        """Return the server's own counts where it has them. Raises `ReplicaLost` when it is not healthy."""
         health = await self._ask("GET", "/health")
         if not health.is_success:
             raise ReplicaLost(f"the server says that it is not healthy ({health.status_code})")
         metrics = await self._ask("GET", "/metrics")
         counts = _counts(metrics.text) if metrics.is_success else {}
-        running = int(counts.get(RUNNING, self.under_way))
+        running = int(counts.get(RUNNING, self.in_flight))
         return {"running": running, "waiting": int(counts.get(WAITING, 0))}
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        """Start at once; what goes wrong is raised by the iteration. Closing it hangs up, which ends it over there."""
+        """Send a request at once; the stream's iteration raises errors, and closing it early disconnects."""
         generation = TokenStream(lambda: task.cancel())  # noqa: PLW0108 - the task is made below
-        task = asyncio.create_task(self._follow(request, generation))
-        self._under_way[task] = generation
-        task.add_done_callback(self._ended)
+        task = asyncio.create_task(self._stream(request, generation))
+        self._in_flight[task] = generation
+        task.add_done_callback(self._on_end)
         return generation
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Disconnect from the server and remove its folder."""
         self._is_closed = True
-        tasks = list(self._under_way)
-        for task, generation in self._under_way.items():
-            generation.fail(ReplicaLost("the line was closed"))
+        tasks = list(self._in_flight)
+        for task, generation in self._in_flight.items():
+            generation.fail(ReplicaLost("the connection was closed"))
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
         await self._threads.run(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def wait_lost(self) -> ReplicaLost:
-        """Returns when the server's process is gone."""
+        """Return when the server's process is gone."""
         while not self.is_lost:  # noqa: ASYNC110 - a process has no event
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(EXIT_POLL_S)
         return ReplicaLost("the server's process ended")
 
     async def _ask(
@@ -146,38 +146,42 @@ class OpenAiLink:
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
         try:
-            return await self._client.request(method, path, json=body, timeout=ANSWER_S)
+            return await self._client.request(method, path, json=body, timeout=ANSWER_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise ReplicaLost(f"the server did not answer: {type(error).__name__}") from error
 
-    async def _follow(self, request: GenerateRequest, generation: TokenStream) -> None:
-        """Tell the generation what the server streams; `_ended` tells it what is raised here."""
+    async def _stream(self, request: GenerateRequest, generation: TokenStream) -> None:
+        """Pass on what the server streams; `_on_end` passes on the errors raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
-        asked = self._client.stream("POST", "/v1/completions", json=_body(request), timeout=None)
-        async with asked as answer:
+        body = _completion_body(request)
+        async with self._client.stream(
+            "POST", "/v1/completions", json=body, timeout=None
+        ) as answer:
             if answer.is_server_error:
                 raise ReplicaLost(f"the server failed ({answer.status_code})")
             if not answer.is_success:
                 raise ReplicaRefused(f"the server refused the request ({answer.status_code})")
-            generation.finish(await _read(answer, request, generation))
+            generation.finish(await _read_stream(answer, request, generation))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        generation = self._under_way.pop(task)
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        generation = self._in_flight.pop(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServingError):
             generation.fail(error)
         elif isinstance(error, httpx.HTTPError):
             text = f"the connection to the server broke: {type(error).__name__}"
             generation.fail(ReplicaLost(text))
-        elif error is not None:  # it is no completion that was streamed
+        elif error is not None:  # the stream was not that of a completion
             text = f"the server broke the protocol: {type(error).__name__}"
             generation.fail(ReplicaLost(text))
 
 
-def _body(request: GenerateRequest) -> dict[str, Any]:
-    """Its queue goes along as salt: a beginning is used again for the deployment only that asked it before."""
-    salt = {"cache_salt": request.queue} if request.queue else {}  # an empty one is refused
+def _completion_body(request: GenerateRequest) -> dict[str, Any]:
+    """Make the JSON body of a completion request."""
+    # With the queue as salt, cached prefixes are shared within a deployment only. An empty salt is
+    # refused.
+    salt = {"cache_salt": request.queue} if request.queue else {}
     return {
         "model": BASE if request.adapter is None else request.adapter,
         "prompt": list(request.tokens),
@@ -186,17 +190,17 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "top_p": request.top_p,
         "seed": request.seed,
         "stop_token_ids": list(request.stop_tokens),
-        "ignore_eos": True,  # the stop tokens above are the whole truth
+        "ignore_eos": True,  # only the stop tokens above end a generation
         "stream": True,
         "return_token_ids": True,
         **salt,
     }
 
 
-async def _read(
+async def _read_stream(
     answer: httpx.Response, request: GenerateRequest, generation: TokenStream
 ) -> FinishReason:
-    """Pass tokens on until the stream's own end. Raises `ValueError` and the like for what is no completion."""
+    """Pass tokens on until the stream's own end. Raises `ValueError` and the like if it is not a completion."""
     reason: FinishReason | None = None
     is_done = False
     room = request.max_tokens + 1  # a stop token comes along and is not counted
@@ -204,55 +208,51 @@ async def _read(
         if event == b"[DONE]":
             is_done = True
             continue
-        (choice,) = _chunk(event)["choices"]
-        tokens = _tokens(choice["token_ids"])
+        chunk = json.loads(event)
+        if "error" in chunk:  # even a refused request may get status 200 and then an error
+            code = int(chunk["error"]["code"])
+            is_refusal = code < httpx.codes.INTERNAL_SERVER_ERROR
+            error = ReplicaRefused if is_refusal else ReplicaLost
+            raise error(f"the server ended the stream with an error ({code})")
+        (choice,) = chunk["choices"]
+        tokens = _token_ids(choice["token_ids"])
         room -= len(tokens)
         if is_done or room < 0:
-            raise ValueError("more than was asked for")
+            raise ValueError("more tokens than requested")
         for token in tokens:
             if token not in request.stop_tokens:
-                generation.take(token)
+                generation.add(token)
         if choice.get("finish_reason") is not None:
             reason = FinishReason(choice["finish_reason"])
     if reason is None or not is_done:
-        raise ValueError("the stream was cut")
+        raise ValueError("the stream ended early")
     return reason
 
 
-def _chunk(event: bytes) -> dict[str, Any]:
-    """Even a request that the server refuses may get a 200 and then an error in the stream."""
-    chunk = json.loads(event)
-    if "error" in chunk:
-        code = int(chunk["error"]["code"])
-        kind = ReplicaRefused if code < httpx.codes.INTERNAL_SERVER_ERROR else ReplicaLost
-        raise kind(f"the server ended the stream with an error ({code})")
-    return chunk
-
-
-def _tokens(listed: Any) -> list[int]:
+def _token_ids(listed: Any) -> list[int]:
     tokens = cast("list[object]", listed if isinstance(listed, list) else [None])
-    if not all(type(token) is int and 0 <= token < TOKENS for token in tokens):
+    if not all(type(token) is int and 0 <= token < MAX_VOCABULARY for token in tokens):
         raise TypeError("no token ids")
     return cast("list[int]", tokens)
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """The `data` of each server-sent event."""
+    """Yield the `data` of each server-sent event."""
     rest = b""
     async for piece in answer.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > LINE_BYTES:
-            raise ValueError("an endless line")
+        if len(rest) > MAX_LINE_BYTES:
+            raise ValueError("a line of the stream is too long")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line.removeprefix(b"data:").strip()
 
 
 def _counts(exposition: str) -> dict[str, float]:
-    """The sum of each metric over its labels (Prometheus' text format)."""
-    found: dict[str, float] = {}
+    """Sum each metric over its labels (Prometheus' text format)."""
+    sums: dict[str, float] = {}
     for line in exposition.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in (WAITING, RUNNING):
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return found
+            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return sums

@@ -1,4 +1,4 @@
-"""Each way in which an intruder may reach into another process, by its name. Next: `intrusion.py` tries them."""
+"""Attacks on other processes, by name; `intrusion.py` attempts them."""
 
 import ctypes
 import fcntl
@@ -39,9 +39,9 @@ def _thread_memory(process: int) -> None:
 
 
 def _descriptors(process: int) -> None:
-    """Open again what it has open, as if it were a file."""
-    for one in Path(f"/proc/{process}/fd").iterdir():
-        one.readlink()
+    """Follow the links to the files that it has open."""
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        link.readlink()
         return
     refuse(when=True)
 

@@ -1,7 +1,7 @@
-"""What the service asks of the replicas of one base model, and what such a group asks of one replica.
+"""The protocols of replicas: `ReplicaGroup` for the service, `ReplicaLink` and `OpenReplica` for engines.
 
-Another engine (vLLM, a remote host) obeys `ReplicaLink` and comes with an `OpenReplica`: `replica_set.py` then starts,
-watches, spreads, drains and replaces its replicas like any other. Knows no deployment, no HTTP and no process.
+Another engine (vLLM, a remote host) implements `ReplicaLink` and comes with an `OpenReplica`: `replica_set.py` then
+starts, watches, drains and replaces its replicas like any other. Knows no deployment, no HTTP and no process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,17 @@ from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, Servin
 
 
 @dataclass(frozen=True)
-class Happening:
-    """Something about a replica that the logs of its deployments should say. `level`: debug, info, warning, error."""
+class ReplicaEvent:
+    """An event of a replica for the logs of its deployments."""
 
     level: str
+    """`debug`, `info`, `warning` or `error`."""
     message: str
-    """Without the number of a process: who reads it shares the replica with others."""
+    """The text, without a process id: the reader shares the replica with others."""
     replica: int | None = None
-    """Its number in the group; None for one that did not start."""
+    """Number of the replica in its group; None for one that did not start."""
     is_end: bool = False
-    """Whether it is gone."""
+    """Whether the replica is gone."""
 
 
 @dataclass(frozen=True)
@@ -33,64 +34,64 @@ class Adapter:
     name: str
     path: Path
     key: str | None = field(default=None, repr=False)
-    """Opens the files; None for plain ones."""
+    """Key that opens sealed files; None for plain ones."""
 
 
 class NoReplica(ServingError):
-    """None answers and none can be started now; another try a little later may find one."""
+    """No replica answers and none can be started now; a retry a little later may succeed."""
 
 
 class ReplicaLink(Protocol):
-    """The way to one replica that has loaded its base model. `ReplicaLine` is the one to our own engine."""
+    """The connection to one replica that has loaded its base model, e.g. `ReplicaLine` for our own engine."""
 
     @property
-    def under_way(self) -> int:
-        """Generations that have not ended: a replica that leaves waits until there are none."""
+    def in_flight(self) -> int:
+        """Number of generations that have not ended: draining waits until there are none."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica is gone: nothing is asked of it any more."""
+        """Whether the replica is gone and gets no more requests."""
         ...
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
-        """Make an adapter directory, whose files `key` opens, available under a name. Raises `ServingError`."""
+        """Load the adapter directory, whose files `key` opens, under a name. Raises `ServingError`."""
         ...
 
     async def unload(self, adapter: str) -> None:
-        """Raises `ReplicaRefused` while requests use it."""
+        """Unload an adapter. Raises `ReplicaRefused` while requests use it."""
         ...
 
     async def stats(self) -> Mapping[str, int]:
-        """At least `waiting` and `rows`; also the probe: it answers in time or the replica hangs."""
+        """Return counts, at least `waiting` and `rows` (slots); it is also the health check."""
         ...
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        """Start at once; what goes wrong is raised by the iteration."""
+        """Send a request at once and return its stream, whose iteration raises errors."""
         ...
 
     async def aclose(self) -> None:
-        """Hang up; what is under way fails with `ReplicaLost`."""
+        """Disconnect; requests in flight fail with `ReplicaLost`."""
         ...
 
     async def wait_lost(self) -> ReplicaLost:
-        """Returns when the replica is gone."""
+        """Return when the replica is gone."""
         ...
 
 
 @dataclass(frozen=True)
 class OpenedReplica:
-    """A replica that is ready: its process, or whatever can be ended in its place, and the way to it."""
+    """A replica that is ready: its process, or whatever can be ended in place of one, and the link to it."""
 
     worker: Worker
     link: ReplicaLink
 
 
 class OpenReplica(Protocol):
-    """How a replica is started."""
+    """Starts a replica of an engine."""
 
     async def __call__(self, base: Path, log: Path) -> OpenedReplica:
-        """Returns when its base model is loaded; leaves nothing behind otherwise. Raises `ServingError`, `OSError`.
+        """Return when its base model is loaded; leave nothing behind otherwise. Raises `ServingError`, `OSError`.
 
         Called on the event loop's own thread: the parent-death signal follows the thread that starts a process.
         """
@@ -98,65 +99,68 @@ class OpenReplica(Protocol):
 
 
 class ReplicaGroup(Protocol):
-    """The replicas of one base model, as the service sees them. A model is an adapter's name, or None for the base."""
+    """All replicas of one base model, as the service uses them.
 
-    asked: int
-    """How often `ready` was called: whoever decides by facts from before a call decides again."""
+    `model` arguments are an adapter's name, or None for the base model.
+    """
+
+    ready_calls: int
+    """Number of calls of `ready`: decisions based on facts from before a call have to be made again."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """Processes that can be asked."""
+        """Process ids of the live replicas."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests that the replicas had queued at the last probe."""
+        """Number of requests that the replicas had queued at the last health check."""
         ...
 
     @property
-    def rows(self) -> int:
-        """Requests that one of them runs at once."""
+    def slots(self) -> int:
+        """Number of requests that one replica runs at once."""
         ...
 
     def answering(self, model: str | None) -> int:
-        """Replicas that have the model and answered the last probe."""
+        """Number of replicas that serve the model and passed the last health check."""
         ...
 
     def serving(self, model: str | None) -> Sequence[int]:
-        """The numbers of the live replicas that have the model and are asked for it."""
+        """Numbers of the live replicas that have the model and get its requests."""
         ...
 
-    def happenings(self) -> Sequence[Happening]:
-        """What happened since the last call."""
+    def take_events(self) -> Sequence[ReplicaEvent]:
+        """Return the events since the last call."""
         ...
 
     def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
-        """Set how many replicas there shall be, and how many of them each model is asked on (all, unless named).
+        """Set the number of replicas, and on how many of them each model is served (all, unless named).
 
-        What is missing is started in the background; what is too many takes no new request and ends when it is idle.
+        Missing replicas are started in the background; surplus ones are drained and ended.
         """
         ...
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
-        """Start what is missing, load and check the adapter. Raises `ServingError` when then none can answer.
+        """Start missing replicas, load and check the adapter. Raises `ServingError` if then none can serve it.
 
-        Fewer than `width` are enough when the others do not start: `resize` goes on trying.
+        Fewer replicas than `width` are enough if the others do not start: `resize` goes on trying.
         """
         ...
 
     async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> TokenStream:
-        """Ask the least busy replica that has the adapter; waits for a start only when there is none.
+        """Send a request to the least busy replica with the adapter; wait for a start only if there is none.
 
         Raises `NoReplica`, and `ServingError` when the adapter is refused.
         """
         ...
 
-    async def forget(self, adapter: str) -> None:
-        """Unload an adapter that nobody needs now; one in use stays."""
+    async def unload(self, adapter: str) -> None:
+        """Unload an adapter that no deployment needs; one in use stays."""
         ...
 
     async def probe(self, patience_s: float) -> None:
-        """Ask every live replica something; end those that hang."""
+        """Run a health check of every live replica, and end those that hang."""
         ...
 
     async def close(self) -> None:

@@ -1,8 +1,7 @@
-"""The replicas of each base model: started, watched, spread over models, drained and replaced.
+"""The replicas of each base model: they are started, watched, drained and replaced here.
 
-A group knows how many replicas there shall be and on how many of them each model is asked; why, it does not know. It
-obeys `ReplicaGroup` of `replica_protocol.py`. Knows no deployment and no HTTP. The process:
-`tuneship/serving/replica.py`.
+A set knows how many replicas there shall be and on how many of them each model is served, not why. It implements
+`ReplicaGroup` of `replica_protocol.py`. Knows no deployment and no HTTP. The process: `tuneship/serving/replica.py`.
 """
 
 import asyncio
@@ -18,10 +17,10 @@ from tuneship.runtime.landlock import Places
 from tuneship.runtime.replica_handle import ReplicaHandle
 from tuneship.runtime.replica_protocol import (
     Adapter,
-    Happening,
     NoReplica,
     OpenedReplica,
     OpenReplica,
+    ReplicaEvent,
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
@@ -34,23 +33,23 @@ from tuneship.serving.replica_client import (
 
 logger = logging.getLogger(__name__)
 
-# A replica that is too many takes no new request; those under way may last so long, and none may
-# last longer.
+# A surplus replica takes no new request and is ended after this long at the latest. No request
+# may take longer.
 DRAIN_S = 150.0
-LOOK_EVERY_S = 0.05
-# A process that lives and does not answer so many probes in turn is ended, to be replaced.
+DRAIN_POLL_S = 0.05
+# A process that fails this many consecutive health checks is ended, and replaced.
 HUNG_PROBES = 6
 # A big model takes minutes to read; a process that hangs before it is ready must not be waited
-# for without end.
-START_PATIENCE_S = 900.0
-# Between failed starts.
-LONGEST_PAUSE_S = 30.0
-# Replicas that may be lost while an adapter is loaded on them, before that is given up.
-LOSSES_BORNE = 3
+# for forever.
+START_TIMEOUT_S = 900.0
+# Longest pause between failed starts.
+MAX_BACKOFF_S = 30.0
+# Loading an adapter is given up after this many replicas were lost meanwhile.
+MAX_LOSSES_PER_LOAD = 3
 
 
 def no_limit(_base: Path) -> int:
-    """Of the memory for keys and values: rows of full length may need what they need."""
+    """Set no limit to the KV cache: as much memory as all slots of full length may need."""
     return 0
 
 
@@ -59,19 +58,20 @@ def replica_process(
     cache_bytes: Callable[[Path], int] = no_limit,
     adapters: Path | None = None,
 ) -> OpenReplica:
-    """A replica with our own engine, as a process on this machine; `cache_bytes` is asked at its start.
+    """Make an opener of replicas with our own engine, as processes on this machine.
 
-    `adapters`: the folder that holds the adapters it will load, which must exist: it reads nothing else but its base.
+    `cache_bytes`: called at each start. `adapters`: the existing folder of the adapters it will load; a replica reads
+    nothing else but its base model.
     """
     loaded_from = () if adapters is None else (adapters,)
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
-        room = ("--cache-bytes", str(cache_bytes(base)))
+        limit = ("--cache-bytes", str(cache_bytes(base)))
         ours, theirs = socket.socketpair()
         with theirs:
             spec = WorkerSpec(
                 module="tuneship.serving",
-                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *room),
+                arguments=("--base", str(base), "--fd", str(theirs.fileno()), *limit),
                 log=log,
                 inherited=(theirs.fileno(),),
                 places=Places(readable=(base, *loaded_from)),
@@ -84,7 +84,7 @@ def replica_process(
                 raise
         try:
             return OpenedReplica(worker, await ReplicaLine.open(ours))
-        except BaseException:  # refused, lost, or given up: no process without a line to it
+        except BaseException:  # refused, lost or cancelled: leave no process without a connection
             worker.kill()
             raise
 
@@ -92,74 +92,73 @@ def replica_process(
 
 
 class ReplicaSet:
-    """The replicas of one base model."""
+    """The replicas of one base model; implements `ReplicaGroup`."""
 
     def __init__(self, open_replica: OpenReplica, base: Path, log: Path) -> None:
-        """Nothing is started yet."""
+        """Begin without replicas; `resize` and `ready` start them."""
         self._open = open_replica
         self._base = base
-        self._log = log
+        self._log_file = log
         self._numbers = count()
         self._replicas: list[ReplicaHandle] = []
         self._leaving: list[ReplicaHandle] = []
         self._starts: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._happenings: deque[Happening] = deque(maxlen=100)
+        self._events: deque[ReplicaEvent] = deque(maxlen=100)
         self._adapters: dict[str, Adapter] = {}
         self._wanted = 1
         self._widths: Mapping[str | None, int] = {}
-        self._failures = 0
-        self._fault = ""
+        self._failed_starts = 0
+        self._last_error = ""
         self._no_start_before = 0.0
         self._turn = 0
-        self.asked = 0
+        self.ready_calls = 0
 
-    # What there is.
+    # State.
 
     @property
     def live(self) -> list[ReplicaHandle]:
-        """Replicas that can be asked, the oldest first."""
-        return [one for one in self._replicas if one.is_live]
+        """Replicas that can serve requests, the oldest first."""
+        return [replica for replica in self._replicas if replica.is_live]
 
     @property
     def pids(self) -> list[int]:
-        """Their processes."""
-        return [one.worker.pid for one in self.live]
+        """Process ids of the live replicas."""
+        return [replica.worker.pid for replica in self.live]
 
     @property
     def waiting(self) -> int:
-        """Requests that the replicas had queued at the last probe."""
-        return sum(one.waiting for one in self.live)
+        """Number of requests that the replicas had queued at the last health check."""
+        return sum(replica.waiting for replica in self.live)
 
     @property
-    def rows(self) -> int:
-        """Requests that one of them runs at once."""
-        return min((one.rows for one in self.live), default=1)
+    def slots(self) -> int:
+        """Number of requests that one replica runs at once."""
+        return min((replica.slots for replica in self.live), default=1)
 
     def answering(self, model: str | None) -> int:
-        """Replicas that have the model, are asked for it and answered the last probe."""
-        return sum(one.has(model) and one.is_answering for one in self._asked_for(model))
+        """Number of replicas that serve the model and passed the last health check."""
+        replicas = self._placed(model, self.live)
+        return sum(replica.has(model) and replica.is_answering for replica in replicas)
 
     def serving(self, model: str | None) -> list[int]:
-        """The numbers of the live replicas that have the model and are asked for it."""
-        return [one.number for one in self._asked_for(model) if one.has(model)]
+        """Numbers of the live replicas that have the model and get its requests."""
+        return [replica.number for replica in self._placed(model, self.live) if replica.has(model)]
 
-    def _asked_for(self, model: str | None) -> list[ReplicaHandle]:
-        return self._chosen(model, self.live)
-
-    def _chosen(self, model: str | None, among: list[ReplicaHandle]) -> list[ReplicaHandle]:
+    def _placed(self, model: str | None, among: list[ReplicaHandle]) -> list[ReplicaHandle]:
+        """Choose the replicas that a model is served on."""
         width = max(1, self._widths.get(model, len(among)))
         if width >= len(among):
             return among
-        return sorted(among, key=lambda one: one.rank_for(model))[:width]
+        return sorted(among, key=lambda replica: replica.rank_for(model))[:width]
 
-    def happenings(self) -> list[Happening]:
-        """What happened since the last call."""
-        told = list(self._happenings)
-        self._happenings.clear()
-        return told
+    def take_events(self) -> list[ReplicaEvent]:
+        """Return the events since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
 
-    def _tell(
+    def _emit(
         self,
         level: str,
         message: str,
@@ -167,67 +166,67 @@ class ReplicaSet:
         *,
         is_end: bool = False,
     ) -> None:
-        """The service's log, which only its operator reads, names the process."""
+        """Log an event and keep it for the deployments; only the service's own log names the process."""
         number = logging.getLevelNamesMapping()[level.upper()]
         if replica is None:
             logger.log(number, "%s", message)
-            self._happenings.append(Happening(level, message))
+            self._events.append(ReplicaEvent(level, message))
             return
         logger.log(number, "%s: process %s", message, replica.worker.pid)
-        self._happenings.append(Happening(level, message, replica.number, is_end))
+        self._events.append(ReplicaEvent(level, message, replica.number, is_end))
 
-    # How many there are.
+    # Starting and ending replicas.
 
     def resize(self, wanted: int, widths: Mapping[str | None, int]) -> None:
-        """Set how many there shall be, and on how many each model is asked (all, unless it is named)."""
+        """Set the number of replicas, and on how many of them each model is served (all, unless named)."""
         self._wanted = wanted
         self._widths = dict(widths)
-        staying = sorted(self.live, key=lambda one: (one.unanswered > 0, one.number))
+        # Those that hang leave first, then the newest.
+        staying = sorted(self.live, key=lambda one: (one.failed_probes > 0, one.number))
         for replica in staying[wanted:]:
             self._replicas.remove(replica)
             self._leaving.append(replica)
-            self._keep(self._let_finish(replica))
-        self._bury()
-        if not self._is_pausing:
-            self._grow(wanted)
+            self._spawn(self._drain(replica))
+        self._remove_dead()
+        if not self._is_backing_off:
+            self._start_missing(wanted)
 
-    async def _let_finish(self, replica: ReplicaHandle) -> None:
+    async def _drain(self, replica: ReplicaHandle) -> None:
         try:
-            await replica.finish(DRAIN_S, LOOK_EVERY_S)
+            await replica.finish(DRAIN_S, DRAIN_POLL_S)
         finally:
             self._leaving.remove(replica)
-        self._tell("info", "replica ended", replica, is_end=True)
+        self._emit("info", "replica ended", replica, is_end=True)
 
-    def _bury(self) -> None:
-        """Tell and forget those that died, and leave no zombie."""
-        for replica in [one for one in self._replicas if not one.is_live]:
-            self._tell("error", "replica lost", replica, is_end=True)
+    def _remove_dead(self) -> None:
+        """Report and remove replicas whose process has ended, and reap the processes."""
+        for replica in [replica for replica in self._replicas if not replica.is_live]:
+            self._emit("error", "replica lost", replica, is_end=True)
             self._replicas.remove(replica)
             self._leaving.append(replica)
-            self._keep(self._clear_away(replica))
+            self._spawn(self._reap(replica))
 
-    async def _clear_away(self, replica: ReplicaHandle) -> None:
-        """What it leaves behind; `close` does it where this is cut off."""
+    async def _reap(self, replica: ReplicaHandle) -> None:
         try:
-            await replica.end()
+            await replica.end()  # if this is cancelled, `close` does it
         finally:
             self._leaving.remove(replica)
 
     @property
-    def _is_pausing(self) -> bool:
+    def _is_backing_off(self) -> bool:
         return asyncio.get_running_loop().time() < self._no_start_before
 
-    def _grow(self, wanted: int) -> None:
+    def _start_missing(self, wanted: int) -> None:
         for _ in range(wanted - len(self.live) - len(self._starts)):
             task = asyncio.create_task(self._start())
             self._starts.add(task)
-            task.add_done_callback(self._started)
+            task.add_done_callback(self._on_start_done)
 
     async def _start(self) -> None:
-        """One more replica, with the adapters that it will be asked for, shown to work before it is asked."""
+        """Start one replica, check it, and load the adapters that it will serve before it gets requests."""
         try:
-            async with asyncio.timeout(START_PATIENCE_S):
-                opened = await self._open(self._base, self._log)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                opened = await self._open(self._base, self._log_file)
         except TimeoutError:
             raise ReplicaLost("the replica did not become ready in time") from None
         except OSError as error:
@@ -238,69 +237,70 @@ class ReplicaSet:
         try:
             await replica.check(None)
             for adapter in list(self._adapters.values()):
-                if replica in self._chosen(adapter.name, [*self.live, replica]):
-                    await self._prepare(replica, adapter)
+                if replica not in self._placed(adapter.name, [*self.live, replica]):
+                    continue
+                try:
+                    await replica.load(adapter)
+                except ReplicaLost:
+                    raise
+                except ServingError as error:  # `ready` reports it; the others can be served
+                    logger.warning("an adapter could not be loaded: %s", error)
         except BaseException:
             await replica.end()
             raise
         self._replicas.append(replica)
-        self._tell("info", "replica started", replica)
-        self._keep(self._watch(replica))
+        self._emit("info", "replica started", replica)
+        self._spawn(self._watch(replica))
 
-    async def _prepare(self, replica: ReplicaHandle, adapter: Adapter) -> None:
-        """Raises `ReplicaLost`; an adapter that cannot be loaded is told by `ready`, and does not stop the others."""
-        try:
-            await replica.load(adapter)
-        except ReplicaLost:
-            raise
-        except ServingError as error:
-            logger.warning("an adapter could not be loaded: %s", error)
-
-    def _started(self, task: "asyncio.Task[None]") -> None:
+    def _on_start_done(self, task: "asyncio.Task[None]") -> None:
         self._starts.discard(task)
         if task.cancelled():
             return
         error = task.exception()
         if error is None:
-            self._failures = 0
+            self._failed_starts = 0
             return
-        self._failures += 1
-        self._fault = str(error)
-        pause = min(LONGEST_PAUSE_S, 2.0 ** (self._failures - 1))
+        self._failed_starts += 1
+        self._last_error = str(error)
+        pause = min(MAX_BACKOFF_S, 2.0 ** (self._failed_starts - 1))
         self._no_start_before = asyncio.get_running_loop().time() + pause
-        self._tell("error", f"replica not started: {error}")
+        self._emit("error", f"replica not started: {error}")
 
     async def _watch(self, replica: ReplicaHandle) -> None:
         await replica.link.wait_lost()
-        self._bury()
+        self._remove_dead()
 
     async def probe(self, patience_s: float) -> None:
-        """Ask every live replica something (see `Replica.is_answering`); end those that hang."""
+        """Run a health check of every live replica, and end those that hang."""
         live = self.live
         await asyncio.gather(*(replica.probe(patience_s) for replica in live))
         for replica in live:
-            if replica.is_live and replica.unanswered >= HUNG_PROBES:
-                self._tell("error", "replica does not answer", replica)
+            if replica.is_live and replica.failed_probes >= HUNG_PROBES:
+                self._emit("error", "replica does not answer", replica)
                 replica.worker.kill()
 
-    # What they do.
+    # Serving.
 
     async def ready(self, adapter: Adapter | None, width: int = 1) -> None:
-        """Start what is missing, load and check the adapter. Raises `ServingError` when then none can answer."""
-        self.asked += 1
+        """Start missing replicas, load and check the adapter. Raises `ServingError` if then none can serve it."""
+        self.ready_calls += 1
         model = None if adapter is None else adapter.name
         if model in self._widths:  # at once, not at the next `resize`
             self._widths = {**self._widths, model: max(width, self._widths[model])}
-        await self._loaded(adapter, width, is_checked=True)
+        await self._ensure_loaded(adapter, width, is_checked=True)
 
-    async def _loaded(self, adapter: Adapter | None, width: int, *, is_checked: bool) -> None:
-        for _ in range(LOSSES_BORNE):
-            await self._at_least(width)
+    async def _ensure_loaded(
+        self, adapter: Adapter | None, width: int, *, is_checked: bool
+    ) -> None:
+        """Have `width` live replicas, and the adapter loaded on all that serve it."""
+        for _ in range(MAX_LOSSES_PER_LOAD):
+            await self._ensure_live(width)
             try:
-                for replica in self._asked_for(None if adapter is None else adapter.name):
+                model = None if adapter is None else adapter.name
+                for replica in self._placed(model, self.live):
                     await self._load(replica, adapter, is_checked=is_checked)
             except ReplicaLost:
-                self._bury()
+                self._remove_dead()
                 continue
             return
         raise ReplicaLost("the replica's process ended while the model was loaded")
@@ -315,50 +315,52 @@ class ReplicaSet:
         if is_checked:
             try:
                 await replica.check(adapter.name)
-            except Exception:  # not at a cancellation: nobody waits for a replica's answer then
+            except Exception:  # not when cancelled: then nobody waits for the replica's answer
                 await replica.unload(adapter.name)
                 raise
 
-    async def _at_least(self, width: int) -> None:
-        """Raises `NoReplica` when starts fail and leave none; with some, the missing ones are left to `resize`."""
+    async def _ensure_live(self, width: int) -> None:
+        """Wait for `width` live replicas, or fewer if starts fail. Raises `NoReplica` if there are none then."""
         self._wanted = max(self._wanted, width)
         while len(self.live) < max(1, min(width, self._wanted)):  # `resize` may lower it meanwhile
-            self._bury()
-            self._grow(max(1, self._wanted))
+            self._remove_dead()
+            self._start_missing(max(1, self._wanted))
             done, _ = await asyncio.wait(self._starts, return_when=asyncio.FIRST_COMPLETED)
             if any(task.cancelled() for task in done):
                 raise NoReplica("the replicas are being ended")
             error = next((error for task in done if (error := task.exception())), None)
             if error is not None and self.live:
-                return
+                return  # `resize` starts the missing ones
             if error is not None:
                 raise NoReplica(str(error)) from error
 
     async def generate(self, adapter: Adapter | None, request: GenerateRequest) -> TokenStream:
-        """Ask the least busy replica that has the adapter; waits for a start only when there is none."""
+        """Send a request to the least busy replica with the adapter; wait for a start only if there is none."""
         model = None if adapter is None else adapter.name
         able = self._able(model)
         if not able:
-            if not self.live and self._is_pausing:
-                raise NoReplica(f"no replica can be started now: {self._fault}")
+            if not self.live and self._is_backing_off:
+                raise NoReplica(f"no replica can be started now: {self._last_error}")
             try:
-                await self._loaded(adapter, 1, is_checked=False)
+                await self._ensure_loaded(adapter, 1, is_checked=False)
             except ReplicaLost as lost:
                 raise NoReplica(str(lost)) from lost
             able = self._able(model)
         if not able:
             raise NoReplica("the replica's process ended")
+        # Round robin among those that are equally busy.
         self._turn += 1
         turns = able[self._turn % len(able) :] + able[: self._turn % len(able)]
-        chosen = min(turns, key=lambda one: (one.unanswered > 0, one.link.under_way))
+        chosen = min(turns, key=lambda one: (one.failed_probes > 0, one.link.in_flight))
         return chosen.link.generate(request)
 
     def _able(self, model: str | None) -> list[ReplicaHandle]:
-        asked = [one for one in self._asked_for(model) if one.has(model)]
-        return asked or [one for one in self.live if one.has(model)]
+        """Live replicas with the model: those that serve it, else any others."""
+        placed = [replica for replica in self._placed(model, self.live) if replica.has(model)]
+        return placed or [replica for replica in self.live if replica.has(model)]
 
-    async def forget(self, adapter: str) -> None:
-        """Unload an adapter that nobody needs now; one in use stays."""
+    async def unload(self, adapter: str) -> None:
+        """Unload an adapter that no deployment needs; one in use stays."""
         self._adapters.pop(adapter, None)
         for replica in self.live:
             try:
@@ -368,13 +370,13 @@ class ReplicaSet:
 
     # The end.
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End the processes, those that start or leave too; nothing is left to run."""
+        """End all processes, also those that start or drain, and all tasks."""
         self._wanted = 0
         ending, self._replicas = [*self._replicas, *self._leaving], []
         tasks = [*self._starts, *self._tasks]
@@ -383,41 +385,3 @@ class ReplicaSet:
         await asyncio.gather(*tasks, return_exceptions=True)
         for replica in ending:
             await replica.end()
-
-
-class ReplicaPool:
-    """The replicas of all base models."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        logs: Path,
-        others: Mapping[Path, OpenReplica] | None = None,
-        cache_bytes: Callable[[Path], int] = no_limit,
-        adapters: Path | None = None,
-    ) -> None:
-        """`logs`: a folder for what the processes print. `others`: bases that another engine than ours serves.
-
-        `cache_bytes`: memory for keys and values of one replica of a base model. `adapters`: see `replica_process`.
-        """
-        self._open = replica_process(runtime, cache_bytes, adapters)
-        self._others = others or {}
-        self._logs = logs
-        self._groups: dict[Path, ReplicaSet] = {}
-
-    @property
-    def groups(self) -> Mapping[Path, ReplicaSet]:
-        """Those that were asked for, by base model directory."""
-        return self._groups
-
-    def of(self, base: Path) -> ReplicaSet:
-        """The replicas of one base model directory."""
-        if base not in self._groups:
-            log = self._logs / f"replica-{base.name}.log"
-            self._groups[base] = ReplicaSet(self._others.get(base, self._open), base, log)
-        return self._groups[base]
-
-    async def close(self) -> None:
-        """End every replica."""
-        for group in self._groups.values():
-            await group.close()

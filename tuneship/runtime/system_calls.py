@@ -1,8 +1,9 @@
-"""Which system calls a worker may make: a filter (seccomp) in the kernel's own format (BPF), written down here.
+"""The filter of a worker's system calls (seccomp), in the kernel's own format (BPF).
 
-A library for it needs a second one from the operating system. Refused are the calls by which a process talks to others,
-looks into them, changes what the kernel lets it do, or reaches what no rule of Landlock covers; some are refused for
-certain arguments only. The rest is allowed: what a numerical library calls differs by machine, device and version.
+It is written here because a Python library for it needs another one of the operating system. It refuses the calls by
+which a process communicates with others, inspects them, changes its rights, or reaches files that no rule of Landlock
+covers; some are refused for certain arguments only. All others are allowed: those of a numerical library differ by
+machine, device and version.
 """
 
 import errno
@@ -17,29 +18,29 @@ LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY, MASK, RETURN = (
     0x54,
     0x06,
 )
-# Where `struct seccomp_data` holds the number of the call, the architecture and six arguments of
-# eight bytes.
+# Offsets in `struct seccomp_data` of the call's number, the architecture and six arguments of eight
+# bytes.
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
-# Calls from here on are the same ones by a second numbering (x86-64 only).
+# From here on the numbers are a second numbering of the same calls (x86-64 only).
 X32 = 0x4000_0000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Code, how many instructions to skip when true, how many when false, operand.
+# Code, number of instructions to skip when true and when false, operand.
 Instruction = tuple[int, int, int, int]
 
-# By their numbers on x86-64 and on arm64; None: the processor has no such call.
+# Refused calls by their numbers on x86-64 and on arm64; None: the processor has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # Sockets. A pair of connected ones may be made (below); its ends are written to like files.
+    # Sockets. A connected pair is allowed (below); its ends are written to like files.
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242), "bind": (49, 200),
     "listen": (50, 201), "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    # Rings of calls that no filter sees.
+    # Rings of calls, which no filter sees.
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     # Other processes.
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
     "process_madvise": (440, 440), "process_mrelease": (448, 448), "perf_event_open": (298, 241),
     "ioprio_set": (251, 30),
-    # Memory and messages under names that every process knows.
+    # Memory and messages under names shared by all processes.
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
     "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189),
     "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
@@ -56,7 +57,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429),
     "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442), "open_tree_attr": (467, 467), "quotactl": (179, 60), "quotactl_fd": (443, 443),
-    # Files by name where Landlock has no say.
+    # Changes of files that Landlock does not restrict.
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "truncate": (76, 45),
@@ -70,9 +71,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 UNIX, STREAM = 1, 1
 # Mask of a socket's type without its two flags.
 ANY_BUT_CLOSE_AND_NONBLOCK = 0xFFFF_FFFF ^ 0o2004000
-# Flags of `clone` that make new ones.
+# Flags of `clone` that make new namespaces.
 NAMESPACES = 0x7E02_0000
-# Commands of `fcntl` after which the kernel signals a chosen process in this one's name.
+# Commands of `fcntl` after which the kernel signals a chosen process on behalf of this one.
 SET_OWNER = (8, 15)
 # Typing into a terminal (two), the owner of a socket (two), the flags of a file (two).
 IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902, 0x4008_6602, 0x401C_5820)
@@ -80,17 +81,17 @@ QUERY = 0xFFFF_FFFF
 
 
 def low(argument: int) -> Instruction:
-    """Load the lower half of an argument, counted from 0."""
+    """Make the instruction that loads the lower half of an argument, counted from 0."""
     return LOAD, 0, 0, ARGUMENTS_AT + 8 * argument
 
 
 def high(argument: int) -> Instruction:
-    """Load its upper half."""
+    """Make the instruction that loads the upper half of an argument."""
     return LOAD, 0, 0, ARGUMENTS_AT + 8 * argument + 4
 
 
 def only_if(*tests: tuple[Instruction, int]) -> list[Instruction]:
-    """Allow the call when every value that is loaded equals the one beside it; else refuse it."""
+    """Allow the call if every loaded value equals the value beside it, otherwise refuse it."""
     code: list[Instruction] = []
     for at, (load, value) in enumerate(tests):
         code += [load, (JUMP_IF_EQUAL, 0, 2 * (len(tests) - at) - 1, value)]
@@ -98,17 +99,17 @@ def only_if(*tests: tuple[Instruction, int]) -> list[Instruction]:
 
 
 def unless(load: Instruction, values: tuple[int, ...]) -> list[Instruction]:
-    """Refuse the call when the value that is loaded is one of these; else allow it."""
+    """Refuse the call if the loaded value is one of these, otherwise allow it."""
     last = len(values)
     tests = [(JUMP_IF_EQUAL, last - at, 0, value) for at, value in enumerate(values)]
     return [load, *tests, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
 
 
-# The first argument is a process; 0 is the calling one.
+# Allow calls whose first argument, a process, is 0: the calling one.
 ON_ITSELF = only_if((low(0), 0))
-# By their numbers on x86-64 and on arm64: what decides.
+# Calls refused for certain arguments: numbers on x86-64 and on arm64, and the instructions that decide.
 CONDITIONAL: dict[str, tuple[int, int, list[Instruction]]] = {
-    # Without an address. A datagram socket would take one to any listener, also one of a connected pair.
+    # Allowed without an address: even a connected datagram socket would send to any listener with one.
     "sendto": (44, 206, only_if((low(4), 0), (high(4), 0))),
     "socketpair": (53, 199, [
         low(0), (JUMP_IF_EQUAL, 0, 4, UNIX),
@@ -118,7 +119,7 @@ CONDITIONAL: dict[str, tuple[int, int, list[Instruction]]] = {
     "clone": (56, 220, [
         low(0), (JUMP_IF_ANY, 1, 0, NAMESPACES), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)
     ]),
-    # Its flags lie in memory, which a filter cannot read: libraries fall back to `clone`.
+    # Its flags are in memory, which a filter cannot read; libraries fall back to `clone`.
     "clone3": (435, 435, [(RETURN, 0, 0, UNKNOWN)]),
     "prlimit64": (302, 261, ON_ITSELF), "sched_setaffinity": (203, 122, ON_ITSELF),
     "sched_setscheduler": (144, 119, ON_ITSELF), "sched_setparam": (142, 118, ON_ITSELF),
@@ -135,9 +136,9 @@ SIGNALS: dict[str, tuple[int, int]] = {
 
 
 def instructions(machine: str, only_signals_to: int | None = None) -> list[Instruction]:
-    """The filter for a processor. Raises KeyError for one that is not of `ARCHITECTURES`.
+    """Make the filter for a processor. Raises `ValueError` for one that is not in `ARCHITECTURES`.
 
-    `only_signals_to`: a process, and signals to any other are refused; for kernels whose Landlock knows no signals.
+    `only_signals_to`: the only process that may get signals, for kernels whose Landlock does not restrict them.
     """
     which = list(ARCHITECTURES).index(machine)
     blocks = [(both[which], [(RETURN, 0, 0, REFUSE)]) for both in REFUSED.values()]
@@ -163,5 +164,5 @@ def instructions(machine: str, only_signals_to: int | None = None) -> list[Instr
 
 
 def packed(code: list[Instruction]) -> bytes:
-    """As the kernel takes it."""
+    """Pack instructions in the kernel's format."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

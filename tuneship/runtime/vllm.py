@@ -1,8 +1,8 @@
 """Replicas that are vLLM servers, for hosts with a GPU: one process group per replica, any number of adapters in it.
 
-Not run on a GPU by this project; `tests/unit/runtime/test_vllm.py` says what it was tried with. The server listens on a
-socket in a private folder and nowhere else, wants a random key even there, and is told to log no request: vLLM's own
-key guards `/v1` only, and loading adapters at run time is meant for trusted callers. See `openai_link.py`.
+Not run on a GPU by this project; `tests/unit/runtime/test_vllm.py` names what it was tested with. The server listens
+on a socket in a private folder and nowhere else, requires a random key even there, and logs no request: vLLM's own key
+guards `/v1` only, and loading adapters at run time is meant for trusted callers. See `openai_link.py`.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,16 +21,17 @@ from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
 from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
-LOOK_EVERY_S = 0.25
-# Idle connections; shorter than the server keeps them, so that no request meets a closed one.
-KEPT_S = 2.0
+HEALTH_POLL_S = 0.25
+# Idle connections are closed sooner than the server closes them, so that no request meets a closed
+# one.
+KEEPALIVE_S = 2.0
 SOCKET = "socket"
-MEMORY = Path("/dev/shm")  # noqa: S108 - as above
-# Different adapters in one step; adapters in main memory; the largest rank. An option of the base
-# comes later.
+MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a private folder there
+# Different adapters in one step, adapters in main memory, largest rank. The options of a base model
+# come later on the command line and take precedence.
 ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
 ALWAYS = (
-    "--generation-config=vllm",  # no sampling defaults of the checkpoint: the request says all
+    "--generation-config=vllm",  # no sampling defaults of the checkpoint: requests set all
     f"--served-model-name={BASE}",
     "--no-enable-log-requests",
     "--disable-uvicorn-access-log",
@@ -46,14 +46,14 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class VllmServer:
-    """How the server of one base model is started."""
+    """The command that starts the server of one base model."""
 
     command: tuple[str, ...]
-    """E.g. `vllm serve`; the base model's directory and the options follow."""
+    """Program, e.g. `vllm serve`; the base model's directory and the options follow."""
     options: tuple[str, ...] = ()
-    """More of them for this base model, e.g. `--tensor-parallel-size 2`."""
+    """More options for this base model, e.g. `--tensor-parallel-size 2`."""
     patience_s: float = 600.0
-    """Until it is healthy."""
+    """Time limit until the server is healthy."""
 
 
 def vllm_replica(
@@ -61,29 +61,23 @@ def vllm_replica(
     server: VllmServer,
     new_key: Callable[[], str] = secrets.token_urlsafe,
 ) -> OpenReplica:
-    """A replica with vLLM's engine, as processes on this machine."""
+    """Make an opener of replicas with vLLM's engine, as processes on this machine."""
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
         key = new_key()
-        # For its owner only. Not in the data directory: the path of a socket has at most 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=_place()))
-        spec = WorkerSpec(
-            module="tuneship.runtime.external_program",
-            arguments=(str(folder), *_command(server, base, folder / SOCKET)),
-            log=log,
-            environment={**ENVIRONMENT, "VLLM_API_KEY": key},
-            needs_network=True,
-        )
-        clear = partial(shutil.rmtree, folder, ignore_errors=True)
+        # In memory where possible, since the server gets decrypted adapters there. Not in the data
+        # directory: the path of a socket has at most 107 bytes.
+        parent = MEMORY if os.access(MEMORY, os.W_OK) else Path("/tmp")  # noqa: S108 - as above
+        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=parent))
         try:
-            worker = runtime.start(spec)
+            worker = runtime.start(_worker_spec(server, base, log, folder, key))
         except BaseException:
-            clear()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         link = OpenAiLink(_client(folder / SOCKET, key), worker, folder)
         try:
             async with asyncio.timeout(server.patience_s):
-                await _until_healthy(link, worker)
+                await _wait_healthy(link, worker)
         except BaseException as error:
             worker.kill()
             await link.aclose()
@@ -96,25 +90,27 @@ def vllm_replica(
     return open_replica
 
 
-def _place() -> Path:
-    """In memory where the system has such files: the server gets its adapters in plain."""
-    return MEMORY if os.access(MEMORY, os.W_OK) else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
-
-
-def _command(server: VllmServer, base: Path, socket: Path) -> tuple[str, ...]:
-    """What must not be overridden stands last; the program runs in a folder of its own."""
-    return (
+def _worker_spec(server: VllmServer, base: Path, log: Path, folder: Path, key: str) -> WorkerSpec:
+    """Describe the server's process, which works in a folder of its own."""
+    command = (
         *server.command,
         str(base.absolute()),
         *ADAPTERS,
         *server.options,
-        *ALWAYS,
-        f"--uds={socket}",
+        *ALWAYS,  # last, so that no option of the catalogue overrides them
+        f"--uds={folder / SOCKET}",
+    )
+    return WorkerSpec(
+        module="tuneship.runtime.external_program",
+        arguments=(str(folder), *command),
+        log=log,
+        environment={**ENVIRONMENT, "VLLM_API_KEY": key},
+        needs_network=True,
     )
 
 
 def _client(socket: Path, key: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEPT_S)
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
     return httpx.AsyncClient(
         base_url="http://localhost",  # the socket is the address
         headers={"Authorization": f"Bearer {key}"},
@@ -124,13 +120,13 @@ def _client(socket: Path, key: str) -> httpx.AsyncClient:
     )
 
 
-async def _until_healthy(link: OpenAiLink, worker: Worker) -> None:
-    """Raises `ReplicaRefused` when its process ends before."""
+async def _wait_healthy(link: OpenAiLink, worker: Worker) -> None:
+    """Poll until the server is healthy. Raises `ReplicaRefused` when its process ends before."""
     while worker.exit_code() is None:
         try:
             await link.stats()
         except ReplicaLost:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(HEALTH_POLL_S)
         else:
             return
     raise ReplicaRefused("the server ended while it started; its log says why")

@@ -1,4 +1,4 @@
-"""Workers as processes on this machine: own process group, minimal environment, dead when the service dies."""
+"""Workers as processes on this machine, with own process groups and minimal environments, ended with the service."""
 
 import logging
 import os
@@ -22,11 +22,11 @@ OFFLINE = {
     "PYTHONUNBUFFERED": "1",
     # Two busy thread pools on few cores cost more than half the speed unless waiting threads sleep.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Without threads that start with the library, a waiting trainer can give up the files of other jobs for all it has.
+    # No threads that start with the library: a waiting trainer could not restrict them to its own files.
     "OPENBLAS_NUM_THREADS": "1",
 }
-# How the folders for temporary files begin; `service/isolation.py` removes what a killed service
-# left.
+# Prefix of the folders for temporary files; `service/access/isolation.py` removes what a killed
+# service left.
 TEMPORARY = "worker-"
 
 
@@ -41,36 +41,36 @@ class WorkerProcess:
     """A worker in a process group of its own."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", temporary: Path | None) -> None:
-        """Watch a process that was started as leader of its group; its folder for temporary files goes with it."""
+        """Watch a process that leads its group; its folder for temporary files is removed when it ends."""
         self._process = process
         self._temporary = temporary
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its group's."""
+        """The process id, which is also that of its group."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code, or None while it runs."""
         code = self._process.poll()
         if code is not None:
-            self._tidy()
+            self._remove_temporary()
         return code
 
     def stop(self) -> None:
-        """SIGTERM to the group."""
+        """Send SIGTERM to the group."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the group; waits until the process is gone, unless the kernel cannot end it."""
+        """Send SIGKILL to the group and wait until the process is gone, unless the kernel cannot end it."""
         self._signal(signal.SIGKILL)
         try:
             self._process.wait(KILL_PATIENCE_S)
         except subprocess.TimeoutExpired:
             logger.warning("process %s was killed and does not end", self.pid)
-        self._tidy()
+        self._remove_temporary()
 
-    def _tidy(self) -> None:
+    def _remove_temporary(self) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
@@ -85,9 +85,9 @@ class LocalProcesses:
     """The default runtime. Call `start` from a thread that lives as long as the service (see `launch.py`)."""
 
     def __init__(self, *, isolated: bool) -> None:
-        """`isolated`: a worker that cannot be isolated does not start; else it is isolated as far as the host can.
+        """`isolated`: a worker that cannot be isolated does not start; otherwise it is isolated as far as possible.
 
-        Neither holds for those that say that they need the network. See `isolation.py`.
+        Workers that need the network are not isolated at all. See `isolation.py`.
         """
         self._isolated = isolated
 
@@ -99,7 +99,7 @@ class LocalProcesses:
         try:
             with spec.log.open("ab") as log:
                 process = subprocess.Popen(  # noqa: S603 - our own module and paths
-                    [*self._launch(spec, temporary), spec.module, *spec.arguments],
+                    [*self._launch_command(spec, temporary), spec.module, *spec.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -113,7 +113,8 @@ class LocalProcesses:
             raise
         return WorkerProcess(process, temporary)
 
-    def _launch(self, spec: WorkerSpec, temporary: Path | None) -> list[str]:
+    def _launch_command(self, spec: WorkerSpec, temporary: Path | None) -> list[str]:
+        """The beginning of the command line; see `launch.py`."""
         launch = [sys.executable, "-m", "tuneship.runtime.launch", str(os.getpid())]
         if temporary is None:
             return [*launch, OPEN]

@@ -1,4 +1,4 @@
-"""The protocol of a place where workers run; `worker_processes.py` is the default."""
+"""The protocols of workers and of what starts them; `worker_processes.py` is the implementation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from tuneship.runtime.landlock import Places
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker to start: a module of ours with arguments."""
+    """A worker to start: one of our modules with arguments."""
 
     module: str
     arguments: tuple[str, ...]
     log: Path
-    """Where its standard output and error go."""
+    """File for its standard output and error."""
     threads: int = 0
     """Compute threads; 0 leaves the choice to the worker."""
     inherited: tuple[int, ...] = field(default=())
     """File descriptors that stay open in the worker."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables beside the few that every worker has, e.g. a secret, which arguments would show to everybody."""
+    """More variables, e.g. a secret, which arguments would show to other users of the machine."""
     places: Places = field(default_factory=Places)
-    """Files and folders that it works with: a worker that is isolated reaches no other ones of its user."""
+    """Files and folders that it may use: an isolated worker reaches no others of its user."""
     needs_network: bool = False
-    """A program of others that speaks over sockets of its own and is not isolated; ours need none, and have none."""
+    """Whether it is a third-party program with sockets of its own, which is not isolated."""
 
 
 class Worker(Protocol):
@@ -33,11 +33,11 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """The operating system's number of it."""
+        """The process id."""
         ...
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative: ended by that signal."""
+        """Return the exit code: None while it runs, negative if a signal ended it."""
         ...
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class Worker(Protocol):
 
 
 class Runtime(Protocol):
-    """A place where workers run."""
+    """Starts workers."""
 
     def start(self, spec: WorkerSpec) -> Worker:
         """Start a worker. Raises `OSError` when that is impossible."""

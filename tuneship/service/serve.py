@@ -35,10 +35,11 @@ from tuneship.host.durable import write_private
 from tuneship.host.machine import cache_share
 from tuneship.host.open_files import ConnectionLimits, connection_limits, raise_file_limit
 from tuneship.metrics.recorder import Recorder
+from tuneship.runtime.engine_kinds import VLLM_ENGINE
 from tuneship.runtime.isolation import hide
 from tuneship.runtime.launch import die_with_parent, leave_no_core
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import OpenReplica
-from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Runtime
@@ -224,7 +225,7 @@ def _other_engines(
     return {
         base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, patience_s))
         for base in catalogue
-        if base.runtime == "vllm"
+        if base.engine is VLLM_ENGINE
     }
 
 

@@ -1,5 +1,6 @@
-"""Token ids in, token ids out. Knows no HTTP and no database.
+"""Serving: token ids in, token ids out. Knows no HTTP and no database.
 
-`line` is the gateway's end and never loads torch; `replica` is the process behind it: `engine` turns
-`scheduler` -> `llama` (or `generic`) -> `sampler` once per token, over `cache` and `lora`.
+`replica_client` is the service's end of a replica and never loads torch. `replica` is the process behind it, whose
+`engine` runs `scheduler`, `llama` (or `generic`) and `sampler` once per token, over the KV cache (`kv_cache`,
+`kv_slots`) and the adapters (`lora`).
 """

@@ -1,6 +1,6 @@
-"""Reads a peft LoRA directory without peft: scaled A and B matrices by module name.
+"""Reads a LoRA directory in peft's format without peft: scaled A and B matrices by module name.
 
-What cannot be honoured exactly is refused with its name. Knows no model; `lora` fits the matrices to one.
+An option that cannot be followed exactly is refused by its name. Knows no model; `lora` fits the matrices to one.
 """
 
 import json
@@ -22,8 +22,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
-# Options of peft's LoraConfig that change what is computed (or which tensors belong to it) when
-# they are set.
+# Options of peft's LoraConfig that, when set, change the computation or add tensors to it.
 _UNSUPPORTED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layer_replication",
     "target_parameters", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config",
@@ -32,12 +31,12 @@ _UNSUPPORTED = (
 
 
 class AdapterRefused(Exception):
-    """The adapter cannot be served; the message says why in terms of its files."""
+    """The adapter cannot be served; the message names what is wrong with its files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """delta = x @ a.T @ b, the scale already in `b`."""
+    """The LoRA matrices of one module: delta = x @ a.T @ b, with the scale already in `b`."""
 
     a: Tensor
     """[rank, in]"""
@@ -46,17 +45,12 @@ class Matrices:
 
 
 def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]:
-    """Module name -> its matrices; `key` opens sealed files. Raises `AdapterRefused`."""
+    """Read the matrices of each module by its name; `key` opens sealed files. Raises `AdapterRefused`."""
     try:
         config = json.loads(read_plain(directory / CONFIG, key))
         tensors = load(read_plain(directory / WEIGHTS, key))
     except (OSError, ValueError, SafetensorError) as error:
         raise AdapterRefused(f"adapter files cannot be read: {type(error).__name__}") from error
-    _check(config)
-    return _pair(config, tensors)
-
-
-def _check(config: object) -> None:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterRefused(f"{CONFIG} does not describe a LoRA adapter")
     if config.get("bias", "none") != "none":
@@ -64,9 +58,11 @@ def _check(config: object) -> None:
     for option in _UNSUPPORTED:
         if config.get(option):
             raise AdapterRefused(f"LoRA option {option} is not supported")
+    return _pair(config, tensors)
 
 
 def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Matrices]:
+    """Pair the A and B matrices of each module."""
     parts: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
@@ -84,13 +80,10 @@ def _matrices(config: Mapping[str, Any], module: str, pair: Mapping[str, Tensor]
     if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
         raise AdapterRefused(f"the LoRA matrices of {module} do not fit together")
     rank = pair["A"].shape[0]
-    alpha = _pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", 8))
+    # The rule of peft: the first key that is a suffix (as a regular expression) of the module name.
+    patterns: Mapping[str, float] = config.get("alpha_pattern") or {}
+    suffixes = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
+    suffix = next(suffixes, None)
+    alpha = config.get("lora_alpha", 8) if suffix is None else patterns[suffix]
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Matrices(a=pair["A"], b=(pair["B"].float().t() * scale).to(pair["B"].dtype))
-
-
-def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The rule of peft: the first key that is a suffix (as a regular expression) of the module name."""
-    return next(
-        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default
-    )

@@ -1,7 +1,7 @@
-"""One step as the models see it: the tokens of all sequences in one flat row, without padding.
+"""The input of one forward pass: the tokens of all sequences one after the other, without padding.
 
-First one token of every generating sequence, then the joiners' prompts, or as much of them as enters in this step.
-`engine` builds it, `cache` attends over it, `lora` routes it.
+First come the decoding sequences with one token each, then the chunks of prompts that are prefilled in this step.
+`engine` builds it, `kv_cache` attends over it, `lora` routes its tokens to adapters.
 """
 
 from collections.abc import Sequence as Items
@@ -14,68 +14,70 @@ from torch import Tensor
 from tuneship.serving.sequence import Sequence
 
 
-class Prompt(NamedTuple):
-    """Tokens of one joiner in this step."""
+class PrefillChunk(NamedTuple):
+    """The part of one prompt that is prefilled in this step."""
 
     start: int
     stop: int
-    """[start, stop) in T."""
-    row: int
-    """Cache row."""
+    """Its tokens are [start, stop) of the batch."""
+    slot: int
+    """Row of the KV cache."""
     cached: int
-    """Tokens of its prompt that are in the cache already."""
+    """Tokens of the prompt that are in the KV cache already."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """T flat tokens of R sequences, the first of which generate and bring one token each."""
+    """T flat tokens of R sequences; the decoding sequences come first and bring one token each."""
 
     tokens: Tensor
     """[T] token ids."""
     positions: Tensor
     """[T] position of each token in its own sequence."""
-    rows: Tensor
-    """[T] cache row of each token."""
-    last: Tensor
-    """Where in T the newest token of each sequence is that wants another: only there are logits needed.
+    slots: Tensor
+    """[T] row of the KV cache of each token."""
+    logit_indices: Tensor
+    """[R or R - 1] indices into T of the tokens to compute logits for.
 
-    That are all sequences but the last one when its prompt does not end in this step.
+    They are the newest token of each sequence; a last prompt whose prefill does not end in this step has none.
     """
-    generating: tuple[int, ...]
-    """Cache row of each generating sequence."""
-    prompts: tuple[Prompt, ...]
-    """What each joiner brings."""
+    decode_slots: tuple[int, ...]
+    """Row of the KV cache of each decoding sequence."""
+    prefills: tuple[PrefillChunk, ...]
     length: int
     """Cached tokens of the longest sequence after this step."""
 
     @property
-    def decoding(self) -> int:
-        """How many generate."""
-        return len(self.generating)
+    def decode_count(self) -> int:
+        """Number of decoding sequences."""
+        return len(self.decode_slots)
 
     @classmethod
-    def of(cls, running: Items[Sequence], parts: Items[int]) -> "FlatBatch":
-        """The next step of `running`, whose last sequences bring so many tokens of their prompts each."""
-        decoding = len(running) - len(parts)
-        tokens = [sequence.generated[-1] for sequence in running[:decoding]]
-        positions = [sequence.length - 1 for sequence in running[:decoding]]
-        rows = [sequence.row for sequence in running[:decoding]]
-        last = list(range(decoding))
-        prompts: list[Prompt] = []
-        for sequence, part in zip(running[decoding:], parts, strict=True):
-            whole, cached = sequence.request.tokens, sequence.cached
-            prompts.append(Prompt(len(tokens), len(tokens) + part, sequence.row, cached))
-            tokens.extend(whole[cached : cached + part])
-            positions.extend(range(cached, cached + part))
-            rows.extend([sequence.row] * part)
-            if cached + part == len(whole):
-                last.append(len(tokens) - 1)
+    def of(cls, running: Items[Sequence], chunks: Items[int]) -> "FlatBatch":
+        """Build the next step of `running`, whose last sequences prefill `chunks` tokens of their prompts."""
+        decode_count = len(running) - len(chunks)
+        decoding = running[:decode_count]
+        tokens = [sequence.generated[-1] for sequence in decoding]
+        positions = [sequence.length - 1 for sequence in decoding]
+        slots = [sequence.slot for sequence in decoding]
+        logit_indices = list(range(decode_count))
+
+        prefills: list[PrefillChunk] = []
+        for sequence, chunk in zip(running[decode_count:], chunks, strict=True):
+            prompt, cached = sequence.request.tokens, sequence.cached
+            prefills.append(PrefillChunk(len(tokens), len(tokens) + chunk, sequence.slot, cached))
+            tokens.extend(prompt[cached : cached + chunk])
+            positions.extend(range(cached, cached + chunk))
+            slots.extend([sequence.slot] * chunk)
+            if cached + chunk == len(prompt):
+                logit_indices.append(len(tokens) - 1)
+
         return cls(
             tokens=torch.tensor(tokens),
             positions=torch.tensor(positions),
-            rows=torch.tensor(rows),
-            last=torch.tensor(last, dtype=torch.long),
-            generating=tuple(rows[:decoding]),
-            prompts=tuple(prompts),
+            slots=torch.tensor(slots),
+            logit_indices=torch.tensor(logit_indices, dtype=torch.long),
+            decode_slots=tuple(slots[:decode_count]),
+            prefills=tuple(prefills),
             length=max(positions) + 1,
         )

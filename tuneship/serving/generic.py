@@ -1,14 +1,13 @@
 """Any causal language model of transformers whose attention goes through its attention interface.
 
-The layers are transformers' own; only their attention is replaced by the slot cache's, and their linear layers are
-watched so that adapters can add to them, with weights laid out where that is faster. Slower per step than `llama`, and
-checked against the untouched model when it is loaded: what does not agree is refused.
+The layers are transformers' own. Their attention is replaced by that over the KV cache, and hooks on their linear
+layers add the adapters' deltas; weights are packed where that is faster. Slower per step than `llama`. A model is
+compared with its untouched self when it is loaded, and refused if they differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,23 @@ from transformers import (
 
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
-from tuneship.serving.linear import lay_out_layers
+from tuneship.serving.linear import pack_layers
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 _ATTENTION = "tuneship_slots"
-# Token ids of the trial run: the first half comes as a prompt in two parts, the others one by
-# one.
+# Token ids of the comparison: the first half is a prompt prefilled in two chunks, the others are
+# decoded one by one.
 _PROBE = tuple(range(1, 9))
-# Tokens per call of a layer that sees every token of the trial once: there an adapter can follow.
+# Tokens per call of a layer that sees every token of the comparison once: only such a layer can
+# take an adapter.
 _EACH_TOKEN = [2, 2, 1, 1, 1, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the replaced parts of the model need while it runs."""
+    """Input of the replaced parts of the model during a forward pass."""
 
     batch: FlatBatch
     cache: SlotCache
@@ -51,34 +51,41 @@ class GenericModel:
     """A transformers model behind the same interface as `LlamaModel`."""
 
     def __init__(self, directory: Path, dtype: str = "auto") -> None:
-        """Loads local files only and never runs code from them. Raises `ModelRefused`."""
+        """Load local files only, and run no code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
         self._windows: dict[int, int | None] = {}
-        """By layer, how many tokens its attention looks back; None: all. Seen in the trial."""
+        """Number of tokens that the attention of each layer looks back, as seen in the comparison; None: all."""
         try:
             config = AutoConfig.from_pretrained(directory, local_files_only=True)
-            self._model = _load(directory, config, dtype)
+            with torch.device("meta"):  # no memory: only the number of parameters is needed
+                skeleton = AutoModelForCausalLM.from_config(config)
+            parameters = sum(tensor.numel() for tensor in skeleton.parameters())
+            self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=choose_dtype(dtype, parameters),
+                local_files_only=True,
+                attn_implementation="eager",
+            ).eval()
             self.facts = _facts(self._model)
         except Exception as error:  # whatever a damaged checkpoint or configuration brings about
             raise ModelRefused(
                 f"transformers cannot load the base model: {type(error).__name__}"
             ) from error
         self.sites: tuple[Site, ...] = ()
-        self._prove()
+        self._check()
         for number, site in enumerate(self.sites):
-            self._model.get_submodule(site.modules[0]).register_forward_hook(
-                partial(self._adapt, number)
-            )
+            module = self._model.get_submodule(site.modules[0])
+            module.register_forward_hook(self._add_deltas_at(number))
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
-        """See `Model.forward`."""
+        """Compute logits; see `CausalModel.forward`."""
         cache.prepare()
         self._step = _Step(batch, cache, lora, routes)
         output = self._model(
             input_ids=batch.tokens[None],
             position_ids=batch.positions[None],
             use_cache=False,
-            logits_to_keep=batch.last,
+            logits_to_keep=batch.logit_indices,
         )
         return output.logits[0].float()
 
@@ -91,90 +98,83 @@ class GenericModel:
         *_mask: object,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """The attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out. The cache knows who sees whom."""
+        """Implement transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out."""
         if self._step is None or options.get("s_aux") is not None:
             raise RuntimeError("only plain causal attention inside of a step is computed here")
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         self._windows[layer] = options.get("sliding_window")
-        look = AttentionPlan(
+        plan = AttentionPlan(
             scale=options.get("scaling") or query.shape[-1] ** -0.5,
             window=self._windows[layer],
             softcap=options.get("softcap"),
         )
         keys_values = torch.cat([key, value], dim=1)[0].transpose(0, 1)
         attended = self._step.cache.attend(
-            layer, query[0].transpose(0, 1), keys_values, self._step.batch, look
+            layer, query[0].transpose(0, 1), keys_values, self._step.batch, plan
         )
         return attended[None], None
 
-    def _adapt(
-        self, site: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-    ) -> None:
-        """Forward hook of a linear layer: add the adapters' deltas to its output."""
-        if self._step is not None:
-            x = inputs[0].flatten(0, -2)
-            self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
+    def _add_deltas_at(self, site: int) -> Callable[..., None]:
+        """Make the forward hook of a linear layer that adds the adapters' deltas to its output."""
+
+        def add_deltas(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self._step is not None:
+                x = inputs[0].flatten(0, -2)
+                self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
+
+        return add_deltas
 
     @torch.inference_mode()
-    def _prove(self) -> None:
-        """A short text as prompt and tokens: compare with the untouched model, see which layers can take adapters."""
+    def _check(self) -> None:
+        """Compare with the untouched model on a short text, and find the layers that can take adapters."""
         kind = self._model.config.model_type
         try:
             self._model.set_attn_implementation("eager")
             expected = (
                 self._model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
             )
-            lay_out_layers(self._model)
+            pack_layers(self._model)
             AttentionInterface.register(_ATTENTION, self._attend)
             self._model.set_attn_implementation(_ATTENTION)
-            with _watched(self._model) as calls:
-                actual = self._trial()
+            with _recorded_calls(self._model) as calls:
+                actual = self._probe_logits()
         except Exception as error:  # whatever an unknown architecture stumbles over
             raise ModelRefused(f"{kind} models do not run here: {type(error).__name__}") from error
         tolerance = (0.1 if self._model.dtype is torch.bfloat16 else 1e-3) * float(expected.std())
         if not torch.allclose(actual.float(), expected, rtol=0, atol=tolerance):
             raise ModelRefused(f"the attention of {kind} models is not plain causal attention")
-        if self._windows != _windows_of(self._model.config.get_text_config()):
+        if self._windows != _configured_windows(self._model.config.get_text_config()):
             raise ModelRefused(
-                f"where {kind} models look back less than the whole text is not clear"
+                f"the sliding windows of {kind} models are not those of their configuration"
             )
+        names = [name for name, tokens in calls.items() if tokens == _EACH_TOKEN]
+        layers: list[Any] = [self._model.get_submodule(name) for name in names]
         self.sites = tuple(
-            _site(self._model, name) for name, rows in calls.items() if rows == _EACH_TOKEN
+            Site((name,), int(layer.in_features), (int(layer.out_features),), (None,))
+            for name, layer in zip(names, layers, strict=True)
         )
 
-    def _trial(self) -> Tensor:
-        """Logits after the probe, its second half token by token."""
-        cache = SlotCache(self.facts.cache, rows=1, length=len(_PROBE))
+    def _probe_logits(self) -> Tensor:
+        """Logits [vocabulary] after the probe, its second half decoded token by token."""
+        cache = SlotCache(self.facts.cache, slots=1, length=len(_PROBE))
         cache.resize(1, len(_PROBE))
         half = len(_PROBE) // 2
-        sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half, row=0)
-        nothing = Lora((), self.facts.cache.dtype)
+        sequence = Sequence("probe", GenerateRequest(_PROBE[:half], max_tokens=half), half, slot=0)
+        no_adapters = Lora((), self.facts.cache.dtype)
 
-        def forward(*parts: int) -> Tensor:
-            return self.forward(FlatBatch.of([sequence], parts), cache, nothing, Routes((), None))
+        def forward(*chunks: int) -> Tensor:
+            batch = FlatBatch.of([sequence], chunks)
+            return self.forward(batch, cache, no_adapters, Routes((), None))
 
-        for part in _EACH_TOKEN[:2]:
-            forward(part)
-            sequence.cached += part
+        for chunk in _EACH_TOKEN[:2]:
+            forward(chunk)
+            sequence.cached += chunk
         *tokens, last = _PROBE[half:]
         for token in tokens:
             sequence.append(token)
             forward()
         sequence.append(last)
         return forward()[0]
-
-
-def _load(directory: Path, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
-    with torch.device("meta"):
-        parameters = sum(
-            tensor.numel() for tensor in AutoModelForCausalLM.from_config(config).parameters()
-        )
-    return AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=choose_dtype(dtype, parameters),
-        local_files_only=True,
-        attn_implementation="eager",
-    ).eval()
 
 
 def _facts(model: PreTrainedModel) -> ModelFacts:
@@ -193,8 +193,8 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
     )
 
 
-def _windows_of(config: PreTrainedConfig) -> dict[int, int | None]:
-    """By layer, how many tokens its attention looks back, as transformers' masks have it."""
+def _configured_windows(config: PreTrainedConfig) -> dict[int, int | None]:
+    """Number of tokens that the attention of each layer looks back, as in transformers' masks; None: all."""
     window = getattr(config, "sliding_window", None)
     usual = "full_attention" if window is None else "sliding_attention"
     kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
@@ -206,8 +206,8 @@ def _windows_of(config: PreTrainedConfig) -> dict[int, int | None]:
 
 
 @contextmanager
-def _watched(model: PreTrainedModel) -> Iterator[dict[str, list[int]]]:
-    """Collects for each linear layer how many tokens every call brought."""
+def _recorded_calls(model: PreTrainedModel) -> Iterator[dict[str, list[int]]]:
+    """Record the number of tokens of every call of each linear layer."""
     calls: dict[str, list[int]] = {}
     hooks = [
         module.register_forward_hook(
@@ -223,8 +223,3 @@ def _watched(model: PreTrainedModel) -> Iterator[dict[str, list[int]]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _site(model: PreTrainedModel, name: str) -> Site:
-    module = model.get_submodule(name)
-    return Site((name,), int(module.in_features), (int(module.out_features),), (None,))  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""Which row of the cache each sequence gets, and what a prompt that begins like another one finds there.
+"""Assigns slots of the KV cache to sequences, and finds cached prefixes for new prompts.
 
-A row keeps its keys and values after its sequence has ended, until another one gets it; so the one that gets it is
-the one that begins alike. Only what was found finite is known here. Knows no tensors; `engine` copies rows.
+A slot keeps its keys and values after its sequence has ended, until another sequence gets it; so a prompt is given the
+free slot that begins with most of its tokens. Only tokens whose logits were finite are registered here. Handles no
+tensors; `engine` copies rows of the cache.
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +13,16 @@ from numpy.typing import NDArray
 
 from tuneship.serving.sequence import Sequence
 
-# Tokens in common from which on a copy is worth its while.
-MINIMUM = 16
+# A common prefix shorter than this is computed again: a copy would not pay.
+MIN_PREFIX_TOKENS = 16
 
-# Adapter and queue. Keys and values follow from the adapter; what was asked in another queue is
-# not to be felt.
+# Adapter and queue. Keys and values depend on the adapter. Prefixes are shared within a queue (a
+# deployment) only, so that timing tells nobody which prompts another deployment was sent.
 Scope = tuple[str | None, str]
 
 
 class Copy(NamedTuple):
-    """The beginning of a row that is wanted in another one."""
+    """A copy of the first `length` tokens of one row of the KV cache to another one."""
 
     source: int
     target: int
@@ -29,110 +30,111 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _CachedTokens:
+    """The tokens of the sequence that is or was in a slot."""
+
     scope: Scope
     tokens: NDArray[np.int32]
-    """Of the sequence that is or was in the row."""
-    known: int
-    """So many of them have their keys and values there."""
+    valid: int
+    """Number of them whose keys and values are in the cache."""
 
 
 class KvSlots:
-    """The rows of the cache: who runs in which, and what the others still hold."""
+    """The slots of the KV cache: which sequence runs in which, and what the free ones still hold."""
 
     def __init__(self) -> None:
-        """No rows yet."""
+        """Begin without slots; `resize` makes them."""
         self._size = (0, 0)
-        self._held: dict[int, _Held] = {}
+        self._cached: dict[int, _CachedTokens] = {}
         self._running: dict[int, Sequence] = {}
         self._free: list[int] = []
-        """In the order in which they are given away when nothing in them is wanted: the one left first, first."""
+        """Free slots, least recently used first: that is the order in which they are given away."""
 
-    def resize(self, rows: int, length: int) -> list[Copy]:
-        """The cache is about to have so many rows of this length: what it has to copy before, and who gets which row.
+    def resize(self, slots: int, length: int) -> list[Copy]:
+        """Change the number and the length of the slots, before the cache does; return what it must copy before.
 
-        There must be a row for each that runs.
+        There must be a slot for each running sequence.
         """
-        if (rows, length) == self._size:
+        if (slots, length) == self._size:
             return []
-        gone = [row for row in self._running if row >= rows]
-        self._free = [row for row in self._free if row < rows]
-        copies = [self._move(row) for row in gone]
-        self._free[:0] = range(self._size[0], rows)
-        self._held = {
-            row: replace(held, known=min(held.known, length))
-            for row, held in self._held.items()
-            if row < rows
+        dropped = [slot for slot in self._running if slot >= slots]
+        self._free = [slot for slot in self._free if slot < slots]
+        copies = [self._move(slot) for slot in dropped]
+        self._free[:0] = range(self._size[0], slots)
+        self._cached = {
+            slot: replace(cached, valid=min(cached.valid, length))
+            for slot, cached in self._cached.items()
+            if slot < slots
         }
-        self._size = rows, length
+        self._size = slots, length
         return copies
 
-    def join(self, sequence: Sequence) -> Copy | None:
-        """A sequence gets a row: what to copy there. The source is the row itself where it holds that already.
-
-        Its last token is always computed, because its logits are wanted.
-        """
+    def assign(self, sequence: Sequence) -> Copy | None:
+        """Give a sequence a slot; return the cached prefix to copy there, whose source may be the slot itself."""
         request = sequence.request
         scope = (request.adapter, request.queue)
         tokens = np.array(request.tokens, dtype=np.int32)
-        source, length = self._longest(scope, tokens[:-1])
-        row = source if source in self._free else self._free[0]
-        self._free.remove(row)
-        self._running[row] = sequence
-        sequence.row = row
-        self._held[row] = _Held(scope, tokens, length)
-        return None if source is None else Copy(source, row, length)
+        # The last token is always computed, because its logits are needed.
+        source, length = self._longest_prefix(scope, tokens[:-1])
+        slot = source if source in self._free else self._free[0]
+        self._free.remove(slot)
+        self._running[slot] = sequence
+        sequence.slot = slot
+        self._cached[slot] = _CachedTokens(scope, tokens, length)
+        return None if source is None else Copy(source, slot, length)
 
-    def hold(self, sequence: Sequence) -> None:
-        """Its prompt has entered and its numbers are finite. Of its newest token nothing was computed yet."""
-        held = self._held.get(sequence.row)
-        if held is not None:
-            tokens = np.append(held.tokens, np.array(sequence.generated[:-1], dtype=np.int32))
-            self._held[sequence.row] = replace(held, tokens=tokens, known=len(tokens))
+    def register(self, sequence: Sequence) -> None:
+        """Make the tokens of a prefilled sequence with finite logits available to others."""
+        cached = self._cached.get(sequence.slot)
+        if cached is not None:
+            # Keys and values of the newest token come with the next step.
+            tokens = np.append(cached.tokens, np.array(sequence.generated[:-1], dtype=np.int32))
+            self._cached[sequence.slot] = replace(cached, tokens=tokens, valid=len(tokens))
 
-    def leave(self, sequence: Sequence) -> None:
-        """It has ended; others may get its row."""
-        del self._running[sequence.row]
-        if sequence.row in self._held:
-            self._free.append(sequence.row)
+    def release(self, sequence: Sequence) -> None:
+        """Free the slot of a sequence that has ended; its prefix stays available."""
+        del self._running[sequence.slot]
+        if sequence.slot in self._cached:
+            self._free.append(sequence.slot)
         else:
-            self._free.insert(0, sequence.row)
+            self._free.insert(0, sequence.slot)
 
-    def forget_row(self, row: int) -> None:
-        """It was cleared."""
-        self._held.pop(row, None)
+    def invalidate(self, slot: int) -> None:
+        """Forget the tokens of a slot whose row was cleared."""
+        self._cached.pop(slot, None)
 
-    def forget_adapter(self, adapter: str) -> None:
-        """Its name may stand for another one soon."""
-        for row in [row for row, held in self._held.items() if held.scope[0] == adapter]:
-            del self._held[row]
+    def invalidate_adapter(self, adapter: str) -> None:
+        """Forget all tokens of an adapter: its name may stand for another one soon."""
+        for slot in [slot for slot, cached in self._cached.items() if cached.scope[0] == adapter]:
+            del self._cached[slot]
 
-    def _move(self, row: int) -> Copy:
-        sequence = self._running.pop(row)
-        sequence.row = self._free.pop(0)
-        self._running[sequence.row] = sequence
-        self._held.pop(sequence.row, None)
-        if row in self._held:
-            self._held[sequence.row] = self._held.pop(row)
-        return Copy(row, sequence.row, sequence.cached + len(sequence.generated))
+    def _move(self, slot: int) -> Copy:
+        """Give the sequence of a slot another one."""
+        sequence = self._running.pop(slot)
+        sequence.slot = self._free.pop(0)
+        self._running[sequence.slot] = sequence
+        self._cached.pop(sequence.slot, None)
+        if slot in self._cached:
+            self._cached[sequence.slot] = self._cached.pop(slot)
+        return Copy(slot, sequence.slot, sequence.cached + len(sequence.generated))
 
-    def _longest(self, scope: Scope, wanted: NDArray[np.int32]) -> tuple[int | None, int]:
-        """The row that begins with most of the wanted tokens, and how many; of alike ones a free one, left first."""
-        source, best = None, MINIMUM - 1
-        for row in (*self._free, *self._running):
-            held = self._held.get(row)
-            if held is None or held.scope != scope or min(held.known, len(wanted)) <= best:
+    def _longest_prefix(self, scope: Scope, prompt: NDArray[np.int32]) -> tuple[int | None, int]:
+        """Find the slot that begins with most of the prompt's tokens, and how many they are.
+
+        Of equally good slots it is a free one, and of those the least recently used.
+        """
+        source, best = None, MIN_PREFIX_TOKENS - 1
+        for slot in (*self._free, *self._running):
+            cached = self._cached.get(slot)
+            if cached is None or cached.scope != scope or min(cached.valid, len(prompt)) <= best:
                 continue
-            if held.tokens[best] == wanted[best]:  # else it is no longer than the best
-                length = _common(held.tokens[: held.known], wanted)
-                if length > best:
-                    source, best = row, length
+            # One comparison rules out most slots: those that differ here are no better.
+            if cached.tokens[best] != prompt[best]:
+                continue
+            length = min(cached.valid, len(prompt))
+            differs = cached.tokens[:length] != prompt[:length]
+            first = int(differs.argmax())
+            common = first if differs[first] else length
+            if common > best:
+                source, best = slot, common
         return source, 0 if source is None else best
-
-
-def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    """How many tokens from the start are the same."""
-    length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    place = int(differs.argmax())
-    return place if differs[place] else length

@@ -1,11 +1,12 @@
-"""Llama and its kin from their safetensors files, written for many short steps: fused products, no masks, no modules.
+"""Llama, Mistral and Qwen models, read from their safetensors files and optimized for many short steps.
 
-The computation is that of transformers' models for causal language modelling (tests compare logits and tokens). Knows
-no sampling and no requests; `supports` says which configurations it takes, `generic` takes the others.
+Products are fused and there are no torch modules. The computation is that of transformers' models (tests compare logits
+and tokens). Knows no sampling and no requests; `supports` tells which configurations it takes, `generic` takes the
+others.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,23 @@ from tuneship.serving.linear import Product
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 
-# The matrix products of a layer, in order; each is a site for adapters.
+# The matrix products of a layer, in order; each is a site for adapters (`lora.Site`).
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-# Architectures, and what their configuration must name since its default is not Llama's.
-#
-# Mistral's attention may look back less than the whole text, Qwen 2 has biases for queries, keys
-# and values, Qwen 3 norms of the heads of queries and keys; all else is Llama's.
+# Architectures, and the settings that their configuration must contain because the default is not
+# Llama's. Mistral's attention may have a sliding window, Qwen 2 has biases for queries, keys and
+# values, Qwen 3 norms of the heads of queries and keys; all else is as in Llama.
 KINDS: dict[str, frozenset[str]] = {
     "llama": frozenset(),
     "mistral": frozenset({"num_key_value_heads", "sliding_window"}),
     "qwen2": frozenset({"num_key_value_heads"}),
     "qwen3": frozenset({"num_key_value_heads", "head_dim"}),
 }
+# Settings of Llama 3.1's rotary embedding.
+LLAMA3_ROPE = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """As these architectures usually come; no quantisation, rotation as it is or stretched as in Llama 3."""
+    """Whether this module can run such a model: not quantized, usual biases, plain or Llama 3 rotary embeddings."""
     kind = str(config.get("model_type"))
     return (
         kind in KINDS
@@ -56,7 +58,7 @@ class _LlamaLayer:
     qkv: Product
     qkv_bias: Tensor | None
     heads_norm: "_Norm | None"
-    """Of the heads of queries and keys."""
+    """Norm of the heads of queries and keys."""
     output: Product
     attention_norm: "_Norm"
     gate_up: Product
@@ -64,10 +66,10 @@ class _LlamaLayer:
 
 
 class _Norm:
-    """x over the root of its mean square, times a gain; in float32, as the reference does.
+    """RMS norm: x over the root of its mean square, times a gain; in float32, as in the reference.
 
-    x / sqrt(mean(x^2) + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)): three of torch's functions where its own norm
-    takes seven.
+    It is computed as sqrt(n) x / hypot(|x|, sqrt(n eps)), which equals x / sqrt(mean(x^2) + eps): three calls of torch
+    where its own norm takes seven.
     """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
@@ -76,16 +78,16 @@ class _Norm:
         self._floor = torch.tensor(math.sqrt(width * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """For [T, n], or [T, heads, n] with a gain [heads, n], the same."""
+        """Normalize [T, n], or [T, heads, n] with a gain [heads, n]; same shape."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return torch.div(x, size.hypot_(self._floor)).mul_(self._gain).to(x.dtype)
 
 
 class LlamaModel:
-    """Weights, and one forward pass over a flat batch."""
+    """The weights of a model, and its forward pass over a flat batch."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], dtype: str = "auto") -> None:
-        """Reads all weights; raises `ModelRefused`."""
+        """Read all weights. Raises `ModelRefused`."""
         weights = _Weights(directory)
         number_format = choose_dtype(dtype, weights.parameters)
         self._kind = str(config["model_type"])
@@ -107,23 +109,23 @@ class LlamaModel:
             cache=CacheShape(layers, self._kv_heads, self._dim, number_format),
         )
         self._interleaved = torch.arange(self._dim).view(2, -1).t().flatten()
-        around = (vocabulary, self._hidden)
-        self._embedding = weights.take("model.embed_tokens.weight", number_format, around)
+        shape = (vocabulary, self._hidden)
+        self._embedding = weights.take("model.embed_tokens.weight", number_format, shape)
         self._layers = [
             self._layer(weights, f"model.layers.{n}", number_format) for n in range(layers)
         ]
-        self._norm = _Norm(weights.take("model.norm.weight", number_format, around[1:]), self._eps)
+        self._norm = _Norm(weights.take("model.norm.weight", number_format, shape[1:]), self._eps)
         tied = config.get("tie_word_embeddings", False)
-        head = self._embedding if tied else weights.take("lm_head.weight", number_format, around)
+        head = self._embedding if tied else weights.take("lm_head.weight", number_format, shape)
         self._head = Product(head, shared=tied)
         self._rotation = _rotation(config, self._dim)
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
-        self._look = AttentionPlan(self._dim**-0.5, window)
+        self._plan = AttentionPlan(self._dim**-0.5, window)
         self.sites = tuple(self._sites())
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
-        """See `Model.forward`."""
+        """Compute logits; see `CausalModel.forward`."""
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
         x = F.embedding(batch.tokens, self._embedding)
@@ -135,27 +137,34 @@ class LlamaModel:
             gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
             x = lora.multiply_onto(x, site + DOWN, inner, routes)
-        return self._head(self._norm(x.index_select(0, batch.last))).float()
+        return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
 
     def _attend(
         self, number: int, qkv: Tensor, rotation: Tensor, batch: FlatBatch, cache: SlotCache
     ) -> Tensor:
+        """Attend from the product of queries, keys and values [T, ...] of a layer: [T, heads * dim]."""
         layer = self._layers[number]
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         heads = qkv.view(len(qkv), -1, self._dim)
-        turning = heads[:, : self._heads + self._kv_heads]
+        queries_keys = heads[:, : self._heads + self._kv_heads]
         if layer.heads_norm is not None:
-            turning.copy_(layer.heads_norm(turning))
-        _rotate(turning, rotation)
+            queries_keys.copy_(layer.heads_norm(queries_keys))
+
+        # Rotary embedding, in place and always in float32.
+        pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
+        pairs.mul_(rotation)
+        if queries_keys.dtype != torch.float32:
+            queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
+
         attended = cache.attend(
-            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._look
+            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._plan
         )
         return attended.reshape(len(qkv), -1)
 
     def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner
-        attending, keeping = self._heads * self._dim, self._kv_heads * self._dim
+        query_width, key_width = self._heads * self._dim, self._kv_heads * self._dim
 
         def take(part: str, *shape: int) -> Tensor:
             return weights.take(f"{name}.{part}", dtype, shape)
@@ -164,38 +173,39 @@ class LlamaModel:
             return _Norm(take(f"{part}_layernorm.weight", hidden), self._eps)
 
         def qkv(part: str, *inputs: int) -> Tensor:
-            query = take(f"self_attn.q_proj.{part}", attending, *inputs)
-            key = take(f"self_attn.k_proj.{part}", keeping, *inputs)
-            value = take(f"self_attn.v_proj.{part}", keeping, *inputs)
+            query = take(f"self_attn.q_proj.{part}", query_width, *inputs)
+            key = take(f"self_attn.k_proj.{part}", key_width, *inputs)
+            value = take(f"self_attn.v_proj.{part}", key_width, *inputs)
             return torch.cat(
                 [query[self._order(self._heads)], key[self._order(self._kv_heads)], value]
             )
 
-        gate, up = (take(f"mlp.{one}_proj.weight", inner, hidden) for one in ("gate", "up"))
+        gate, up = (take(f"mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up"))
         return _LlamaLayer(
             input_norm=norm("input"),
             qkv=Product(qkv("weight", hidden)),
             qkv_bias=qkv("bias") if self._kind == "qwen2" else None,
             heads_norm=self._heads_norm(take) if self._kind == "qwen3" else None,
-            output=Product(take("self_attn.o_proj.weight", hidden, attending)),
+            output=Product(take("self_attn.o_proj.weight", hidden, query_width)),
             attention_norm=norm("post_attention"),
             gate_up=Product(torch.cat([gate, up])),
             down=Product(take("mlp.down_proj.weight", hidden, inner)),
         )
 
     def _heads_norm(self, take: Callable[..., Tensor]) -> _Norm:
-        query, key = (take(f"self_attn.{one}_norm.weight", self._dim) for one in "qk")
+        query, key = (take(f"self_attn.{part}_norm.weight", self._dim) for part in "qk")
         gains = [query.expand(self._heads, -1), key.expand(self._kv_heads, -1)]
         return _Norm(torch.cat(gains)[:, self._interleaved], self._eps)
 
     def _order(self, heads: int) -> Tensor:
-        """Within each head, bring the two numbers that rotate together side by side: they become one complex number.
+        """Order of channels in which the two numbers that rotate together are neighbours: one complex number.
 
-        Queries and keys are reordered alike, so their products stay what they were.
+        Queries and keys are reordered in the same way, so their products do not change.
         """
         return (torch.arange(heads)[:, None] * self._dim + self._interleaved).flatten()
 
     def _sites(self) -> Iterator[Site]:
+        """The sites for adapters, in the order of the products."""
         query, key = self._heads * self._dim, self._kv_heads * self._dim
         orders = (self._order(self._heads), self._order(self._kv_heads), None)
         for number, layer in enumerate(self._layers):
@@ -212,7 +222,7 @@ class LlamaModel:
 
 
 class _Weights:
-    """The safetensors files of a directory; a tensor is read when it is taken."""
+    """The safetensors files of a directory; each tensor is read when `take` is called."""
 
     def __init__(self, directory: Path) -> None:
         files = sorted(directory.glob("*.safetensors"))
@@ -226,41 +236,38 @@ class _Weights:
         )
 
     def take(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A copy in the number format asked for. Raises `ModelRefused`."""
+        """Read a tensor of this shape, in this number format. Raises `ModelRefused`."""
         if name not in self._at:
             raise ModelRefused(f"the base model has no tensor {name}")
-        found = self._at[name].get_tensor(name)
-        if found.shape != shape:
+        tensor = self._at[name].get_tensor(name)
+        if tensor.shape != shape:
+            actual, expected = (" x ".join(map(str, sizes)) for sizes in (tensor.shape, shape))
             raise ModelRefused(
-                f"the base model's {name} is {_times(found.shape)}, its config.json says {_times(shape)}"
+                f"the base model's {name} is {actual}, its config.json says {expected}"
             )
-        return found.to(dtype, copy=True)
-
-
-def _times(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))
+        return tensor.to(dtype, copy=True)
 
 
 def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A whole number above 0; raises `ModelRefused`."""
-    found = config.get(name)
-    found = default if found is None else found
-    if type(found) is not int or found < 1:
+    """Read a whole number above 0 from config.json. Raises `ModelRefused`."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
         raise ModelRefused(f"{name} in the base model's config.json is not a whole number above 0")
-    return found
+    return value
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """Above 0; raises `ModelRefused`."""
-    found = config.get(name)
-    found = default if found is None else found
-    if type(found) not in (int, float) or not 0 < found < math.inf:
+    """Read a number above 0 from config.json. Raises `ModelRefused`."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ModelRefused(f"{name} in the base model's config.json is not a number above 0")
-    return float(found)
+    return float(value)
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings: one object since transformers 5, two keys before. Raises `ModelRefused`."""
+    """Read the rotary settings: one object since transformers 5, two keys before. Raises `ModelRefused`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelRefused("the rotation in the base model's config.json is not an object")
@@ -270,31 +277,15 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotation(config: Mapping[str, Any], dim: int) -> Tensor:
-    """[position, dim / 2] unit complex numbers, complex64."""
+    """Rotation of each position as unit complex numbers [position, dim / 2], complex64."""
     rope = _rope(config)
     frequency = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
     if rope["rope_type"] == "llama3":
-        frequency = _stretched(frequency, rope)
+        # Llama 3.1: slow rotations are slowed by `factor`, fast ones stay, those between are blended.
+        low, high, factor, length = (_number(rope, name, 0.0) for name in LLAMA3_ROPE)
+        turns = length * frequency / (2 * math.pi)
+        share = ((turns - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * (share + (1 - share) / factor)
     positions = torch.arange(int(config["max_position_embeddings"]), dtype=torch.float)
     angles = torch.outer(positions, frequency)
     return torch.polar(torch.ones_like(angles), angles)
-
-
-# What Llama 3.1's rotation is described by.
-STRETCHED = ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings")
-
-
-def _stretched(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1: slow rotations are slowed by `factor`, fast ones stay, those between are blended."""
-    low, high, factor, length = (_number(rope, name, 0.0) for name in STRETCHED)
-    turns = length * frequency / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (share + (1 - share) / factor)
-
-
-def _rotate(heads: Tensor, rotation: Tensor) -> None:
-    """Turn heads [T, heads, dim] in place by rotation [T, 1, dim / 2]; always computed in float32."""
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
-    pairs.mul_(rotation)
-    if heads.dtype != torch.float32:
-        heads.copy_(torch.view_as_real(pairs).flatten(-2))

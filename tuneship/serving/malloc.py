@@ -1,4 +1,4 @@
-"""Gives memory that was freed in between back to the system: adapters that move leave holes, which malloc keeps."""
+"""Returns freed memory to the operating system: adapters that move leave holes in the heap, which malloc keeps."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from functools import cache
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
-    """glibc's; other libraries do it by themselves or not at all."""
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Glibc's function; other libraries return memory by themselves or not at all."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def give_back() -> None:
-    """Takes tens of milliseconds: for moments without work."""
-    if (trim := _trim()) is not None:
+def release_free_memory() -> None:
+    """Return what malloc keeps. Takes tens of milliseconds: call it when there is no work."""
+    if (trim := _malloc_trim()) is not None:
         trim(0)

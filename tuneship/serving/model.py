@@ -1,7 +1,7 @@
-"""What the engine asks of a base model, and which implementation a directory gets.
+"""The interface between the engine and a base model.
 
-`llama` reads the weights of Llama and its kin by itself: no transformers to import, and steps of small models are up to
-twice as quick. Everything else goes through transformers in `generic`.
+`llama` implements it for Llama and similar models without transformers, which takes seconds to import; steps of small
+models are up to twice as fast. `generic` implements it for all others through transformers.
 """
 
 import json
@@ -18,6 +18,9 @@ from tuneship.serving.kv_cache import CacheShape, SlotCache
 from tuneship.serving.linear import product_seconds
 from tuneship.serving.lora import Lora, Routes, Site
 
+# Below this number of parameters one thread and float32 are fastest.
+SMALL_MODEL_PARAMETERS = 5_000_000
+
 
 class ModelRefused(Exception):
     """The base model cannot be served; the message says why."""
@@ -25,7 +28,7 @@ class ModelRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What others need to know of a loaded model."""
+    """Sizes of a loaded model."""
 
     parameters: int
     vocabulary: int
@@ -34,25 +37,25 @@ class ModelFacts:
 
 
 class CausalModel(Protocol):
-    """A causal language model over flat batches."""
+    """A causal language model that runs flat batches."""
 
     @property
     def facts(self) -> ModelFacts:
-        """Sizes."""
+        """Sizes of the model."""
         ...
 
     @property
     def sites(self) -> Items[Site]:
-        """Where adapters apply, in the order of the numbers that `forward` gives to `Lora.add`."""
+        """Products that adapters may change; `forward` passes their numbers to `Lora`."""
         ...
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
-        """Logits [R, vocabulary] of each sequence's newest token; writes keys and values to the cache."""
+        """Compute logits [R, vocabulary] of `batch.logit_indices`; write keys and values to the cache."""
         ...
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The model's config.json; raises `ModelRefused`."""
+    """Read a model's config.json. Raises `ModelRefused`."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -65,13 +68,12 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def choose_dtype(name: str, parameters: int) -> torch.dtype:
-    """`auto`: float32 for small models, where conversions cost most; else whichever this machine computes faster."""
+    """Choose a number format by name.
+
+    `auto` is float32 for small models, where conversions cost most, else the format that is faster on this machine.
+    """
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-    if parameters < SMALL_MODEL:
+    if parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     return min((torch.float32, torch.bfloat16), key=product_seconds)
-
-
-# Parameters below which one thread and float32 are fastest.
-SMALL_MODEL = 5_000_000

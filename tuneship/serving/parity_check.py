@@ -1,7 +1,7 @@
-"""Proves, when an adapter is loaded, that base model and adapter together say what they said when training ended.
+"""The parity check of a loaded adapter: base model and adapter must answer as they did when training ended.
 
-A wrong scale, another base model of the same shape, an attention that differs: each shows in the logits of a few
-prompts, before the first answer is given. The prompts and logits lie beside the adapter (`tuneship/parity.py`).
+A wrong scale, another base model of the same shape, a different attention: each shows in the logits of a few prompts,
+before the first request is served. Prompts and logits are stored beside the adapter (`tuneship/parity.py`).
 """
 
 from pathlib import Path
@@ -18,14 +18,20 @@ from tuneship.serving.model import CausalModel
 from tuneship.serving.sequence import GenerateRequest, Sequence
 
 
-def prove(
+def check_parity(
     model: CausalModel, lora: Lora, adapter: str, directory: Path, key: str | None = None
 ) -> None:
-    """Of a loaded adapter and its directory; raises `AdapterRefused`.
+    """Compare a loaded adapter with the logits in its directory. Raises `AdapterRefused`.
 
-    One that was tuned elsewhere has nothing to compare with. The cache of the requests under way is not touched.
+    An adapter that was tuned elsewhere has nothing to compare with and passes. The KV cache of the requests in flight
+    is not used.
     """
-    parity = _read(directory, key)
+    try:
+        parity = Parity.load(directory, key)
+    except (OSError, ValueError) as error:
+        raise AdapterRefused(
+            f"{PARITY_FILE} of the adapter cannot be read: {type(error).__name__}"
+        ) from error
     if parity is None:
         return
     dtype = str(model.facts.cache.dtype).removeprefix("torch.")
@@ -36,27 +42,20 @@ def prove(
             raise AdapterRefused("the adapter was tuned on a base model with another vocabulary")
         logits = _next_logits(model, lora, adapter, tuple(probe.prompt))
         distance = probe.distance(logits[probe.tokens].tolist())
-        if not distance <= tolerance:  # NaN is no distance
+        if not distance <= tolerance:  # also refuses NaN
             raise AdapterRefused(
                 f"base model and adapter answer otherwise than after training: logits differ by {distance:.2g} of "
                 f"their spread, {tolerance:.2g} is allowed; the base model is another one, or its files have changed"
             )
 
 
-def _read(directory: Path, key: str | None) -> Parity | None:
-    try:
-        return Parity.load(directory, key)
-    except (OSError, ValueError) as error:
-        raise AdapterRefused(
-            f"{PARITY_FILE} of the adapter cannot be read: {type(error).__name__}"
-        ) from error
-
-
 def _next_logits(model: CausalModel, lora: Lora, adapter: str, prompt: tuple[int, ...]) -> Tensor:
-    sequence = Sequence("parity", GenerateRequest(prompt, max_tokens=1, adapter=adapter), 1, row=0)
-    cache = SlotCache(model.facts.cache, rows=1, length=len(prompt))
+    """Logits [vocabulary] of the adapter after a prompt, with a KV cache of their own."""
+    request = GenerateRequest(prompt, max_tokens=1, adapter=adapter)
+    sequence = Sequence("parity", request, token_limit=1, slot=0)
+    cache = SlotCache(model.facts.cache, slots=1, length=len(prompt))
     cache.resize(1, len(prompt))
-    lora.hold(adapter)
+    lora.acquire(adapter)
     try:
         routes = lora.route([], [(adapter, 0, len(prompt))])
         with torch.inference_mode():

@@ -1,7 +1,7 @@
 """The replica process between its socket and its engine: newline-delimited JSON frames in, frames out.
 
-Between two steps it takes in whatever has arrived, without waiting; only an idle engine waits for the socket, and gives
-memory back when it has waited for long. The other end is `line`.
+Between two steps it reads the frames that have arrived, without waiting; only an idle engine waits for the socket, and
+frees memory when it has waited for long. `replica_client` is the other end.
 """
 
 import json
@@ -16,43 +16,43 @@ from typing import Any
 
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge, StepResult
-from tuneship.serving.malloc import give_back
+from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
+from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import CausalModel, read_config
 from tuneship.serving.sequence import GenerateRequest
 
 Frame = dict[str, Any]
-_CHUNK = 1 << 18
-# Without a request, after which the cache is given back: the next turn of a conversation comes
+_RECEIVE_BYTES = 1 << 18
+# The KV cache is freed after this long without a request: the next turn of a conversation comes
 # sooner.
-REST_S = 60.0
-# Of adapters in memory, before what they freed is given back: that takes some 20 ms.
-MOVES_BORNE = 8
+SHRINK_AFTER_IDLE_S = 60.0
+# Adapter moves in memory before malloc_trim, which takes about 20 ms.
+MOVES_PER_TRIM = 8
 
 
 class Frames:
-    """Whole frames of one JSON object a line over a blocking stream socket."""
+    """JSON objects, one a line, over a blocking stream socket."""
 
     def __init__(self, stream: socket.socket) -> None:
-        """Owns the socket."""
+        """Take over the socket."""
         self._stream = stream
         self._rest = b""
         self.closed = False
 
-    def arrived(self, wait_s: float | None) -> Iterator[Frame]:
-        """Frames that are there; waits so long for the first, None: until it comes or the other end closes."""
-        while not self.closed and select.select([self._stream], [], [], wait_s)[0]:
-            wait_s = 0
+    def receive(self, timeout_s: float | None) -> Iterator[Frame]:
+        """Yield the frames that have arrived; wait up to `timeout_s` for the first, None: until the socket closes."""
+        while not self.closed and select.select([self._stream], [], [], timeout_s)[0]:
+            timeout_s = 0
             try:
-                data = self._stream.recv(_CHUNK)
-            except ConnectionResetError:  # it went without reading what was sent to it
+                data = self._stream.recv(_RECEIVE_BYTES)
+            except ConnectionResetError:  # it closed with unread frames
                 data = b""
             self.closed = not data
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(json.loads, lines)
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        """A gateway that has gone closes the stream."""
+        """Send a frame; if the other end is gone, `closed` is set."""
         try:
             self._stream.sendall(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
@@ -60,52 +60,51 @@ class Frames:
 
 
 class ReplicaServer:
-    """Answers frames with an engine until the gateway hangs up."""
+    """Handles frames with an engine until the service closes the socket."""
 
     def __init__(self, engine: Engine, frames: Frames) -> None:
         """`run` does the work."""
         self._engine = engine
         self._frames = frames
-        self._tidied_at = -MOVES_BORNE  # what loading the model left behind, too
+        self._trimmed_at = -MOVES_PER_TRIM  # trims what loading the model left behind, too
         self._worked_at = time.monotonic()
         self._operations: dict[str, Callable[[Frame], Frame | None]] = {
             "load": self._load,
             "unload": self._unload,
             "generate": self._generate,
-            "cancel": self._cancel,
+            "cancel": lambda frame: self._engine.cancel(str(frame["id"])),
             "stats": lambda _: {**self._engine.stats(), "pid": os.getpid()},
         }
 
     def run(self) -> None:
-        """Until the socket closes. An exception is the engine's: all requests are told, then the process ends."""
+        """Handle frames and run steps until the socket closes; if the engine fails, tell all requests and raise."""
         try:
             while not self._frames.closed:
-                for frame in self._frames.arrived(self._patience()):
-                    self._answer(frame)
+                for frame in self._frames.receive(self._timeout_s()):
+                    self._handle(frame)
                 if not self._engine.idle:
-                    self._report(self._engine.step())
-                    self._worked_at = time.monotonic()
-                elif time.monotonic() >= self._worked_at + REST_S:
-                    self._engine.rest()
-                self._tidy()
+                    self._step()
+                elif time.monotonic() >= self._worked_at + SHRINK_AFTER_IDLE_S:
+                    self._engine.shrink()
+                # While nobody waits for it: otherwise each adapter leaves a hole of its size.
+                if self._engine.idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
+                    self._trimmed_at = self._engine.moves
+                    release_free_memory()
         except Exception as error:
             message = f"the engine failed: {type(error).__name__}"
             for identifier in self._engine.requests:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
 
-    def _patience(self) -> float | None:
+    def _timeout_s(self) -> float | None:
+        """How long to wait for a frame: not at all while requests run, else until the KV cache is to be freed."""
         if not self._engine.idle:
             return 0
-        return None if self._engine.rested else max(0, self._worked_at + REST_S - time.monotonic())
+        if self._engine.is_shrunk:
+            return None
+        return max(0, self._worked_at + SHRINK_AFTER_IDLE_S - time.monotonic())
 
-    def _tidy(self) -> None:
-        """Nothing waits for it; an adapter more then costs its own size and not its holes."""
-        if self._engine.idle and self._engine.moves - self._tidied_at >= MOVES_BORNE:
-            self._tidied_at = self._engine.moves
-            give_back()
-
-    def _answer(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         identifier = frame.get("id")
         try:
             answer = self._operations[frame["op"]](frame)
@@ -121,11 +120,13 @@ class ReplicaServer:
             if answer is not None:
                 self._frames.send({"id": identifier, "ok": True, **answer})
 
-    def _report(self, result: StepResult) -> None:
+    def _step(self) -> None:
+        result = self._engine.step()
         for identifier, message in result.failed:
             self._frames.send({"id": identifier, "error": message})
         if result.tokens or result.finished:
             self._frames.send({"tokens": result.tokens, "finished": result.finished})
+        self._worked_at = time.monotonic()
 
     def _load(self, frame: Frame) -> Frame:
         self._engine.load(str(frame["adapter"]), Path(frame["path"]), frame.get("key"))
@@ -149,12 +150,9 @@ class ReplicaServer:
         )
         self._engine.submit(str(frame["id"]), request)
 
-    def _cancel(self, frame: Frame) -> None:
-        self._engine.cancel(str(frame["id"]))
-
 
 def load_model(directory: Path, dtype: str = "auto") -> CausalModel:
-    """The leanest implementation that takes the directory's architecture. Raises `ModelRefused`."""
+    """Load a base model with the fastest implementation that supports it. Raises `ModelRefused`."""
     config = read_config(directory)
     if llama.supports(config):
         return llama.LlamaModel(directory, config, dtype)

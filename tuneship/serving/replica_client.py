@@ -1,9 +1,9 @@
-"""The gateway's end of a replica: loads adapters and streams generations over one socket. Never loads torch.
+"""The service's end of a replica: loads adapters and streams generations over one socket. Never loads torch.
 
 ServingError
-├── ReplicaRefused   the replica lives and said no (unknown adapter, prompt too long, bad files, output not finite)
-│   └── RequestTooLarge   the request alone needs more memory than all requests may use
-└── ReplicaLost      the process is gone: whatever was under way has to be done again elsewhere
+├── ReplicaRefused   the replica runs and refused (unknown adapter, prompt too long, bad files, output not finite)
+│   └── RequestTooLarge   the request alone needs more memory than the whole KV cache has
+└── ReplicaLost      the process is gone: requests in flight have to be retried elsewhere
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from typing import Any, Self
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 
 __all__ = [
-    "ANSWER_S",
+    "ANSWER_TIMEOUT_S",
     "FinishReason",
     "GenerateRequest",
     "ReplicaFacts",
@@ -33,23 +32,23 @@ __all__ = [
     "TokenStream",
 ]
 
-FIELDS = tuple(one.name for one in fields(GenerateRequest))
-# For anything but a generation: reading a big adapter from a slow disk takes longest.
-ANSWER_S = 120.0
+FIELDS = tuple(field.name for field in fields(GenerateRequest))
+# For every operation but a generation; reading a large adapter from a slow disk takes longest.
+ANSWER_TIMEOUT_S = 120.0
 # A frame holds one token per running request: far below this.
-_FRAME_BYTES = 1 << 20
+_MAX_FRAME_BYTES = 1 << 20
 
 
 class ServingError(Exception):
-    """No answer from a replica."""
+    """A replica gave no answer."""
 
 
 class ReplicaRefused(ServingError):
-    """The replica lives and refused; the message never holds prompt text."""
+    """The replica runs and refused; the message never holds prompt text."""
 
 
 class RequestTooLarge(ReplicaRefused):
-    """It never fits; the message holds the two counts of tokens and may be shown to the caller."""
+    """The request can never fit; the message holds the two counts of tokens and may be shown to the caller."""
 
 
 class ReplicaLost(ServingError):
@@ -58,7 +57,7 @@ class ReplicaLost(ServingError):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What a replica says of itself when it is ready."""
+    """Facts about a replica and its base model, as sent when it is ready."""
 
     pid: int
     parameters: int
@@ -68,22 +67,22 @@ class ReplicaFacts:
 
 
 class TokenStream(AsyncIterator[list[int]]):
-    """Chunks of token ids. Closing it early (`aclose`, or leaving `async with`) cancels the request."""
+    """The tokens of one generation, in chunks. Closing it early (`aclose` or leaving `async with`) cancels it."""
 
     def __init__(self, cancel: Callable[[], object]) -> None:
-        """Made by a link's `generate`, which also tells it what arrives; `cancel` frees what works on it."""
+        """Made by a link's `generate`, which also adds the tokens that arrive; `cancel` ends the request."""
         self._cancel = cancel
         self._tokens: list[int] = []
         self._changed = asyncio.Event()
-        self._is_awaited_whole = False
+        self._wakes_at_end = False
         self._error: ServingError | None = None
-        self._over = False
+        self._is_over = False
         self.finish_reason: FinishReason | None = None
-        """Set when the iteration has ended by itself."""
+        """Set when the generation has ended by itself."""
 
     async def __anext__(self) -> list[int]:
-        """All tokens that arrived since the last call; raises `ServingError`."""
-        while not (self._tokens or self._over):
+        """Return all tokens that arrived since the last call. Raises `ServingError`."""
+        while not (self._tokens or self._is_over):
             self._changed.clear()
             await self._changed.wait()
         if self._tokens:
@@ -93,13 +92,13 @@ class TokenStream(AsyncIterator[list[int]]):
             raise self._error
         raise StopAsyncIteration
 
-    async def rest(self) -> list[int]:
-        """All tokens that are still to come: who waits for the whole is woken once, not for each of them."""
-        self._is_awaited_whole = True
+    async def read_all(self) -> list[int]:
+        """Wait for the end and return all remaining tokens; the caller is woken once, not for each token."""
+        self._wakes_at_end = True
         return [token async for chunk in self for token in chunk]
 
     async def __aenter__(self) -> Self:
-        """Nothing to prepare: the request is on its way already."""
+        """Enter at once: the request was sent already."""
         return self
 
     async def __aexit__(
@@ -108,63 +107,66 @@ class TokenStream(AsyncIterator[list[int]]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Whatever way it is left, the replica's row is freed."""
+        """Cancel the generation unless it has ended, so that the replica's slot is freed."""
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel unless it has ended."""
-        if not self._over:
-            self._over = True
+        """Cancel the generation unless it has ended."""
+        if not self._is_over:
+            self._is_over = True
             self._cancel()
 
-    def take(self, token: int) -> None:
-        """A token has arrived."""
+    def add(self, token: int) -> None:
+        """Add a token that has arrived."""
         self._tokens.append(token)
-        if not self._is_awaited_whole:
+        if not self._wakes_at_end:
             self._changed.set()
 
     def finish(self, reason: FinishReason) -> None:
-        """It has ended by itself."""
+        """Mark the generation as ended by itself."""
         self.finish_reason = reason
-        self._over = True
+        self._is_over = True
         self._changed.set()
 
     def fail(self, error: ServingError) -> None:
-        """It cannot go on; the iteration raises the error after the tokens that came before it."""
+        """Mark it as failed; the iteration raises the error after the tokens that arrived before."""
         self._error = error
-        self._over = True
+        self._is_over = True
         self._changed.set()
 
 
 class ReplicaLine:
-    """Many concurrent conversations with one replica over one socket."""
+    """Concurrent requests to one replica over one socket."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: ReplicaFacts
     ) -> None:
-        """Use `open`."""
+        """Call `open` instead."""
         self.facts = facts
         self._writer = writer
         self._ids = count()
         self._generations: dict[str, TokenStream] = {}
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._lost: ReplicaLost | None = None
-        self._listening = asyncio.create_task(self._listen(reader))
+        self._read_task = asyncio.create_task(self._read(reader))
 
     @classmethod
     async def open(cls, stream: socket.socket) -> Self:
-        """Waits until the replica has loaded its base model. Raises `ReplicaRefused` (it cannot) or `ReplicaLost`."""
-        reader, writer = await asyncio.open_connection(sock=stream, limit=_FRAME_BYTES)
+        """Wait until the replica has loaded its base model. Raises `ReplicaRefused` if it cannot, or `ReplicaLost`."""
+        reader, writer = await asyncio.open_connection(sock=stream, limit=_MAX_FRAME_BYTES)
         try:
             frame = await _read_frame(reader)
-            return cls(reader, writer, _introduced(frame))
+            if "refused" not in frame:
+                return cls(reader, writer, ReplicaFacts(**frame["ready"]))
         except BaseException:
             writer.close()
             raise
+        writer.close()
+        raise ReplicaRefused(frame["refused"])
 
     @property
-    def under_way(self) -> int:
-        """Generations that have not ended."""
+    def in_flight(self) -> int:
+        """Number of generations that have not ended."""
         return len(self._generations)
 
     @property
@@ -173,42 +175,43 @@ class ReplicaLine:
         return self._lost is not None
 
     async def load(self, adapter: str, path: Path, key: str | None = None) -> None:
-        """Make the adapter directory, whose files `key` opens, available under a name."""
-        await self._ask("load", adapter=adapter, path=str(path), key=key)
+        """Load the adapter directory, whose files `key` opens, under a name. Raises `ServingError`."""
+        await self._call("load", adapter=adapter, path=str(path), key=key)
 
     async def unload(self, adapter: str) -> None:
-        """Raises `ReplicaRefused` while requests use it."""
-        await self._ask("unload", adapter=adapter)
+        """Unload an adapter. Raises `ReplicaRefused` while requests use it."""
+        await self._call("unload", adapter=adapter)
 
     async def stats(self) -> dict[str, int]:
-        """Counts: running, waiting, rows, adapters, steps, generated_tokens, reused_tokens, cache_bytes, pid."""
-        return await self._ask("stats")
+        """Return counts: running, waiting, rows (slots), adapters, steps, generated_tokens, cache_bytes, pid..."""
+        return await self._call("stats")
 
     def generate(self, request: GenerateRequest) -> TokenStream:
-        """Start at once; iterate over the result. A refusal is raised by the iteration."""
+        """Send a request at once and return its stream, whose iteration raises a refusal."""
         identifier = str(next(self._ids))
-        generation = TokenStream(partial(self._cancel, identifier))
+        generation = TokenStream(lambda: self._cancel(identifier))
         if self._lost is not None:
             generation.fail(ReplicaLost(str(self._lost)))
             return generation
         self._generations[identifier] = generation
-        asked = {name: getattr(request, name) for name in FIELDS}  # `asdict` copies every token
-        self._send({"op": "generate", "id": identifier, **asked})
+        # Not `asdict`, which copies every token.
+        arguments = {name: getattr(request, name) for name in FIELDS}
+        self._send({"op": "generate", "id": identifier, **arguments})
         return generation
 
     async def aclose(self) -> None:
-        """Hang up: the replica ends."""
-        self._listening.cancel()
-        self._lose(ReplicaLost("the line was closed"))
+        """Close the socket, which ends the replica; requests in flight fail with `ReplicaLost`."""
+        self._read_task.cancel()
+        self._fail_all(ReplicaLost("the connection was closed"))
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
     async def wait_lost(self) -> ReplicaLost:
-        """Returns when the replica is gone: for the one who restarts it."""
-        await asyncio.wait([self._listening])
-        return self._lost or ReplicaLost("the line was closed")
+        """Return when the replica is gone, so that the caller can replace it."""
+        await asyncio.wait([self._read_task])
+        return self._lost or ReplicaLost("the connection was closed")
 
-    async def _ask(self, operation: str, **arguments: str | None) -> dict[str, Any]:
+    async def _call(self, operation: str, **arguments: str | None) -> dict[str, Any]:
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))
         identifier = str(next(self._ids))
@@ -216,7 +219,7 @@ class ReplicaLine:
         self._answers[identifier] = answer
         self._send({"op": operation, "id": identifier, **arguments})
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise ReplicaLost("the replica did not answer in time") from None
@@ -230,60 +233,53 @@ class ReplicaLine:
     def _send(self, frame: dict[str, Any]) -> None:
         self._writer.write(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._hear(await _read_frame(reader))
+                frame = await _read_frame(reader)
+                if "tokens" in frame:
+                    self._handle_step(frame)
+                else:
+                    self._handle_answer(frame)
         except ReplicaLost as lost:
-            self._lose(lost)
+            self._fail_all(lost)
         except (KeyError, TypeError, ValueError) as error:
-            self._lose(ReplicaLost(f"the replica broke the protocol: {type(error).__name__}"))
+            self._fail_all(ReplicaLost(f"the replica broke the protocol: {type(error).__name__}"))
         finally:
-            if self._lost is None:  # cancelled: an answer that nobody reads is not to be waited for
-                self._lose(ReplicaLost("the line was closed"))
+            if self._lost is None:  # cancelled: nobody reads the answers that others wait for
+                self._fail_all(ReplicaLost("the connection was closed"))
 
-    def _hear(self, frame: dict[str, Any]) -> None:
-        if "tokens" in frame:
-            self._hear_step(frame)
-        else:
-            self._hear_answer(frame)
-
-    def _hear_step(self, frame: dict[str, Any]) -> None:
-        """Ids that are no longer known were cancelled meanwhile."""
+    def _handle_step(self, frame: dict[str, Any]) -> None:
+        # Unknown ids were cancelled in the meantime.
         for identifier, token in frame["tokens"]:
             if (generation := self._generations.get(identifier)) is not None:
-                generation.take(token)
+                generation.add(token)
         for identifier, reason in frame["finished"]:
             if (generation := self._generations.pop(identifier, None)) is not None:
                 generation.finish(FinishReason(reason))
 
-    def _hear_answer(self, frame: dict[str, Any]) -> None:
+    def _handle_answer(self, frame: dict[str, Any]) -> None:
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
             refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused
-            kind = ReplicaLost if frame.get("lost") else refused
-            generation.fail(kind(refusal))
+            error = ReplicaLost if frame.get("lost") else refused
+            generation.fail(error(refusal))
         elif (answer := self._answers.get(identifier)) is not None and not answer.done():
             if refusal is None:
                 answer.set_result({key: frame[key] for key in frame.keys() - {"id", "ok"}})
             else:
                 answer.set_exception(ReplicaRefused(refusal))
 
-    def _lose(self, lost: ReplicaLost) -> None:
+    def _fail_all(self, lost: ReplicaLost) -> None:
         self._lost = lost
         for generation in self._generations.values():
-            generation.fail(ReplicaLost(str(lost)))  # each raises its own
+            generation.fail(ReplicaLost(str(lost)))  # one each, since each is raised elsewhere
         self._generations.clear()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ReplicaLost(str(lost)))
-        self._writer.transport.abort()  # a replica that hangs reads nothing: a close would wait for it
-
-
-def _introduced(frame: dict[str, Any]) -> ReplicaFacts:
-    if "refused" in frame:
-        raise ReplicaRefused(frame["refused"])
-    return ReplicaFacts(**frame["ready"])
+        # Not `close`, which would wait for a replica that hangs and reads nothing.
+        self._writer.transport.abort()
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:

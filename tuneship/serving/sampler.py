@@ -1,4 +1,4 @@
-"""Logits -> one token per row, each row by its own temperature, top_p and draws. Knows no sequences."""
+"""Chooses one token per row of logits, each by its own temperature, top_p and random draw."""
 
 from collections.abc import Sequence as Items
 
@@ -9,53 +9,57 @@ from torch import Tensor
 from tuneship.serving.sequence import GREEDY_BELOW
 
 # Candidates looked at first: the nucleus of a trained model is nearly always smaller.
-_NUCLEUS = 64
-# Then so many times less likely ones are taken in at a time; all of them below this, or when
-# there are no more.
-_WIDER, _LEAST, _FEW = 8, 1e-9, 8192
+_NUCLEUS_TOKENS = 64
+# If they do not hold it, the least probability of a candidate is divided by this factor again and
+# again; below this probability, or in a vocabulary up to this size, all tokens are candidates.
+_WIDEN_FACTOR, _MIN_PROBABILITY, _SMALL_VOCABULARY = 8, 1e-9, 8192
 
 
 def choose(
     logits: Tensor, temperatures: Items[float], top_ps: Items[float], draws: Items[float]
 ) -> tuple[list[float], list[int]]:
-    """For logits [R, vocabulary] the highest value and the chosen token of each row.
+    """Return the highest value and the chosen token of each row of logits [R, vocabulary].
 
-    A draw is uniform in [0, 1); a temperature below `GREEDY_BELOW` is greedy. The highest value of a row that
-    holds a NaN is NaN.
+    Draws are uniform in [0, 1); a temperature below `GREEDY_BELOW` is greedy. The highest value of a row that holds a
+    NaN is NaN.
     """
     values = logits.numpy()
     best = values.argmax(-1)  # numpy's takes a tenth of the time of torch's
     tokens: list[int] = best.tolist()
     sampled = [row for row, temperature in enumerate(temperatures) if temperature >= GREEDY_BELOW]
     if sampled:
-        heat = torch.tensor([temperatures[row] for row in sampled])
+        divisors = torch.tensor([temperatures[row] for row in sampled])
         below_best = logits[sampled] - logits[sampled, best[sampled], None]
-        probabilities = (below_best / heat[:, None]).softmax(-1)  # the highest stays 0: no overflow
+        probabilities = (below_best / divisors[:, None]).softmax(
+            -1
+        )  # the highest stays 0: no overflow
         for row, likely in zip(sampled, probabilities, strict=True):
             tokens[row] = _draw(likely, top_ps[row], draws[row])
     return values[np.arange(len(values)), best].tolist(), tokens
 
 
 def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
-    """Inverse of the cumulative distribution over the nucleus: the fewest tokens whose mass reaches top_p."""
+    """Sample from the nucleus, the fewest tokens whose mass reaches top_p, by its inverse cumulative distribution."""
     if top_p >= 1:
         mass = probabilities.cumsum(0)
         return min(int(torch.searchsorted(mass, draw * float(mass[-1]), right=True)), len(mass) - 1)
-    likely, tokens = _likely(probabilities, top_p)
+    likely, tokens = _candidates(probabilities, top_p)
     mass = likely.cumsum(0)
     kept = min(int(torch.searchsorted(mass, top_p)), len(mass) - 1) + 1
-    place = int(torch.searchsorted(mass[:kept], draw * float(mass[kept - 1]), right=True))
-    return int(tokens[min(place, kept - 1)])
+    index = int(torch.searchsorted(mass[:kept], draw * float(mass[kept - 1]), right=True))
+    return int(tokens[min(index, kept - 1)])
 
 
-def _likely(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens in order, so many that they hold the nucleus: to sort a whole vocabulary takes 10 ms."""
-    likely, tokens = probabilities.topk(min(_NUCLEUS, len(probabilities)))
+def _candidates(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return the likeliest tokens in order, at least the nucleus, and their probabilities first."""
+    # Sorting a whole vocabulary takes 10 ms.
+    likely, tokens = probabilities.topk(min(_NUCLEUS_TOKENS, len(probabilities)))
     if float(likely.sum()) >= top_p:
         return likely, tokens
     least = float(likely[-1])
     while least and float(likely.sum()) < top_p:
-        least = least / _WIDER if least > _LEAST and len(probabilities) > _FEW else 0.0
+        is_narrow = least > _MIN_PROBABILITY and len(probabilities) > _SMALL_VOCABULARY
+        least = least / _WIDEN_FACTOR if is_narrow else 0.0
         tokens = (probabilities >= least).nonzero()[:, 0]
         likely = probabilities[tokens]
     likely, order = likely.sort(descending=True, stable=True)

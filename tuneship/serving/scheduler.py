@@ -1,155 +1,156 @@
-"""Which sequences run in the next step, and how much of whose prompt enters.
+"""Chooses the sequences of the next step, and how many tokens of which prompts are prefilled in it.
 
 Waiting sequences take turns by owner, and those of an owner by queue: a hundred requests of one tenant do not hold up
-one of another, whether they are for one deployment or for fifty. When one owner has all rows, an owner that has none
-gets one of the guests' rows: otherwise it would wait until a generation ends, which may take minutes.
-Of the running ones those that generate come before one whose prompt is entering in parts. Knows nothing of tensors and
-rows; `engine` acts on what it says.
+the request of another, whether they are for one deployment or for fifty. When one owner has all slots, an owner that
+has none gets a guest slot: otherwise it would wait until a generation ends, which may take minutes. Decoding sequences
+come before those whose prompts are still being prefilled. Knows nothing of tensors and of the KV cache; `engine` acts
+on its decisions.
 """
 
 from collections import Counter, OrderedDict, deque
 
 from tuneship.serving.sequence import Sequence
 
-# New prompt tokens per generating row that a step may take beyond its fixed share: it takes about
-# three times as long then as without any, however many rows there are.
-TOKENS_PER_ROW = 2
+# Prompt tokens per decoding sequence that a step may prefill beyond its fixed budget: the step
+# then takes about three times as long as without any, however many sequences decode.
+PROMPT_TOKENS_PER_DECODE = 2
 
-# Rows beyond the limit, as a share of it, each for an owner that has nothing running. They are
-# within the cache's.
-GUESTS = 0.25
+# Slots beyond the limit, as a share of it, each for an owner that has nothing running. The KV
+# cache has rows for them.
+GUEST_SHARE = 0.25
 
-# Of the rows, what one owner may have while there are others, whose every token takes as long as
-# a step of all: on the shipped base one with 8 other rows takes 1.7 times as long as one alone,
-# with 16 it takes 2.4 times.
-SHARED = 0.25
+# Share of the slots that one owner may have while there are others, because every token takes as
+# long as a step of all: on the shipped base a token beside 8 other sequences takes 1.7 times as
+# long as alone, beside 16 it takes 2.4 times.
+OWNER_SHARE = 0.25
 
-# For so long there is an owner after its last request has ended.
-RECENT_STEPS = 1000
+# An owner counts as present for this long after its last request has ended.
+OWNER_MEMORY_STEPS = 1000
 
-# Times that share while none generates: larger parts take fewer steps, and only joiners would
-# wait.
-UNSHARED = 2
+# Factor on the prefill budget while nothing decodes: larger chunks take fewer steps, and only
+# other prompts would wait for them.
+PREFILL_ONLY_FACTOR = 2
 
 
 class Scheduler:
-    """Continuous batching: joiners enter at any step, the ended leave at once."""
+    """Continuous batching: sequences join at any step, and leave at once when they end."""
 
-    def __init__(self, rows: int, prompt_tokens: int, cache_tokens: int | None = None) -> None:
-        """`rows` run at once; `prompt_tokens` new ones enter beside them, so that joiners do not stall the rest.
+    def __init__(self, slots: int, prompt_tokens: int, cache_tokens: int | None = None) -> None:
+        """Run `slots` sequences at once, and prefill up to `prompt_tokens` tokens per step beside them.
 
-        `cache_tokens`: what rows times the longest of them may come to at most.
+        `cache_tokens`: limit of the number of sequences times the longest of them; None sets none.
         """
-        self.rows = rows
-        self.all_rows = rows + int(GUESTS * rows)
-        """The guests' included."""
+        self.slots = slots
+        self.total_slots = slots + int(GUEST_SHARE * slots)
+        """Number of slots with those for guests."""
         self.prompt_tokens = prompt_tokens
         self.cache_tokens = cache_tokens
         self.running: list[Sequence] = []
-        self._owners: OrderedDict[str, OrderedDict[str, deque[Sequence]]] = OrderedDict()
-        """Who waits, by owner and queue, each in the order of their turns."""
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[Sequence]]] = OrderedDict()
+        """Waiting sequences by owner and queue, both in the order of their turns."""
         self._steps = 0
-        self._seen: dict[str, int] = {}
-        """The last step of each owner of late."""
+        self._last_seen: dict[str, int] = {}
+        """The last step in which each recent owner had a sequence."""
 
     @property
     def idle(self) -> bool:
-        """Nothing to run."""
-        return not (self._owners or self.running)
+        """Whether no sequence runs or waits."""
+        return not (self._waiting or self.running)
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
-        return sum(len(queue) for queues in self._owners.values() for queue in queues.values())
+        """Number of waiting sequences."""
+        return sum(len(queue) for queues in self._waiting.values() for queue in queues.values())
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether it could run alone."""
-        return self.cache_tokens is None or sequence.longest <= self.cache_tokens
+        """Whether the KV cache could hold it if it ran alone."""
+        return self.cache_tokens is None or sequence.max_length <= self.cache_tokens
 
     def add(self, sequence: Sequence) -> None:
-        """Wait behind those of the same queue."""
-        self._seen[sequence.request.owner] = self._steps
-        queues = self._owners.setdefault(sequence.request.owner, OrderedDict())
+        """Put a sequence at the end of its queue."""
+        self._last_seen[sequence.request.owner] = self._steps
+        queues = self._waiting.setdefault(sequence.request.owner, OrderedDict())
         queues.setdefault(_queue(sequence), deque()).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget one that waits."""
-        self._owners[sequence.request.owner][_queue(sequence)].remove(sequence)
-        self._turn(sequence, is_over=False)
-
-    def schedule(self) -> list[int]:
-        """Let waiting sequences join; returns how many prompt tokens each of the last ones brings into this step.
-
-        Only the last one may come to no end in this step: it goes on before others join. Joiners of one adapter stand
-        side by side, which makes fewer, larger matrix products of their prompts.
-        """
-        self._look_around()
-        entering = [sequence for sequence in self.running if sequence.is_entering]
-        generating = len(self.running) - len(entering)
-        share = self.prompt_tokens if generating else UNSHARED * self.prompt_tokens
-        budget = max(share, TOKENS_PER_ROW * generating)
-        parts = {one: min(budget, one.missing) for one in entering}
-        budget -= sum(parts.values())
-        joiners: list[Sequence] = []
-        while budget > 0 and (joiner := self._next(joiners)) is not None:
-            joiners.append(joiner)
-            parts[joiner] = min(budget, joiner.missing)
-            budget -= parts[joiner]
-        joiners.sort(key=lambda one: (parts[one] < one.missing, one.request.adapter or ""))
-        self.running.extend(joiners)
-        return [parts[sequence] for sequence in self.running[generating:]]
-
-    def _look_around(self) -> None:
-        """Remember whom this step is for, and forget who has not been there for long."""
-        self._steps += 1
-        present = {*self._owners, *(one.request.owner for one in self.running)}
-        old = [one for one, seen in self._seen.items() if self._steps - seen > RECENT_STEPS]
-        for owner in old:
-            del self._seen[owner]
-        self._seen |= dict.fromkeys(present, self._steps)
+        """Remove a waiting sequence."""
+        self._waiting[sequence.request.owner][_queue(sequence)].remove(sequence)
+        self._update_turns(sequence, took_turn=False)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget one that runs."""
+        """Remove a running sequence."""
         self.running.remove(sequence)
 
-    def _next(self, joiners: list[Sequence]) -> Sequence | None:
-        """The first of the owner and the queue whose turn it is, if there is a row and room for it.
+    def schedule(self) -> list[int]:
+        """Let waiting sequences join; return the number of prompt tokens to prefill of each of the last ones.
 
-        One that has to wait for room is waited for: smaller ones would take what it needs again and again.
+        Only the prefill of the last one may not end in this step: it goes on before others join. Joining sequences of
+        one adapter are neighbours, which makes fewer and larger matrix products of their prompts.
         """
-        together = [*self.running, *joiners]
+        self._update_owners()
+        prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
+        decoding = len(self.running) - len(prefilling)
+        fixed = self.prompt_tokens if decoding else PREFILL_ONLY_FACTOR * self.prompt_tokens
+        budget = max(fixed, PROMPT_TOKENS_PER_DECODE * decoding)
+        chunks = {sequence: min(budget, sequence.uncached) for sequence in prefilling}
+        budget -= sum(chunks.values())
+
+        joining: list[Sequence] = []
+        while budget > 0 and (sequence := self._next(joining)) is not None:
+            joining.append(sequence)
+            chunks[sequence] = min(budget, sequence.uncached)
+            budget -= chunks[sequence]
+        joining.sort(key=lambda one: (chunks[one] < one.uncached, one.request.adapter or ""))
+        self.running.extend(joining)
+        return [chunks[sequence] for sequence in self.running[decoding:]]
+
+    def _update_owners(self) -> None:
+        """Note the owners of this step, and forget those that have been away for long."""
+        self._steps += 1
+        present = {*self._waiting, *(sequence.request.owner for sequence in self.running)}
+        away = [
+            owner
+            for owner, step in self._last_seen.items()
+            if self._steps - step > OWNER_MEMORY_STEPS
+        ]
+        for owner in away:
+            del self._last_seen[owner]
+        self._last_seen |= dict.fromkeys(present, self._steps)
+
+    def _next(self, joining: list[Sequence]) -> Sequence | None:
+        """Take the first sequence of the owner and the queue whose turn it is, if there is a slot and memory for it."""
+        together = [*self.running, *joining]
         owner = self._next_owner(together)
         if owner is None:
             return None
-        queue = next(iter(self._owners[owner].values()))
-        if not self._has_room([*together, queue[0]]):
+        queue = next(iter(self._waiting[owner].values()))
+        # All rows of the cache are as long as the longest sequence. If the next one lacks memory, no
+        # smaller one overtakes it: they would take what it needs for ever.
+        longest = max(sequence.max_length for sequence in [*together, queue[0]])
+        needed = (len(together) + 1) * longest
+        if self.cache_tokens is not None and needed > self.cache_tokens:
             return None
         sequence = queue.popleft()
-        self._turn(sequence, is_over=True)
+        self._update_turns(sequence, took_turn=True)
         return sequence
 
     def _next_owner(self, together: list[Sequence]) -> str | None:
-        if not self._owners or len(together) >= self.all_rows:
+        if not self._waiting or len(together) >= self.total_slots:
             return None
-        rows = Counter(one.request.owner for one in together)
-        most = self.rows if len(self._seen) == 1 else max(1, int(SHARED * self.rows))
-        if len(together) >= self.rows:
+        counts = Counter(sequence.request.owner for sequence in together)
+        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
+        if len(together) >= self.slots:  # only guest slots are free
             most = 1
-        return next((owner for owner in self._owners if rows[owner] < most), None)
+        return next((owner for owner in self._waiting if counts[owner] < most), None)
 
-    def _turn(self, sequence: Sequence, *, is_over: bool) -> None:
-        """One of them waits no more: forget what is empty; after their turn, owner and queue are the last in line."""
+    def _update_turns(self, sequence: Sequence, *, took_turn: bool) -> None:
+        """Drop its queue and owner where nothing waits any more; after their turn, move them to the end."""
         owner, name = sequence.request.owner, _queue(sequence)
-        for waiting, key in ((self._owners[owner], name), (self._owners, owner)):
+        for waiting, key in ((self._waiting[owner], name), (self._waiting, owner)):
             if not waiting[key]:
                 del waiting[key]
-            elif is_over:
+            elif took_turn:
                 waiting.move_to_end(key)
-
-    def _has_room(self, sequences: list[Sequence]) -> bool:
-        if self.cache_tokens is None:
-            return True
-        return len(sequences) * max(one.longest for one in sequences) <= self.cache_tokens
 
 
 def _queue(sequence: Sequence) -> str:

@@ -1,14 +1,14 @@
-"""One request for tokens, and its life inside a replica. Knows neither torch nor the socket.
+"""One request for tokens, and its state inside a replica. Depends on neither torch nor the socket.
 
-`line` sends a `GenerateRequest`; `scheduler` moves the `Sequence` made from it.
+`replica_client` sends a `GenerateRequest`; `scheduler` and `engine` run the `Sequence` made from it.
 """
 
 import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-# Temperatures below it are greedy. They could choose no other token, unless two logits are all
-# but equal, and what they divide leaves the range of numbers.
+# Temperatures below this are greedy. They could choose another token only if two logits were all
+# but equal, and dividing by them leaves the range of numbers.
 GREEDY_BELOW = 1e-6
 
 
@@ -21,70 +21,73 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What to continue, with which adapter, and how to choose tokens. The caller has checked the ranges."""
+    """A prompt to continue, the adapter to use, and how to sample. The caller has checked the ranges."""
 
     tokens: tuple[int, ...]
+    """Token ids of the prompt."""
     max_tokens: int
+    """New tokens at most."""
     adapter: str | None = None
-    """None answers with the base model."""
+    """Name of the adapter; None uses the base model."""
     temperature: float = 0.0
-    """0 is greedy, and so is anything below `GREEDY_BELOW`."""
+    """Sampling temperature; 0, or anything below `GREEDY_BELOW`, is greedy."""
     top_p: float = 1.0
     seed: int | None = None
-    """None draws from the operating system's randomness."""
+    """Seed of the draws; None takes the operating system's randomness."""
     stop_tokens: tuple[int, ...] = ()
-    """Any of these ends the generation and is not part of it."""
+    """Tokens that end the generation and are not part of it."""
     queue: str = ""
-    """What is asked, e.g. a deployment: an owner's queues take turns. Empty: one queue per adapter."""
+    """Waiting queue, e.g. a deployment id: the queues of an owner take turns. Empty: one queue per adapter."""
     owner: str = ""
-    """Who asks, by any mark: while requests wait, owners take turns, however many queues each of them has."""
+    """Id of the tenant: while requests wait, owners take turns, however many queues each of them has."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, whatever is drawn."""
+        """Whether the likeliest token is always chosen."""
         return self.temperature < GREEDY_BELOW
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way. While it runs, `row` is its place in the cache."""
+    """One prompt with the tokens generated for it so far."""
 
     id: str
     request: GenerateRequest
     token_limit: int
-    """New tokens at most: what was asked for, or what the context still holds."""
+    """New tokens at most: as requested, or as many as the context still holds."""
     generated: list[int] = field(default_factory=list)
-    row: int = -1
+    slot: int = -1
+    """Row of the KV cache that it occupies; -1 while it waits."""
     cached: int = 0
-    """Prompt tokens whose keys and values are in the cache: long prompts enter in parts."""
-    draws: random.Random = field(init=False)
+    """Prompt tokens already in the KV cache; a long prompt is prefilled in chunks."""
+    rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        """Own randomness per request: a neighbour in the batch cannot change the draws."""
-        self.draws = random.Random(self.request.seed)  # noqa: S311 (sampling, not secrets)
+        """Give each request its own randomness: a neighbour in the batch cannot change its draws."""
+        self.rng = random.Random(self.request.seed)  # noqa: S311 (sampling, not secrets)
 
     @property
     def length(self) -> int:
-        """Tokens known so far: prompt and generated."""
+        """Number of tokens known so far: prompt and generated."""
         return len(self.request.tokens) + len(self.generated)
 
     @property
-    def longest(self) -> int:
-        """Cached tokens that it may come to need."""
+    def max_length(self) -> int:
+        """Number of tokens when it has generated as many as it may."""
         return len(self.request.tokens) + self.token_limit
 
     @property
-    def missing(self) -> int:
-        """Prompt tokens that are not in the cache yet."""
+    def uncached(self) -> int:
+        """Number of prompt tokens that are not in the KV cache yet."""
         return len(self.request.tokens) - self.cached
 
     @property
-    def is_entering(self) -> bool:
-        """A part of its prompt is not in the cache yet."""
-        return self.missing > 0
+    def is_prefilling(self) -> bool:
+        """Whether a part of its prompt is not in the KV cache yet."""
+        return self.uncached > 0
 
     def append(self, token: int) -> FinishReason | None:
-        """Take the next token; a stop token ends the sequence and is not kept."""
+        """Add the next token and say whether it ends the sequence; a stop token is not kept."""
         if token in self.request.stop_tokens:
             return FinishReason.STOP
         self.generated.append(token)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.fakes.canary_service import Answer, Arm, FakeService, Refusal, as_text
 
-ANSWER_S = 0.1
+ANSWER_TIMEOUT_S = 0.1
 """Long beside what a busy machine adds: the smoke test compares times."""
 TOKENS = {"prompt_tokens": 1, "response_tokens": 1}
 JOB: dict[str, Any] = {
@@ -174,7 +174,7 @@ class WholeService(FakeService):
 
     def _deploy(self, rest: list[str], body: Any) -> Answer:
         if rest[1:] == ["generate"]:
-            time.sleep(ANSWER_S)
+            time.sleep(ANSWER_TIMEOUT_S)
             return 200, {
                 "id": "gen_0",
                 "deployment_id": rest[0],

@@ -1,6 +1,7 @@
 """The gates on requests drawn one by one: what must be promoted is, what must be stopped is.
 
-A few runs of every kind in `make test`, 60 in `make test-all`, 1,000 in `make soak`; `python -m tests.unit.gates.drawn` prints all.
+A few runs of every kind in `make test`, 60 in `make test-all`, 1,000 in `make soak`.
+`python -m tests.unit.gates.drawn` prints all.
 """
 
 import math

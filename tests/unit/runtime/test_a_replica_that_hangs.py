@@ -8,8 +8,9 @@ import pytest
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
 from tuneship.runtime import replica_handle as replica
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaPool, ReplicaSet
+from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.serving import replica_client as line
 from tuneship.serving.replica_client import ReplicaLost
 
@@ -24,8 +25,14 @@ def pool(engines: PlayedEngines, tmp_path: Path) -> ReplicaPool:
     return ReplicaPool(engines, tmp_path)
 
 
-async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
+def replica_set(pool: ReplicaPool, base: Path) -> ReplicaSet:
     group = pool.of(base)
+    assert isinstance(group, ReplicaSet)
+    return group
+
+
+async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
+    group = replica_set(pool, base)
     await group.ready(None)
     engines.replicas[0].hangs = True
     return group
@@ -37,13 +44,13 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
     """The adapter is loaded, and its check waits for a token when the service ends."""
 
     async def run() -> None:
-        group = pool.of(tmp_path)
+        group = replica_set(pool, tmp_path)
         await group.ready(None)
         adapter = Adapter("ft:m", tmp_path)
         engines.hangs_after_loading = True
         async with asyncio.timeout(60):
             task = asyncio.create_task(group.ready(adapter))
-            await until_async(lambda: group.live[0].link.under_way)  # the check
+            await until_async(lambda: group.live[0].link.in_flight)  # the check
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -55,13 +62,13 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
 def test_an_answer_is_waited_for_a_limited_time(
     pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "ANSWER_S", 0.2)
+    monkeypatch.setattr(line, "ANSWER_TIMEOUT_S", 0.2)
 
     async def run() -> None:
         group = await hanging(pool, engines, tmp_path)
         with pytest.raises(ReplicaLost):
             await group.ready(Adapter("ft:m", tmp_path))
-        await group.forget("ft:m")
+        await group.unload("ft:m")
         await pool.close()
 
     asyncio.run(run())
@@ -87,13 +94,13 @@ def test_a_line_that_nobody_reads_answers_nobody(
     """As when every task of the event loop is cancelled, whatever it does."""
 
     async def run() -> None:
-        group = pool.of(tmp_path)
+        group = replica_set(pool, tmp_path)
         await group.ready(None)
         link = group.live[0].link
         assert isinstance(link, line.ReplicaLine)
-        link._listening.cancel()
+        link._read_task.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait([link._listening])
+            await asyncio.wait([link._read_task])
             assert link.is_lost
             with pytest.raises(ReplicaLost):
                 await link.unload("ft:m")

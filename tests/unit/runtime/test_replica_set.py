@@ -9,7 +9,7 @@ import pytest
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import until_async
 from tuneship.runtime.replica_protocol import Adapter, NoReplica
-from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaPool, ReplicaSet
+from tuneship.runtime.replica_set import HUNG_PROBES, ReplicaSet, replica_process
 from tuneship.serving.replica_client import GenerateRequest, ReplicaLost, ReplicaRefused
 
 REQUEST = GenerateRequest(
@@ -24,11 +24,11 @@ def engines() -> PlayedEngines:
 
 @pytest.fixture
 def group(engines: PlayedEngines, tmp_path: Path) -> ReplicaSet:
-    return ReplicaPool(engines, tmp_path).of(tmp_path / "base")
+    return ReplicaSet(replica_process(engines), tmp_path / "base", tmp_path / "replica.log")
 
 
 def messages(group: ReplicaSet) -> list[str]:
-    return [one.message.split(":")[0] for one in group.happenings()]
+    return [one.message.split(":")[0] for one in group.take_events()]
 
 
 async def ended(engines: PlayedEngines, number: int) -> None:
@@ -60,7 +60,7 @@ def test_as_many_as_wanted_are_started_and_take_turns(
         assert messages(group) == ["replica started"] * 3
         engines.may_answer.clear()
         generations = [await group.generate(None, REQUEST) for _ in range(3)]
-        assert [one.link.under_way for one in group.live] == [1, 1, 1]
+        assert [one.link.in_flight for one in group.live] == [1, 1, 1]
         engines.may_answer.set()
         assert [[t async for chunk in one for t in chunk] for one in generations] == [[5, 6]] * 3
         await group.close()
@@ -229,7 +229,7 @@ def test_the_least_busy_is_asked(group: ReplicaSet, engines: PlayedEngines) -> N
         generations = [first.link.generate(REQUEST) for _ in range(5)]
         more = [asyncio.create_task(text(group)) for _ in range(5)]
         await asyncio.sleep(0.05)
-        assert (first.link.under_way, second.link.under_way) == (6, 6)
+        assert (first.link.in_flight, second.link.in_flight) == (6, 6)
         for one in generations:
             await one.aclose()
         await group.close()
@@ -246,11 +246,11 @@ def test_an_adapter_in_use_stays_when_it_is_forgotten(
         engines.may_answer.clear()
         asking = asyncio.create_task(text(group, adapter("a")))
         await asyncio.sleep(0.05)
-        await group.forget("a")
+        await group.unload("a")
         assert loaded(engines) == [{"a"}]
         engines.may_answer.set()
         assert await asking == [5, 6]
-        await group.forget("a")
+        await group.unload("a")
         assert loaded(engines) == [set()]
         assert await text(group, adapter("a")) == [5, 6]
         assert loaded(engines) == [{"a"}]

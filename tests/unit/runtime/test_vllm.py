@@ -149,7 +149,7 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
         stopped = opened.link.generate(ask(10, max_tokens=9, stop_tokens=(13, 99), queue="dep"))
         assert await tokens_of(stopped) == [11, 12]
         assert stopped.finish_reason is FinishReason.STOP
-        await until_async(lambda: opened.link.under_way == 0)
+        await until_async(lambda: opened.link.in_flight == 0)
         first, second = place.notes("asked")
         assert first == {
             "model": "base",
@@ -179,7 +179,7 @@ def test_tokens_come_before_the_last_one_is_made(place: Place) -> None:
         async with opened.link.generate(ask(Trouble.SILENT)) as generation:
             assert await anext(generation) == [1]
         await until_async(lambda: place.notes("ended") == ["hung up"])
-        await until_async(lambda: opened.link.under_way == 0)
+        await until_async(lambda: opened.link.in_flight == 0)
         await opened.link.aclose()
         opened.worker.kill()
 
@@ -196,7 +196,7 @@ def test_adapters_are_loaded_while_it_runs_and_mixed(place: Place) -> None:
         under_way = [await group.generate(one, ask(10, adapter=one and one.name)) for one in asked]
         found = await asyncio.gather(*map(tokens_of, under_way))
         assert found == [[11, 12, 13], [12, 14, 16], [13, 16, 19], [12, 14, 16]]
-        await group.forget(two.name)
+        await group.unload(two.name)
         (replica,) = group.live
         with pytest.raises(ReplicaRefused, match="404"):
             await tokens_of(replica.link.generate(ask(10, adapter=two.name)))
@@ -252,7 +252,7 @@ def test_a_server_that_dies_is_replaced_with_its_adapters(place: Place) -> None:
         request = ask(10, adapter=two.name)
         assert await tokens_of(await group.generate(two, request)) == [12, 14, 16]
         assert first not in group.pids
-        kinds = [one.message.partition(":")[0] for one in group.happenings()]
+        kinds = [one.message.partition(":")[0] for one in group.take_events()]
         assert kinds == ["replica started", "replica lost", "replica started"]
         gone, _ = place.notes("child")
         await until_async(lambda: not is_alive(gone))

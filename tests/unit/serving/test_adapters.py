@@ -126,7 +126,7 @@ def test_rows_get_their_own_delta_whatever_the_ranks_and_the_order_of_joining() 
     lora = one_site()
     for rank in (1, 2, 7, 3):
         lora.load(f"rank {rank}", matrices(rank, value=rank))
-        lora.hold(f"rank {rank}")
+        lora.acquire(f"rank {rank}")
     rows = ["rank 7", None, "rank 1", "rank 7", "rank 3", "rank 2"]
     assert deltas(lora, rows) == pytest.approx([21, 0, 3, 21, 9, 6])
     assert deltas(lora, ["rank 2"] * 4) == pytest.approx([6] * 4)
@@ -137,7 +137,7 @@ def test_a_prompt_gets_the_delta_of_its_adapter_on_every_token() -> None:
     lora = one_site()
     for rank in (1, 2):
         lora.load(str(rank), matrices(rank, value=rank))
-        lora.hold(str(rank))
+        lora.acquire(str(rank))
     out = torch.zeros(6, 5)
     routes = lora.route(["1"], [("1", 1, 3), (None, 3, 4), ("2", 4, 6)])
     lora.add(0, torch.ones(6, 3), out, routes)
@@ -150,25 +150,25 @@ def test_slots_are_given_to_whoever_runs() -> None:
         lora.load(str(n), matrices(1, value=n))
     crowd = [str(n) for n in range(20)]
     for name in crowd:
-        lora.hold(name)
+        lora.acquire(name)
     assert deltas(lora, list(crowd)) == pytest.approx([3 * n for n in range(20)])
     for name in crowd[:-2]:
         lora.release(name)
     assert deltas(lora, ["18", "19", "18"]) == pytest.approx([54, 57, 54])
     for name in ("38", "39", "0"):
-        lora.hold(name)
+        lora.acquire(name)
     assert deltas(lora, ["39", "18", "0", "38", "19"]) == pytest.approx([117, 54, 0, 114, 57])
 
 
 def test_an_adapter_that_runs_is_neither_replaced_nor_unloaded() -> None:
     lora = one_site()
     lora.load("a", matrices(1, value=1))
-    lora.hold("a")
+    lora.acquire("a")
     with pytest.raises(AdapterRefused):
         lora.load("a", matrices(1, value=2))
     with pytest.raises(AdapterRefused):
         lora.unload("a")
     lora.release("a")
     lora.load("a", matrices(1, value=2))
-    lora.hold("a")
+    lora.acquire("a")
     assert deltas(lora, ["a"]) == pytest.approx([6])

@@ -27,7 +27,7 @@ def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if not torch.backends.mkldnn.is_available():
             pytest.skip("torch has no oneDNN here")
         monkeypatch.setattr(product, "SMALL_BYTES", 0)
-        monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+        monkeypatch.setattr(product, "prefers_packed", lambda _: True)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def engine(base: Path, adapters: Mapping[str, Path]) -> Engine:
 
 
 def build(base: Path, adapters: Mapping[str, Path], rows: int, **limits: Any) -> Engine:
-    engine = Engine(load_model(base), EngineLimits(rows=rows, **limits))
+    engine = Engine(load_model(base), EngineLimits(slots=rows, **limits))
     for name, path in adapters.items():
         engine.load(name, path)
     return engine
@@ -149,7 +149,7 @@ def test_memory_bounds_what_runs_and_whoever_needs_more_than_all_of_it_is_refuse
 ) -> None:
     model = load_model(base)
     token_bytes = model.facts.cache.token_bytes
-    engine = Engine(model, EngineLimits(rows=8, cache_bytes=100 * token_bytes))
+    engine = Engine(model, EngineLimits(slots=8, cache_bytes=100 * token_bytes))
     with pytest.raises(SequenceTooLarge, match=r"101 tokens of prompt and answer, .* holds 100"):
         engine.submit("huge", GenerateRequest((7,) * 91, max_tokens=10))
     requests = [GenerateRequest((n + 9,) * (5 + 9 * (n % 4)), max_tokens=12) for n in range(12)]
@@ -174,13 +174,13 @@ def test_an_idle_engine_gives_its_memory_back(
     engine = build(base, {}, rows=8)
     few, many = GenerateRequest((7,) * 9, max_tokens=3), GenerateRequest((7,) * 200, max_tokens=9)
     assert run(engine, [few]) == [expected(references[None], few)]
-    engine.rest()
-    assert engine.rested
+    engine.shrink()
+    assert engine.is_shrunk
     assert 0 < engine.stats()["cache_bytes"] <= 20_000
     assert run(engine, [many] * 5) == [expected(references[None], many)] * 5
-    assert not engine.rested
-    engine.rest()
-    assert engine.rested
+    assert not engine.is_shrunk
+    engine.shrink()
+    assert engine.is_shrunk
     assert engine.stats()["cache_bytes"] == 0
     assert run(engine, [few]) == [expected(references[None], few)]
 
@@ -251,7 +251,7 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(base: Path) -> None:
     )
     for engine in (first, second):
         engine.submit("a", GenerateRequest(PROMPT, max_tokens=5))
-    exact, rounded = (engine._run(engine._schedule()) for engine in (first, second))
+    exact, rounded = (engine._forward(engine._schedule()) for engine in (first, second))
     assert not torch.equal(exact, rounded)
     assert torch.allclose(exact, rounded, atol=0.05 * float(exact.std()))
 

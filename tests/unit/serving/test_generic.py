@@ -74,14 +74,14 @@ def test_another_architecture_answers_as_generate_does_with_and_without_an_adapt
         ("gemma2", {**WINDOW, **TURNS, "head_dim": 8, "tie_word_embeddings": True}),
     ],
 )
-def test_the_same_with_weights_laid_out(
+def test_the_same_with_packed_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, object]
 ) -> None:
     """Layers with and without biases, a head that is the embedding and one that is not."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr(product, "SMALL_BYTES", 0)
-    monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+    monkeypatch.setattr(product, "prefers_packed", lambda _: True)
     check_answers(tmp_path, kind, options, GenericModel)
 
 
@@ -118,7 +118,7 @@ def check_answers(
         (
             "phi3",
             {**WINDOW, "layer_types": ["full_attention"] * 2},
-            "where phi3 models look back",
+            "the sliding windows of phi3 models",
         ),
         (
             "llama4_text",

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.serving.conftest import exploding
 from tests.unit.serving.test_engine import build, expected, run
 from tuneship.serving.adapters import AdapterRefused
-from tuneship.serving.batch import FlatBatch, Prompt
+from tuneship.serving.batch import FlatBatch, PrefillChunk
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused
 from tuneship.serving.kv_cache import SlotCache
-from tuneship.serving.kv_slots import MINIMUM, Copy, KvSlots
+from tuneship.serving.kv_slots import MIN_PREFIX_TOKENS, Copy, KvSlots
 from tuneship.serving.model import CausalModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest, Sequence
@@ -185,7 +185,7 @@ def test_what_the_cache_gave_back_is_not_used(
     monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
     assert run(engine, [ask(8)]) == [expected(references[None], ask(8))]
     assert reused(engine) == len(QUESTION)
-    engine.rest()
+    engine.shrink()
     assert engine.stats()["cache_bytes"] == 0
     assert run(engine, [ask(9)]) == [expected(references[None], ask(9))]
     assert reused(engine) == len(QUESTION)
@@ -195,7 +195,7 @@ def test_a_cache_that_grows_keeps_what_it_holds_and_one_that_gives_up_rows_forge
     base: Path, references: Mapping[str | None, Any]
 ) -> None:
     model = load_model(base)
-    limits = EngineLimits(rows=4, cache_bytes=200 * model.facts.cache.token_bytes)
+    limits = EngineLimits(slots=4, cache_bytes=200 * model.facts.cache.token_bytes)
     engine = Engine(model, limits)
     first = [ask(n, question=q, tokens=3) for q in (QUESTION, OTHER_QUESTION) for n in (60, 61)]
     assert run(engine, first) == [expected(references[None], one) for one in first]
@@ -221,8 +221,8 @@ def rows() -> KvSlots:
 def join(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Sequence:
     """One whose prompt has entered: whatever was not copied was computed."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
-    copied = rows.join(sequence)
-    rows.hold(sequence)
+    copied = rows.assign(sequence)
+    rows.register(sequence)
     sequence.cached = 0 if copied is None else copied.length
     return sequence
 
@@ -230,9 +230,9 @@ def join(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Sequence:
 def found(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Copy | None:
     """What one that leaves at once finds."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
-    copied = rows.join(sequence)
-    rows.hold(sequence)
-    rows.leave(sequence)
+    copied = rows.assign(sequence)
+    rows.register(sequence)
+    rows.release(sequence)
     return copied
 
 
@@ -241,26 +241,26 @@ def test_the_longest_common_beginning_is_found_and_its_own_row_when_nobody_runs_
 ) -> None:
     first = join(rows, TOKENS[:40])
     second = join(rows, (*TOKENS[:60], 7))
-    assert (first.row, second.row, second.cached) == (0, 1, 40)
+    assert (first.slot, second.slot, second.cached) == (0, 1, 40)
     assert found(rows, (*TOKENS[:50], 8)) == Copy(1, 2, 50)
     assert found(rows, (*TOKENS[:50], 9)) == Copy(2, 2, 50)
     assert found(rows, TOKENS) == Copy(1, 3, 60)
-    assert found(rows, TOKENS[:MINIMUM]) is None
-    rows.leave(first)
-    assert found(rows, TOKENS[: MINIMUM + 1]) == Copy(3, 3, MINIMUM)
-    assert found(rows, TOKENS[: MINIMUM - 1]) is None
+    assert found(rows, TOKENS[:MIN_PREFIX_TOKENS]) is None
+    rows.release(first)
+    assert found(rows, TOKENS[: MIN_PREFIX_TOKENS + 1]) == Copy(3, 3, MIN_PREFIX_TOKENS)
+    assert found(rows, TOKENS[: MIN_PREFIX_TOKENS - 1]) is None
 
 
 def test_who_finds_nothing_gets_an_empty_row_or_the_one_left_first(rows: KvSlots) -> None:
     ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
     for place in (2, 0, 3):
-        rows.leave(ran[place])
-    assert join(rows, TOKENS, queue="e").row == ran[2].row
-    rows.forget_row(ran[1].row)
-    rows.leave(ran[1])
-    assert join(rows, TOKENS, queue="f").row == ran[1].row
-    assert found(rows, TOKENS, queue="a") == Copy(ran[0].row, ran[0].row, 99)
-    assert found(rows, TOKENS, queue="d") == Copy(ran[3].row, ran[3].row, 99)
+        rows.release(ran[place])
+    assert join(rows, TOKENS, queue="e").slot == ran[2].slot
+    rows.invalidate(ran[1].slot)
+    rows.release(ran[1])
+    assert join(rows, TOKENS, queue="f").slot == ran[1].slot
+    assert found(rows, TOKENS, queue="a") == Copy(ran[0].slot, ran[0].slot, 99)
+    assert found(rows, TOKENS, queue="d") == Copy(ran[3].slot, ran[3].slot, 99)
 
 
 def test_as_many_deployments_as_rows_find_their_own_whoever_comes_first(
@@ -269,26 +269,26 @@ def test_as_many_deployments_as_rows_find_their_own_whoever_comes_first(
     ran = {queue: join(rows, TOKENS, queue=queue) for queue in "abcd"}
     for order in ("dbca", "abdc", "cabd"):
         for queue in order:
-            rows.leave(ran[queue])
+            rows.release(ran[queue])
         for queue in reversed(order):
             before, ran[queue] = ran[queue], join(rows, (*TOKENS[:50], 7), queue=queue)
-            assert (ran[queue].row, ran[queue].cached) == (before.row, 50)
+            assert (ran[queue].slot, ran[queue].cached) == (before.slot, 50)
 
 
 def test_what_lies_beyond_the_storage_is_forgotten_and_who_runs_there_moves(
     rows: KvSlots,
 ) -> None:
     ran = [join(rows, TOKENS, queue=queue) for queue in "abcd"]
-    rows.leave(ran[0])
-    rows.leave(ran[2])
+    rows.release(ran[0])
+    rows.release(ran[2])
     ran[3].cached, ran[3].generated = 100, [5]
     assert rows.resize(2, 30) == [Copy(3, 0, 101)]
-    assert (ran[1].row, ran[3].row) == (1, 0)
+    assert (ran[1].slot, ran[3].slot) == (1, 0)
     assert rows.resize(4, 200) == []
     assert found(rows, TOKENS, queue="a") is None
     assert found(rows, TOKENS, queue="c") is None
     assert found(rows, TOKENS, queue="d") == Copy(0, 2, 30)
-    rows.forget_row(0)
+    rows.invalidate(0)
     assert found(rows, TOKENS, queue="b") == Copy(1, 3, 30)
 
 
@@ -344,7 +344,7 @@ def happen(
                 for _ in range(count):
                     assert engine.idle or not engine.step().failed
             case ("rest",):
-                engine.rest()
+                engine.shrink()
             case "cancel", index:
                 engine.cancel("".join(engine.requests[index : index + 1]))
             case "load", adapter:
@@ -355,39 +355,44 @@ def happen(
 
 def check_rows(engine: Engine) -> None:
     """One token more on what a row holds has the logits that it has on a computation of its own."""
-    for row, held in engine._rows._held.items():
-        if not held.known:
+    for slot, cached in engine._slots._cached.items():
+        if not cached.valid:
             continue
-        adapter, tokens = held.scope[0], held.tokens[: held.known].tolist()
-        own = SlotCache(engine._cache.shape, rows=1, length=len(tokens) + 1)
+        adapter, tokens = cached.scope[0], cached.tokens[: cached.valid].tolist()
+        own = SlotCache(engine._cache.shape, slots=1, length=len(tokens) + 1)
         own.resize(1, len(tokens) + 1)
-        computed = next_logits(engine, own, adapter, [*tokens, 9], row=0, cached=0)
+        computed = next_logits(engine, own, adapter, [*tokens, 9], slot=0, cached=0)
         copied = copy.deepcopy(engine._cache)
-        copied.resize(*copied.size_for(row + 1, len(tokens) + 1))
-        found = next_logits(engine, copied, adapter, [9], row=row, cached=len(tokens))
+        copied.resize(*copied.size_for(slot + 1, len(tokens) + 1))
+        found = next_logits(engine, copied, adapter, [9], slot=slot, cached=len(tokens))
         assert torch.allclose(found, computed, atol=1e-4)
 
 
 @torch.inference_mode()
 def next_logits(
-    engine: Engine, slots: SlotCache, adapter: str | None, tokens: list[int], row: int, cached: int
+    engine: Engine,
+    kv_cache: SlotCache,
+    adapter: str | None,
+    tokens: list[int],
+    slot: int,
+    cached: int,
 ) -> torch.Tensor:
     """The logits after tokens that follow the first so many of a row."""
     count = len(tokens)
     batch = FlatBatch(
         tokens=torch.tensor(tokens),
         positions=torch.arange(cached, cached + count),
-        rows=torch.full((count,), row),
-        last=torch.tensor([count - 1]),
-        generating=(),
-        prompts=(Prompt(0, count, row, cached),),
+        slots=torch.full((count,), slot),
+        logit_indices=torch.tensor([count - 1]),
+        decode_slots=(),
+        prefills=(PrefillChunk(0, count, slot, cached),),
         length=cached + count,
     )
     if adapter is not None:
-        engine._lora.hold(adapter)
+        engine._lora.acquire(adapter)
     routes = engine._lora.route([], [(adapter, 0, count)])
     try:
-        return engine._model.forward(batch, slots, engine._lora, routes)
+        return engine._model.forward(batch, kv_cache, engine._lora, routes)
     finally:
         if adapter is not None:
             engine._lora.release(adapter)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from tuneship.serving import linear as product
-from tuneship.serving.linear import SMALL_BYTES, LaidOutLinear, Product, lay_out_layers
+from tuneship.serving.linear import SMALL_BYTES, PackedLinear, Product, pack_layers
 
 SMALL, LARGE = (256, 128), (1024, 520)
 assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
@@ -17,18 +17,18 @@ assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
 @pytest.fixture(params=[True, False], ids=["laid out", "plain"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both ways, whichever is the faster one on this machine."""
-    if request.param and product._trial(torch.float32)[1] == float("inf"):
+    if request.param and product._trial_seconds(torch.float32)[1] == float("inf"):
         pytest.skip("torch has no oneDNN here")
-    monkeypatch.setattr(product, "prefers_layout", lambda _: request.param)
+    monkeypatch.setattr(product, "prefers_packed", lambda _: request.param)
     return request.param
 
 
 @pytest.fixture
 def fresh_trial() -> Iterator[None]:
     """The trial runs again, and again after the test."""
-    product._trial.cache_clear()
+    product._trial_seconds.cache_clear()
     yield
-    product._trial.cache_clear()
+    product._trial_seconds.cache_clear()
 
 
 @pytest.mark.usefixtures("layout")
@@ -72,10 +72,10 @@ def test_a_larger_weight_is_another_products(shape: tuple[int, int]) -> None:
 def test_products_of_many_tokens_have_few_sizes() -> None:
     """Each new one is compiled, and the compiled ones are kept up to a number."""
     for tokens in range(1, 5000):
-        size = product._filled(tokens)
-        assert tokens <= size <= (tokens if tokens <= product.FEW_TOKENS else 1.125 * tokens)
-    sizes = {product._filled(tokens) for tokens in range(1, 2049)}
-    assert len(sizes) <= product.FEW_TOKENS + 6 * 8 + 1
+        size = product._padded_count(tokens)
+        assert tokens <= size <= (tokens if tokens <= product.UNPADDED_TOKENS else 1.125 * tokens)
+    sizes = {product._padded_count(tokens) for tokens in range(1, 2049)}
+    assert len(sizes) <= product.UNPADDED_TOKENS + 6 * 8 + 1
 
 
 @pytest.mark.usefixtures("layout")
@@ -107,10 +107,10 @@ def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
     ids = torch.tensor([[1, 2, 3]])
     with torch.inference_mode():
         expected = model(ids)
-        lay_out_layers(model)
+        pack_layers(model)
         found = model(ids)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    replaced = [isinstance(layer, LaidOutLinear) for layer in model]
+    replaced = [isinstance(layer, PackedLinear) for layer in model]
     assert replaced == [False, layout, False, False, layout]
     assert model[4].weight.is_mkldnn == (layout and most > 0)
     assert model[4].weight.is_mkldnn or model[4].weight.data_ptr() == model[0].weight.data_ptr()
@@ -121,8 +121,8 @@ def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(_: object) -> torch.Tensor:
         raise RuntimeError("not built in")
 
-    monkeypatch.setattr(product, "_lay_out", missing)
-    assert not product.prefers_layout(torch.float32)
+    monkeypatch.setattr(product, "_pack", missing)
+    assert not product.prefers_packed(torch.float32)
     assert 0 < product.product_seconds(torch.float32) < float("inf")
     weight, x = torch.randn(LARGE), torch.randn(3, LARGE[1])
     torch.testing.assert_close(Product(weight)(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
@@ -130,6 +130,6 @@ def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("fresh_trial")
 def test_a_library_with_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_lay_out", lambda weight: weight)
+    monkeypatch.setattr(product, "_pack", lambda weight: weight)
     monkeypatch.setattr(product, "_multiply", lambda x, weight: 1.01 * (x @ weight.t()))
-    assert not product.prefers_layout(torch.float32)
+    assert not product.prefers_packed(torch.float32)

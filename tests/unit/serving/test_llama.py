@@ -36,13 +36,13 @@ def test_each_answers_as_generate_does_with_and_without_an_adapter(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_with_weights_laid_out(
+def test_the_same_with_packed_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr(product, "SMALL_BYTES", 0)
-    monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+    monkeypatch.setattr(product, "prefers_packed", lambda _: True)
     check_answers(tmp_path, kind, KIN[kind][0], LlamaModel)
 
 

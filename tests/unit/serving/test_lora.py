@@ -41,7 +41,7 @@ def check(
     joiner = rows[-1]
     for name in (*rows, joiner):
         if name:
-            lora.hold(name)
+            lora.acquire(name)
     routes = lora.route(rows, [(joiner, len(rows), len(rows) + prompt)])
     for number, site in enumerate(SITES):
         x = torch.randn(len(rows) + prompt, site.inputs)
@@ -98,8 +98,8 @@ def test_rows_of_one_adapter_and_rows_that_all_have_one(
 def test_a_prompt_that_is_long_enough_for_products_beside_rows_of_others(
     lora: Lora, loaded: dict[str, dict[str, Matrices]]
 ) -> None:
-    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._fewest)
-    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._fewest - 1)
+    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._min_beside)
+    check(lora, loaded, [*"3011202", None, "3"], prompt=lora._min_beside - 1)
 
 
 def test_deltas_in_half_precision_are_as_exact_as_the_format() -> None:
@@ -113,7 +113,7 @@ def test_deltas_in_half_precision_are_as_exact_as_the_format() -> None:
     lora = Lora((site,), torch.bfloat16)
     for n, pair in enumerate(pairs):
         lora.load(str(n), {"wide": pair})
-        lora.hold(str(n))
+        lora.acquire(str(n))
     x, owners = torch.randn(5, 2000, generator=made).bfloat16(), (2, 0, 1, 1, 0)
     out = torch.zeros(5, 24, dtype=torch.bfloat16)
     lora.add(0, x, out, lora.route([str(n) for n in owners], []))
@@ -148,12 +148,12 @@ def test_the_matrices_of_an_adapter_are_in_one_place_only() -> None:
     for n, name in enumerate(names):
         lora.load(name, matrices(n, 4, "q", "k", "down"))
     for name in names:
-        lora.hold(name)
+        lora.acquire(name)
         lora.release(name)
     one = sum(t.numel() for p in matrices(0, 4, "q", "k", "down").values() for t in (p.a, p.b))
     at_rest = [
         tensor
-        for sites in lora._at_rest.values()
+        for sites in lora._registry.values()
         for members in sites.values()
         for pair in members.values()
         for tensor in (pair.a, pair.b)
@@ -165,15 +165,15 @@ def test_the_matrices_of_an_adapter_are_in_one_place_only() -> None:
 def test_a_site_that_no_adapter_changes_takes_no_memory() -> None:
     lora = Lora(SITES, torch.float32)
     lora.load("one", matrices(1, 4, "q"))
-    lora.hold("one")
+    lora.acquire("one")
     assert [stack._a.numel() for stack in lora._stacks] == [8 * 6, 0]
 
 
 def test_an_adapter_that_was_unloaded_is_gone_and_its_slot_is_used_again(lora: Lora) -> None:
-    lora.hold("0")
+    lora.acquire("0")
     lora.release("0")
     assert lora.unload("0")
     assert "0" not in lora
     assert not lora.unload("0")
-    lora.hold("1")
+    lora.acquire("1")
     assert lora._residents == ["1"]

@@ -32,7 +32,7 @@ def engine(
         if not torch.backends.mkldnn.is_available():
             pytest.skip("torch has no oneDNN here")
         monkeypatch.setattr(product, "SMALL_BYTES", 0)
-        monkeypatch.setattr(product, "prefers_layout", lambda _: True)
+        monkeypatch.setattr(product, "prefers_packed", lambda _: True)
     return build(base, adapters, rows=6)
 
 
@@ -54,7 +54,7 @@ def check(
 @torch.inference_mode()
 def merged(engine: Engine, adapter: str) -> list[Product]:
     """What a step of this adapter alone would take."""
-    engine._lora.hold(adapter)
+    engine._lora.acquire(adapter)
     products = list(engine._lora.route([adapter], []).merged)
     engine._lora.release(adapter)
     return products

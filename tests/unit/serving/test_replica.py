@@ -142,7 +142,7 @@ def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(
         generate, stats = {**GENERATE, "id": "a"}, {"op": "stats", "id": "b"}
         assert ask(generate, frames=4)["finished"]
         assert ask(stats, frames=1)["cache_bytes"], "the next turn of a conversation needs it"
-        monkeypatch.setattr("tuneship.serving.replica.REST_S", 0.2)
+        monkeypatch.setattr("tuneship.serving.replica.SHRINK_AFTER_IDLE_S", 0.2)
         until(lambda: not ask(stats, frames=1)["cache_bytes"])
         assert ask(generate, frames=4)["finished"]
         until(lambda: not engine.stats()["cache_bytes"])  # nothing wakes it up
@@ -158,5 +158,5 @@ def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:
         frames = Frames(theirs)
         frames.send({"unread": True})
         ours.close()
-        assert list(frames.arrived(None)) == []
+        assert list(frames.receive(None)) == []
         assert frames.closed

@@ -223,10 +223,10 @@ def test_a_directory_without_a_model_is_refused_with_the_reason(
 def test_who_waits_for_the_whole_is_woken_once() -> None:
     async def wait() -> None:
         generation = TokenStream(lambda: None)
-        whole = asyncio.create_task(generation.rest())
+        whole = asyncio.create_task(generation.read_all())
         for token in (5, 6, 7):
             await asyncio.sleep(0)
-            generation.take(token)
+            generation.add(token)
         assert not generation._changed.is_set()
         generation.finish(FinishReason.STOP)
         assert await whole == [5, 6, 7]
@@ -237,9 +237,9 @@ def test_who_waits_for_the_whole_is_woken_once() -> None:
 def test_who_waits_for_the_whole_hears_of_a_lost_replica() -> None:
     async def wait() -> None:
         generation = TokenStream(lambda: None)
-        whole = asyncio.create_task(generation.rest())
+        whole = asyncio.create_task(generation.read_all())
         await asyncio.sleep(0)
-        generation.take(5)
+        generation.add(5)
         generation.fail(ReplicaLost("gone"))
         with pytest.raises(ReplicaLost, match="gone"):
             await whole

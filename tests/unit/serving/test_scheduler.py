@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneship.serving.scheduler import RECENT_STEPS, Scheduler
+from tuneship.serving.scheduler import OWNER_MEMORY_STEPS, Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
 
 
@@ -21,7 +21,7 @@ def step(scheduler: Scheduler) -> list[int]:
 
 def beside_one(prompt_tokens: int) -> Scheduler:
     """One row generates already."""
-    scheduler = Scheduler(rows=8, prompt_tokens=prompt_tokens)
+    scheduler = Scheduler(slots=8, prompt_tokens=prompt_tokens)
     scheduler.add(waiting("generating", prompt=1))
     step(scheduler)
     return scheduler
@@ -32,7 +32,7 @@ def names(scheduler: Scheduler) -> str:
 
 
 def test_those_who_came_first_run_first_and_the_rest_wait() -> None:
-    scheduler = Scheduler(rows=2, prompt_tokens=100)
+    scheduler = Scheduler(slots=2, prompt_tokens=100)
     for name in "abc":
         scheduler.add(waiting(name))
     assert step(scheduler) == [4, 4]
@@ -60,14 +60,14 @@ def test_a_long_prompt_enters_in_parts_and_the_next_joins_with_its_last_one() ->
 
 
 def test_while_none_generates_twice_as_many_enter() -> None:
-    scheduler = Scheduler(rows=8, prompt_tokens=10)
+    scheduler = Scheduler(slots=8, prompt_tokens=10)
     for name, prompt in (("a", 5), ("b", 40)):
         scheduler.add(waiting(name, prompt))
     assert [step(scheduler) for _ in range(4)] == [[5, 15], [10], [10], [5]]
 
 
 def test_the_more_rows_generate_the_more_prompt_tokens_a_step_may_take() -> None:
-    scheduler = Scheduler(rows=8, prompt_tokens=4)
+    scheduler = Scheduler(slots=8, prompt_tokens=4)
     for name in "abcd":
         scheduler.add(waiting(name, prompt=1))
     step(scheduler)
@@ -81,7 +81,7 @@ def of_queue(queue: str, number: int) -> Sequence:
 
 
 def test_queues_take_turns_so_that_a_hundred_requests_do_not_hold_up_one() -> None:
-    scheduler = Scheduler(rows=1, prompt_tokens=100)
+    scheduler = Scheduler(slots=1, prompt_tokens=100)
     for number in range(100):
         scheduler.add(of_queue("a", number))
     scheduler.add(of_queue("b", 0))
@@ -117,7 +117,7 @@ def in_turn(scheduler: Scheduler, steps: int) -> str:
 
 
 def test_owners_take_turns_however_many_queues_each_has() -> None:
-    scheduler = Scheduler(rows=1, prompt_tokens=1)
+    scheduler = Scheduler(slots=1, prompt_tokens=1)
     for queue in range(50):
         scheduler.add(of_owner("alice", f"a{queue}.", 0))
     scheduler.add(of_owner("bob", "b.", 0))
@@ -128,7 +128,7 @@ def test_owners_take_turns_however_many_queues_each_has() -> None:
 
 
 def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all() -> None:
-    scheduler = Scheduler(rows=4, prompt_tokens=100)
+    scheduler = Scheduler(slots=4, prompt_tokens=100)
     for number in range(10):
         scheduler.add(of_owner("alice", f"a{number % 3}.", number))
     step(scheduler)
@@ -142,12 +142,12 @@ def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all()
         scheduler.add(of_owner(f"owner{number}", f"o{number}.", 0))
     for _ in range(5):
         step(scheduler)
-    assert len(scheduler.running) == scheduler.all_rows == 5
+    assert len(scheduler.running) == scheduler.total_slots == 5
 
 
 def test_an_owner_has_a_quarter_of_the_rows_while_there_are_others() -> None:
     """And all of them again a while after the last request of another."""
-    scheduler = Scheduler(rows=8, prompt_tokens=100)
+    scheduler = Scheduler(slots=8, prompt_tokens=100)
     scheduler.add(of_owner("bob", "b.", 0))
     step(scheduler)
     for number in range(20):
@@ -155,7 +155,7 @@ def test_an_owner_has_a_quarter_of_the_rows_while_there_are_others() -> None:
     step(scheduler)
     assert len(scheduler.running) == 1 + 2
     scheduler.release(scheduler.running[0])
-    for _ in range(RECENT_STEPS):
+    for _ in range(OWNER_MEMORY_STEPS):
         step(scheduler)
     assert len(scheduler.running) == 2
     step(scheduler)
@@ -163,7 +163,7 @@ def test_an_owner_has_a_quarter_of_the_rows_while_there_are_others() -> None:
 
 
 def test_without_a_queue_of_their_own_requests_wait_by_adapter() -> None:
-    scheduler = Scheduler(rows=1, prompt_tokens=100)
+    scheduler = Scheduler(slots=1, prompt_tokens=100)
     for number, adapter in enumerate(["x", "x", "x", None]):
         request = GenerateRequest((1,), max_tokens=9, adapter=adapter)
         scheduler.add(Sequence(str(number), request, token_limit=9))
@@ -176,7 +176,7 @@ def test_without_a_queue_of_their_own_requests_wait_by_adapter() -> None:
 
 
 def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
-    scheduler = Scheduler(rows=8, prompt_tokens=100, cache_tokens=60)
+    scheduler = Scheduler(slots=8, prompt_tokens=100, cache_tokens=60)
     for name, prompt in (("a", 4), ("big", 40), ("c", 4)):
         scheduler.add(waiting(name, prompt))
     step(scheduler)
@@ -191,7 +191,7 @@ def test_what_has_no_room_waits_and_nobody_overtakes_it() -> None:
 
 
 def test_what_would_not_even_fit_alone_is_told_apart() -> None:
-    scheduler = Scheduler(rows=8, prompt_tokens=100, cache_tokens=60)
+    scheduler = Scheduler(slots=8, prompt_tokens=100, cache_tokens=60)
     assert scheduler.fits(waiting("a", prompt=51))
     assert not scheduler.fits(waiting("a", prompt=52))
 
@@ -205,14 +205,14 @@ def test_what_would_not_even_fit_alone_is_told_apart() -> None:
 def test_those_who_generate_stand_before_at_most_one_that_enters(
     events: list[str], rows: int, room: int | None, data: st.DataObject
 ) -> None:
-    scheduler = Scheduler(rows=rows, prompt_tokens=12, cache_tokens=room)
+    scheduler = Scheduler(slots=rows, prompt_tokens=12, cache_tokens=room)
     held: list[Sequence] = []
     for number, event in enumerate(events):
         if event == "add":
             held.append(waiting(str(number), prompt=1 + 5 * (number % 7)))
             scheduler.add(held[-1])
         elif event == "step":
-            generates = any(not one.is_entering for one in scheduler.running)
+            generates = any(not one.is_prefilling for one in scheduler.running)
             assert sum(step(scheduler)) <= (12 if generates else 24)
         elif event == "release" and scheduler.running:
             gone = data.draw(st.sampled_from(scheduler.running))
@@ -225,9 +225,9 @@ def test_those_who_generate_stand_before_at_most_one_that_enters(
         running = scheduler.running
         assert len(set(running)) == len(running)
         assert set(running) <= set(held)
-        assert not any(sequence.is_entering for sequence in running[:-1])
+        assert not any(sequence.is_prefilling for sequence in running[:-1])
         assert len(running) <= rows
-        assert room is None or len(running) * max([0, *(o.longest for o in running)]) <= room
+        assert room is None or len(running) * max([0, *(o.max_length for o in running)]) <= room
         assert scheduler.waiting == len(held) - len(running)
         assert scheduler.idle == (not held)
 

@@ -17,11 +17,10 @@ from typing import Any, cast
 import yaml
 from tokenizers import Tokenizer, pre_tokenizers
 
+from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
-OUR_RUNTIME = "replica"
-RUNTIMES = (OUR_RUNTIME, "vllm")
 # Architectures with an attention of their own, which our engine finds out when it loads them:
 # they would train and then not be served. Of one that is not named here the deployment says so.
 NOT_SERVED = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"})
@@ -50,7 +49,7 @@ class CataloguedModel:
     name: str
     version: str
     description: str
-    runtime: str = "replica"
+    runtime: str = OWN_ENGINE.name
     """Whose engine serves it: our own, or `vllm`."""
     runtime_options: tuple[str, ...] = ()
     """More options of the command that starts vLLM for it."""
@@ -65,9 +64,14 @@ class CataloguedModel:
             return str(fault)
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
 
+    @property
+    def engine(self) -> EngineKind:
+        """The engine that `runtime` names."""
+        return ENGINES[self.runtime]
+
     def _check_engine(self) -> None:
         kind = _object(self.path / "config.json").get("model_type")
-        if self.runtime == OUR_RUNTIME and kind in NOT_SERVED:
+        if self.engine.is_own and kind in NOT_SERVED:
             raise CatalogueFault(
                 f"{kind} models cannot be served by this service's own engine, so none is tuned either"
             )
@@ -282,10 +286,10 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
 
 
 def _engine(entry: dict[str, Any]) -> dict[str, Any]:
-    runtime, options = entry.get("runtime", "replica"), entry.get("runtime_options", [])
-    if runtime not in RUNTIMES:
-        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(RUNTIMES)}")
-    if not isinstance(options, list) or (options and runtime != "vllm"):
+    runtime, options = entry.get("runtime", OWN_ENGINE.name), entry.get("runtime_options", [])
+    if not isinstance(runtime, str) or runtime not in ENGINES:
+        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
+    if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
         raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
     return {"runtime": runtime, "runtime_options": tuple(map(str, cast("list[Any]", options)))}
 

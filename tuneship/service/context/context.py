@@ -13,7 +13,7 @@ from tuneship.contract.errors import InvalidRequestError
 from tuneship.events.connector import Receivers
 from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
-from tuneship.runtime.replica_set import ReplicaPool
+from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.security.vault import Vault
 from tuneship.service.access.audit_trail import Trail
 from tuneship.service.access.data_keys import Keyring

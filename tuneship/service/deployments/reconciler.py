@@ -162,7 +162,7 @@ class DeploymentKeeper:
             return
         found = self._parts.catalogue.get(row["model_name"].split(":")[1])
         if found is not None:
-            await self._parts.replicas.of(found.path).forget(row["model_name"])
+            await self._parts.replicas.of(found.path).unload(row["model_name"])
 
     def _is_needed(self, row: Row) -> bool:
         """Whether another live deployment serves the same model."""

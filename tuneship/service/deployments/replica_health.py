@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, kind_of
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
@@ -106,7 +105,7 @@ class Rounds:
 
     async def _look(self) -> None:
         """Each base model is visited by itself: a replica that hangs holds up no other model's."""
-        asked = {path: group.asked for path, group in self._parts.replicas.groups.items()}
+        asked = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
         try:
             charges = await self.threads.run(self._charges)
         except Exception:  # a round must not be the last; the next one tries again
@@ -163,7 +162,7 @@ class Rounds:
         """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
         group = self._parts.replicas.of(path)
         await group.probe(PROBE_PATIENCE_S)
-        if group.asked != asked:  # a deployment came since: its replicas are not to be ended
+        if group.ready_calls != asked:  # a deployment came since: its replicas are not to be ended
             return
         charges = [
             replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in charges
@@ -186,7 +185,7 @@ class Rounds:
         return max((one.wanted for one in charges), default=0) or spare
 
     async def _states(
-        self, group: ReplicaSet, running: Sequence[Charge]
+        self, group: ReplicaGroup, running: Sequence[Charge]
     ) -> list[tuple[Charge, dict[str, Any]]]:
         """What their rows have to say; starts what is missing, one try a round for all of them."""
         asleep = [one for one in running if not one.wanted]
@@ -235,7 +234,7 @@ class Rounds:
             return [charge for charge, _ in found]
         return await self.threads.run(write)
 
-    def _log(self, group: ReplicaSet, charges: Sequence[Charge]) -> None:
+    def _log(self, group: ReplicaGroup, charges: Sequence[Charge]) -> None:
         listeners = [Listener(one.row["id"], one.model, one.wanted) for one in charges]
         news = self._news.entries(group, listeners, self._parts.clock())
         if news:
@@ -250,14 +249,14 @@ def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:
     return widths
 
 
-async def _unload_unwanted(group: ReplicaSet, charges: Sequence[Charge]) -> None:
+async def _unload_unwanted(group: ReplicaGroup, charges: Sequence[Charge]) -> None:
     """The adapters of those that sleep, while the replicas stay for others."""
     wanted = {one.model for one in charges if one.wanted}
     for model in {one.model for one in charges} - wanted - {None}:
-        await group.forget(str(model))
+        await group.unload(str(model))
 
 
-async def _fault(group: ReplicaSet, adapter: Adapter | None) -> Exception | None:
+async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | None:
     """Why the replicas cannot be made ready, if so."""
     try:
         await group.ready(adapter)

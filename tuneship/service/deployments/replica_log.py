@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuneship.runtime.replica_protocol import Happening, ReplicaGroup
+from tuneship.runtime.replica_protocol import ReplicaEvent, ReplicaGroup
 from tuneship.store.deployment_logs import LogEntry
 
 STARTED, ENDED = "replica started", "replica ended"
@@ -41,7 +41,7 @@ class ReplicaNews:
         self, group: ReplicaGroup, listeners: Sequence[Listener], now: datetime
     ) -> list[LogEntry]:
         """What has happened since the last call, for each deployment what concerns it."""
-        happenings = group.happenings()
+        happenings = group.take_events()
         found: list[LogEntry] = []
         for one in listeners:
             for level, message in self._news(group, one, happenings):
@@ -49,7 +49,7 @@ class ReplicaNews:
         return found
 
     def _news(
-        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[Happening]
+        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[ReplicaEvent]
     ) -> list[tuple[str, str]]:
         own = self._own.setdefault(listener.deployment_id, set())
         serving = group.serving(listener.model)
@@ -72,6 +72,6 @@ class ReplicaNews:
         return [*told, *[("info", STARTED)] * more, *[("info", ENDED)] * -more]
 
 
-def _is_orderly(happening: Happening) -> bool:
+def _is_orderly(happening: ReplicaEvent) -> bool:
     """Whether a replica was ended on purpose; a deployment learns of that by its own number of replicas."""
     return happening.is_end and happening.level == "info"

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.runtime.replica_protocol import ReplicaGroup
 from tuneship.service.common.scaling import Bounds, ScalingDecision, ScalingSettings, Supply, paced
 from tuneship.service.context.context import Parts
 from tuneship.store.deployment_logs import LogEntry
@@ -56,10 +56,10 @@ class ReplicaPlan:
         now = self._parts.clock()
         return ScalingDecision(min(count, max(least, row["max_replicas"])), now, now)
 
-    def decide(self, row: Row, group: ReplicaSet, model: str | None) -> int:
+    def decide(self, row: Row, group: ReplicaGroup, model: str | None) -> int:
         """The number from now on; a change is told in the deployment's log."""
         now, before = self._parts.clock(), self._pace(row)
-        supply = Supply(group.answering(model), group.waiting, group.rows)
+        supply = Supply(group.answering(model), group.waiting, group.slots)
         demand = self._parts.under_way.take_demand(row["id"], now)
         bounds = self._bounds(row, group)
         after = paced(before, bounds, supply, demand, self._patience, now)
@@ -69,7 +69,7 @@ class ReplicaPlan:
             self._parts.deployment_log.add(LogEntry(row["id"], now, "info", "supervisor", text))
         return after.replicas
 
-    def _bounds(self, row: Row, group: ReplicaSet) -> Bounds:
+    def _bounds(self, row: Row, group: ReplicaGroup) -> Bounds:
         """Without auto-scaling there is one number. What a client sets as the least is not the machine's to lower."""
         is_settled = row["status"] == DeploymentStatus.RUNNING
         least = max(row["min_replicas"], 0 if is_settled else 1)  # what changes is tried awake

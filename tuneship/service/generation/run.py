@@ -217,7 +217,7 @@ class GenerationRun:
             async with await group.generate(served.adapter, prepared) as generation:
                 async for chunk in generation:
                     visit.is_served()
-                    tokens = chunk + await generation.rest()
+                    tokens = chunk + await generation.read_all()
                 reason = str(generation.finish_reason)
             completion = tokenizer.decode(tokens)
             return GeneratedAnswer(completion, reason, len(prepared.tokens), len(tokens))

@@ -15,7 +15,7 @@ from tuneship.contract.common import Deleted
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
-from tuneship.runtime.replica_set import Adapter
+from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import some_of

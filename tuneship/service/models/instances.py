@@ -12,9 +12,6 @@ from tuneship.service.catalogues.instance_types import InstanceKind
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 
-# The runtime of base models that are served on GPUs; our own engine uses CPU cores.
-VLLM = "vllm"
-
 
 @serves(contract.list_instance_types)
 def list_instance_types(context: Context) -> InstanceTypes:
@@ -40,7 +37,7 @@ def require_serving_type(parts: Parts, deployment: DeploymentCreate, base: Catal
     kind = _kind(parts, deployment.instance_type, "instance_type")
     if deployment.region not in parts.instances.regions:
         raise _unknown("region", parts.instances.regions)
-    machine, uses_gpus = this_machine(), base.runtime == VLLM
+    machine, uses_gpus = this_machine(), base.engine.uses_gpus
     is_here = kind.is_on(machine) and kind.is_in(deployment.region)
     if not is_here or (kind.gpus and not uses_gpus):
         raise _unavailable("instance_type")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tuneship.contract.deployments import DeploymentSecuritySettings
 from tuneship.contract.jobs import JobSecuritySettings
 from tuneship.service.access import hipaa
-from tuneship.service.catalogues.base_models import OUR_RUNTIME, CataloguedModel
+from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import ServedModel
@@ -102,7 +102,7 @@ def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel)
 def _lacked_by_others(settings: Mapping[str, Any], base: CataloguedModel) -> str | None:
     """The first requested setting that the base model's engine cannot keep; None without one."""
     requested = [name for name in OTHER_ENGINES_LACK if settings[name] not in OFF]
-    return requested[0] if requested and base.runtime != OUR_RUNTIME else None
+    return requested[0] if requested and not base.engine.is_own else None
 
 
 def refuse_what_others_lack(settings: DeploymentSecuritySettings, base: CataloguedModel) -> None:
