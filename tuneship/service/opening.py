@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.access.api_keys import derived_secret, read_or_make_secret, read_secret
+from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError

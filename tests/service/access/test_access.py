@@ -12,13 +12,12 @@ from tests.support.whole_api import BODIES, OPERATIONS, Own, missing_ids, option
 from tests.support.world import World
 from tuneship.contract.operation import DECLARED
 from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+from tuneship.security.master_key import MasterKeyDamaged, read_or_make_secret
 from tuneship.service.access.api_keys import (
     KeyEnded,
     Keys,
-    MasterKeyDamaged,
     NoSuchKey,
     read_credentials,
-    read_or_make_secret,
     write_credentials,
 )
 from tuneship.service.access.key_usage import KeyKeeper

@@ -21,14 +21,8 @@ from tests.support.processes import Serve
 from tuneship.cli.main import app
 from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS, SCOPES
-from tuneship.service.access.api_keys import (
-    Keys,
-    derived_secret,
-    key_id,
-    read_credentials,
-    read_or_make_secret,
-    write_credentials,
-)
+from tuneship.security.master_key import derived_secret, read_or_make_secret
+from tuneship.service.access.api_keys import Keys, key_id, read_credentials, write_credentials
 from tuneship.service.events.audit import sign_head
 from tuneship.store import audit
 from tuneship.store.audit import Chain

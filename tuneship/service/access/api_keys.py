@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
 from tuneship.host.durable import write_private
-from tuneship.startup import StartupError
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.database import Database
 from tuneship.store.queries import Row
@@ -28,7 +27,6 @@ from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
-SECRET_BYTES = 32
 # Where the public part stands in a key.
 KEY_PART = slice(4, 12)
 # … and in its header.
@@ -324,43 +322,3 @@ def read_credentials(file: Path) -> dict[str, str]:
     except (FileNotFoundError, ValueError):
         return {}
     return cast("dict[str, str]", found) if isinstance(found, dict) else {}
-
-
-class MasterKeyDamaged(StartupError):
-    """The file does not hold what was written into it: nothing that was sealed or hashed with it can be used."""
-
-
-class MasterKeyMissing(StartupError):
-    """There is a database that was made with a master key, and no file with that key."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(
-            f"the master key {file} is missing, and another one would open nothing in the database: "
-            "put it back, mount its place, or name the right file by TUNESHIP_MASTER_KEY_FILE"
-        )
-
-
-def read_or_make_secret(file: Path) -> bytes:
-    """The master key; it is made where there is none, so call it only for a new database. Raises `MasterKeyDamaged`."""
-    if not file.is_file():
-        write_private(file, secrets.token_hex(SECRET_BYTES) + "\n")
-    return read_secret(file)
-
-
-def read_secret(file: Path) -> bytes:
-    """The master key. Raises `MasterKeyMissing`, `MasterKeyDamaged`."""
-    if not file.is_file():
-        raise MasterKeyMissing(file)
-    try:
-        secret = bytes.fromhex(file.read_text().strip())
-    except ValueError:
-        secret = b""
-    if len(secret) != SECRET_BYTES:
-        text = f"{file} does not hold {SECRET_BYTES} bytes in hexadecimal: put the copy of your backup there"
-        raise MasterKeyDamaged(text)
-    return secret
-
-
-def derived_secret(master: bytes, purpose: str) -> bytes:
-    """A secret for one purpose; knowing it tells nothing about the others."""
-    return hmac.digest(master, purpose.encode(), hashlib.sha256)
