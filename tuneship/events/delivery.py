@@ -154,11 +154,11 @@ class Deliverer:
         now, webhook_id = self._clock(), due.key[0]
         with self._database.write() as connection:
             if outcome.failure is None and outcome.status is not None:
-                webhook_records.delivered(connection, due, outcome.status, now)
+                webhook_records.record_success(connection, due, outcome.status, now)
                 return
             again = next_try(due.attempts + 1, now, self._draw(), outcome.retry_after)
             what = {"failure": outcome.failure, "response_status": outcome.status}
-            is_hopeless = webhook_records.failed(connection, due, now, again, **what)
+            is_hopeless = webhook_records.record_failure(connection, due, now, again, **what)
             if outcome.is_gone or is_hopeless:
                 reason = GONE if outcome.is_gone else FAILING
                 webhook_records.switch_off(connection, webhook_id, reason, now)

@@ -20,10 +20,10 @@ from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
 from tuneship.store.database import Database, url_of
 from tuneship.store.ownership import (
     RECORD,
-    check_belonging,
     check_name,
+    check_ownership,
     read_record,
-    record_belonging,
+    record_ownership,
 )
 from tuneship.store.quarantine import objects_of
 from tuneship.store.queries import Row
@@ -62,7 +62,7 @@ def open_for_command(settings: ServiceSettings) -> Installation:
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
-    check_belonging(settings.data_dir, url, found)
+    check_ownership(settings.data_dir, url, found)
     if not found.is_used and not settings.master_key.is_file():
         raise NoInstallation(
             f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"
@@ -89,7 +89,7 @@ def open_for_service(
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
-    check_belonging(settings.data_dir, url, found)
+    check_ownership(settings.data_dir, url, found)
     read = read_secret if found.is_used else read_or_make_secret
     secret = read(settings.master_key)
     database = Database(url)
@@ -101,7 +101,7 @@ def open_for_service(
             _check_files(connection, settings, secret, now)
             _check_clock(row, now, accept_clock=accept_clock)
             # The file comes first: killed here, its number is one ahead, which the next start takes.
-            record_belonging(settings.data_dir, url, row["id"], row["starts"] + 1)
+            record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)

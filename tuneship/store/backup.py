@@ -211,7 +211,7 @@ def _write_rows(connection: sa.Connection, file: Path) -> None:
     try:
         with target.write() as copy:
             copy_rows(connection, copy)
-        target.forget()  # everything is in the file itself, nothing in its log
+        target.truncate_log()  # everything is in the file itself, nothing in its log
     finally:
         target.close()
     flush(file)

@@ -46,7 +46,7 @@ SILENCE_MS = 30_000
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
 # Postgres sees within this time that the connections of a killed service have ended, on a busy
 # machine too.
-CLAIM_PATIENCE_S = 15.0
+CLAIM_TIMEOUT_S = 15.0
 
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Database:
             return
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
-        end = time.monotonic() + CLAIM_PATIENCE_S
+        end = time.monotonic() + CLAIM_TIMEOUT_S
         while not connection.execute(query).scalar_one():
             if time.monotonic() > end:
                 connection.close()
@@ -214,7 +214,7 @@ class Database:
             self._claimed.close()
             self._claimed = None
 
-    def forget(self) -> bool:
+    def truncate_log(self) -> bool:
         """Leave nothing of deleted rows in SQLite's log, where they would stay until others took their place.
 
         Answers whether it is done: while a transaction is open nothing happens. Postgres does it by itself (vacuum).

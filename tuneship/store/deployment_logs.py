@@ -41,7 +41,7 @@ class LogPosition:
         return ((self.timestamp - EPOCH) // timedelta(microseconds=1) << ID_BITS) + self.id
 
 
-def place_of(number: int) -> LogPosition:
+def position_of(number: int) -> LogPosition:
     """The place that `as_number` made a number of."""
     moment = EPOCH + timedelta(microseconds=number >> ID_BITS)
     return LogPosition(moment, number & ((1 << ID_BITS) - 1))

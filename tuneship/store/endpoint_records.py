@@ -105,7 +105,7 @@ def in_force(row: Row, now: datetime) -> Row:
     }
 
 
-def live_with(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
+def endpoints_naming(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
     """The client's endpoints that name the deployment anywhere: few, whereas it may have hundreds."""
     named = [
         sa.cast(column, sa.Text).contains(deployment_id, autoescape=True)
@@ -119,11 +119,13 @@ def live_with(connection: sa.Connection, client_id: str, deployment_id: str) -> 
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
+def endpoints_routing_to(
+    connection: sa.Connection, client_id: str, deployment_id: str
+) -> list[Row]:
     """Active endpoints that send the deployment traffic, or would when their lease lapses."""
     return [
         row
-        for row in live_with(connection, client_id, deployment_id)
+        for row in endpoints_naming(connection, client_id, deployment_id)
         if row["status"] == EndpointStatus.ACTIVE
         and any(
             member["id"] == deployment_id and member["traffic_percentage"] > 0
@@ -151,7 +153,7 @@ def remove_idle_member(
     connection: sa.Connection, client_id: str, deployment_id: str, now: datetime
 ) -> None:
     """Take a deployment at 0 % out of every set and every fallback."""
-    for row in live_with(connection, client_id, deployment_id):
+    for row in endpoints_naming(connection, client_id, deployment_id):
         kept = _without(deployment_id, row["members"])
         fallback = row["lease_fallback"] and _without(deployment_id, row["lease_fallback"])
         if (kept, fallback) != (row["members"], row["lease_fallback"]):

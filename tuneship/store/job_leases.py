@@ -38,7 +38,7 @@ def claim(
 
     `held`: ids of those that the owner works on. It may have stood still for longer than their leases, and goes on.
     """
-    line = [one for one in job_queue.in_line(connection, now) if one not in held]
+    line = [one for one in job_queue.queue_order(connection, now) if one not in held]
     if not line:
         return None
     found = connection.execute(sa.select(jobs).where(jobs.c.id == line[0])).mappings().one()
@@ -82,7 +82,7 @@ def end(
         raise LeaseLost(held.job_id)
 
 
-def beat(connection: sa.Connection, held: JobLease, now: datetime, **values: Any) -> None:
+def heartbeat(connection: sa.Connection, held: JobLease, now: datetime, **values: Any) -> None:
     """Keep the lease for another `LEASE`, and change the job's row. Raises `LeaseLost`."""
     write(connection, held, lease_until=now + LEASE, **values)
 

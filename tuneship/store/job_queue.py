@@ -33,7 +33,7 @@ def waiting(now: datetime) -> sa.ColumnElement[bool]:
     return (jobs.c.status == JobStatus.QUEUED) | lapsed
 
 
-def in_line(connection: sa.Connection, now: datetime) -> list[str]:
+def queue_order(connection: sa.Connection, now: datetime) -> list[str]:
     """The ids of all that wait, the next one first."""
     query = (
         sa.select(jobs.c.id, jobs.c.client_id, jobs.c.attempt)

@@ -35,7 +35,7 @@ def is_dataset_needed(connection: sa.Connection, dataset_id: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def safeguards_behind(
+def security_settings_of(
     connection: sa.Connection, client_id: str, model_names: Iterable[str]
 ) -> Sequence[Row]:
     """The `security_settings` of the jobs that tuned these models; base models have no job.
@@ -82,7 +82,7 @@ def logs_of(connection: sa.Connection, job_id: str, *, after: int, limit: int) -
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def is_first_told(connection: sa.Connection, job_id: str, epoch: int) -> bool:
+def mark_epoch_reported(connection: sa.Connection, job_id: str, epoch: int) -> bool:
     """Note that the end of an epoch is told; answers whether it was not before."""
     result = connection.execute(
         sa.update(jobs)
@@ -186,7 +186,7 @@ def _spaced(own: sa.ColumnElement[bool], width: int) -> sa.Select[tuple[int]]:
     return sa.select(found).where(found.is_not(None))
 
 
-def steps_behind(
+def steps_after(
     connection: sa.Connection, job_id: str, *, step: int | None, log_id: int, limit: int
 ) -> Sequence[Row]:
     """Steps above `step`, or without one those stored when `log_id` or a later entry was the newest."""

@@ -76,7 +76,7 @@ def check_name(data_dir: Path, url: str) -> None:
         )
 
 
-def check_belonging(data_dir: Path, url: str, found: FoundDatabase) -> None:
+def check_ownership(data_dir: Path, url: str, found: FoundDatabase) -> None:
     """Raises `StartupError` when database and files do not belong together. Before the database is changed."""
     record, name = read_record(data_dir), name_of(url, data_dir)
     if not found.is_used:
@@ -149,7 +149,7 @@ def files_in(data_dir: Path) -> set[str]:
     }
 
 
-def record_belonging(data_dir: Path, url: str, identity: str, starts: int) -> None:
+def record_ownership(data_dir: Path, url: str, identity: str, starts: int) -> None:
     """Write down which database the files belong to. Raises `OSError`."""
     lines = (name_of(url, data_dir), f"id {identity}", f"starts {starts}")
     write_private(data_dir / RECORD, "\n".join(lines) + "\n")

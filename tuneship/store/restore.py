@@ -118,7 +118,7 @@ def restored_rows(made: Path) -> Generator[Database]:
     rows = Database(sqlite_url(made / ROWS))
     try:
         yield rows
-        rows.forget()  # everything is in the file itself, nothing in its log
+        rows.truncate_log()  # everything is in the file itself, nothing in its log
     finally:
         rows.close()
 

@@ -14,7 +14,7 @@ from tuneship.store.queries import Page, Row
 from tuneship.store.tables import deliveries, events, webhooks
 
 # A webhook whose every try has failed for so long is switched off.
-PATIENCE = timedelta(days=5)
+SWITCH_OFF_AFTER = timedelta(days=5)
 SWITCHED_OFF, GONE, FAILING = "switched_off", "gone", "failing"
 
 
@@ -65,7 +65,7 @@ def next_due(
     ]
 
 
-def delivered(connection: sa.Connection, due: Due, status: int, now: datetime) -> None:
+def record_success(connection: sa.Connection, due: Due, status: int, now: datetime) -> None:
     """A try succeeded: the delivery has ended, and the webhook is healthy."""
     _settle(connection, due, now, status=DeliveryStatus.DELIVERED, response_status=status)
     connection.execute(
@@ -75,14 +75,14 @@ def delivered(connection: sa.Connection, due: Due, status: int, now: datetime) -
     )
 
 
-def failed(
+def record_failure(
     connection: sa.Connection,
     due: Due,
     now: datetime,
     next_attempt_at: datetime | None,
     **what: Any,
 ) -> bool:
-    """A try failed (`failure`, `response_status`); answers whether only failures have come for `PATIENCE`.
+    """A try failed (`failure`, `response_status`); answers whether only failures have come for `SWITCH_OFF_AFTER`.
 
     A webhook that was switched off meanwhile is not tried again.
     """
@@ -98,7 +98,7 @@ def failed(
         .values(failing_since=now)
     )
     since = webhook.failing_since if webhook is not None else None
-    return since is not None and now - since >= PATIENCE
+    return since is not None and now - since >= SWITCH_OFF_AFTER
 
 
 def _settle(connection: sa.Connection, due: Due, now: datetime, **values: Any) -> None:
@@ -174,7 +174,7 @@ def page(
     )
 
 
-def again(connection: sa.Connection, webhook_id: str, event_id: str, now: datetime) -> None:
+def resend(connection: sa.Connection, webhook_id: str, event_id: str, now: datetime) -> None:
     """Send one event once more, with all its tries."""
     _again(
         connection, now, deliveries.c.webhook_id == webhook_id, deliveries.c.event_id == event_id

@@ -20,7 +20,7 @@ from tuneship.store.outbox import emit
 pytestmark = pytest.mark.both_databases
 
 NOW = datetime(2026, 7, 1, 12, 30, 0, 250_000, tzinfo=UTC)
-CLAIM_PATIENCE = "tuneship.store.database.CLAIM_PATIENCE_S"
+CLAIM_PATIENCE = "tuneship.store.database.CLAIM_TIMEOUT_S"
 SUBJECT = {"id": "ft_1", "client_id": "alice"}
 
 

@@ -24,7 +24,7 @@ def fill(database: Database, *names: str) -> None:
 
 def line(database: Database, now: datetime) -> list[str]:
     with database.read() as connection:
-        return job_queue.in_line(connection, now)
+        return job_queue.queue_order(connection, now)
 
 
 def started(database: Database, now: datetime) -> str:

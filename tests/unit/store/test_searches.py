@@ -20,7 +20,7 @@ from tuneship.store.tables import METADATA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
-    "the queue": lambda connection: job_queue.in_line(connection, NOW),
+    "the queue": lambda connection: job_queue.queue_order(connection, NOW),
     "lapsed leases": lambda connection: endpoint_records.revert_lapsed(connection, NOW),
     "old events": lambda connection: events.forget(connection, NOW),
     "old idempotency keys": lambda connection: idempotency.forget(connection, NOW),

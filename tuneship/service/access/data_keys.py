@@ -111,7 +111,7 @@ class Keyring:
         self._left.clear()
         is_done = False
         try:
-            is_done = database.forget()
+            is_done = database.truncate_log()
         finally:
             if not is_done:
                 self._left.set()

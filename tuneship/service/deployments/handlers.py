@@ -292,7 +292,7 @@ def delete_deployment(
         context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
     if status in GONE:
         return DeploymentDeleted(id=deployment_id, status=status)
-    users = endpoint_records.users_of(connection, context.client_id, deployment_id)
+    users = endpoint_records.endpoints_routing_to(connection, context.client_id, deployment_id)
     if users and not force:
         names = some_of([user["id"] for user in users])
         raise DeploymentError(f"endpoints still send it traffic: {names}")

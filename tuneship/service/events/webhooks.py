@@ -190,7 +190,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
     connection = context.transaction
     _own_active(context, webhook_id)
     _delivery(context, webhook_id, event_id)
-    webhook_records.again(connection, webhook_id, event_id, context.now)
+    webhook_records.resend(connection, webhook_id, event_id, context.now)
     return _delivery(context, webhook_id, event_id)
 
 

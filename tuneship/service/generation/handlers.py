@@ -126,7 +126,7 @@ async def _touch_job(context: Context, row: Row | None) -> None:
     if row is None:
         return
     names = [row["model_name"]]
-    read = partial(job_records.safeguards_behind, client_id=context.client_id, model_names=names)
+    read = partial(job_records.security_settings_of, client_id=context.client_id, model_names=names)
     for job in await _at_hand(context, ("safeguards behind", *names), read):
         context.trail.touch(job)
 

@@ -162,7 +162,7 @@ def get_job(context: Context, job_id: str) -> Job:
         row = _own(context, job_id, connection)
         place = None
         if row["status"] == JobStatus.QUEUED:
-            place = job_queue.in_line(connection, context.now).index(job_id) + 1
+            place = job_queue.queue_order(connection, context.now).index(job_id) + 1
     end = forecast_end(row, context.now)
     return Job(**row, queue_position=place, estimated_completion_at=end)
 

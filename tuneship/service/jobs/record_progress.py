@@ -141,6 +141,6 @@ def _store_epoch(connection: sa.Connection, job_id: str, line: Line, now: dateti
     """A resumed attempt may complete an epoch again; its event is sent once."""
     text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
     job_records.add_log(connection, job_id, now, "info", text)
-    if job_records.is_first_told(connection, job_id, line["epoch"]):
+    if job_records.mark_epoch_reported(connection, job_id, line["epoch"]):
         losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
         tell(connection, job_id, "epoch_completed", now, **losses)

@@ -348,7 +348,7 @@ class TrainingKeeper:
             if lines:
                 with self._parts.database.write() as connection:
                     place = {"progress_attempt": attempt.number, "progress_offset": offset}
-                    leases.beat(connection, attempt.claim, now, **place)
+                    leases.heartbeat(connection, attempt.claim, now, **place)
                     job_progress.store_lines(connection, attempt, lines, now)
                 attempt.offset = offset
                 self._parts.bell.ring(attempt.claim.job_id)

@@ -91,7 +91,7 @@ def _look(parts: Parts, job_id: str, place: StreamPosition) -> _Look:
     with parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
         logs = job_records.logs_of(connection, job_id, after=place.log_id, limit=AT_ONCE)
-        steps = job_records.steps_behind(
+        steps = job_records.steps_after(
             connection, job_id, step=place.step, log_id=place.log_id, limit=AT_ONCE
         )
     frames: list[Frame] = []
