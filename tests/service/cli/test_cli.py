@@ -408,7 +408,7 @@ def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> 
     secret = read_or_make_secret(installed.data_dir / "master.key")
     heads = Heads(file, derived_secret(secret, "audit heads"))
     with pytest.raises(
-        HeadsDamaged, match=r"letter\.txt ends with something that is no signed head"
+        HeadsDamaged, match=r"letter\.txt ends with something that is not a signed head"
     ):
         sign_head(installed.database, heads, datetime.now(UTC))
     assert file.read_text() == "Dear Ann,\nsee you on Monday"
