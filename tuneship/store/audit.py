@@ -29,7 +29,7 @@ NOBODY = ""
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """What the service is about to answer to one request."""
+    """One request and the answer that the service is about to give."""
 
     at: datetime
     client_id: str

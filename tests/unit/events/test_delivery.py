@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 
 from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
 from tuneship.events import delivery
-from tuneship.events.attempt import LONGEST_ANSWER, DeliveryOutcome, Sender, default_trust
+from tuneship.events.attempt import MAX_BODY_BYTES, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import IN_FLIGHT, Deliverer
 from tuneship.events.signing import new_secret
@@ -312,7 +312,7 @@ def test_the_status_counts_however_long_the_answer(world: World) -> None:
     async def story() -> None:
         async with listening() as receiver, world.delivering():
             world.webhook(receiver.url())
-            receiver.answers["/"] = answer(200, body=b"x" * (LONGEST_ANSWER * 20))
+            receiver.answers["/"] = answer(200, body=b"x" * (MAX_BODY_BYTES * 20))
             world.emit()
             await world.settled()
 
