@@ -157,7 +157,7 @@ def send_test_event(context: Context, webhook_id: str, test: WebhookTest) -> Del
     about = {"client_id": row["client_id"], "resource_id": webhook_id, "type": test.type}
     summary: dict[str, Any] = {"object": "webhook", "status": "active", "test": True}
     event_id = events.add(connection, about, now, summary)
-    events.address(connection, webhook_id, event_id, now)
+    events.queue_delivery(connection, webhook_id, event_id, now)
     return _delivery(context, webhook_id, event_id)
 
 
