@@ -72,9 +72,7 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
         report("deleted")
 
 
-def change_if_same(
-    connection: sa.Connection, row: DeploymentRow, now: datetime, **changes: Any
-) -> bool:
+def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
     """Like `change`, but returns False and does nothing if the row has been changed since it was read."""
     current = rows.fetch(connection, deployments, row["id"], client_id=None)
     if current is None or current["updated_at"] != row["updated_at"]:

@@ -6,6 +6,8 @@
 from datetime import datetime
 from typing import Any, TypedDict
 
+from tuneship.contract.dataset_lines import DatasetFormat
+
 
 class ResourceRow(TypedDict):
     """The columns that every resource has."""
@@ -36,7 +38,7 @@ class DatasetRow(ResourceRow):
 
     name: str
     description: str
-    format: str
+    format: DatasetFormat
     status: str
     num_examples: int
     prompt_tokens: int
