@@ -26,7 +26,7 @@ from tuneship.store.ownership import (
     record_ownership,
 )
 from tuneship.store.quarantine import objects_of
-from tuneship.store.queries import Row
+from tuneship.store.row_types import InstallationRow
 
 # A clock may be set back this far, e.g. by NTP after a start.
 CLOCK_TOLERANCE = timedelta(minutes=5)
@@ -125,7 +125,7 @@ def check_key(connection: sa.Connection, secret: bytes) -> None:
     keyring_of(secret).check(connection)
 
 
-def _check_clock(row: Row, now: datetime, *, accept_clock: bool) -> None:
+def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:
     """Raises `ClockBehind`: keys that have expired would be good again, and new rows would look older than old ones."""
     newest: datetime | None = row["newest_time"]
     if newest is None or now > newest - CLOCK_TOLERANCE:

@@ -22,7 +22,8 @@ from tuneship.contract.scopes import SCOPES
 from tuneship.host.durable import write_private
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.database import Database
-from tuneship.store.queries import Row
+from tuneship.store.queries import Row, fetch_all
+from tuneship.store.row_types import ApiKeyRow
 from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
@@ -97,12 +98,12 @@ class KeyEnded(Exception):
     """The key was revoked or has expired."""
 
 
-def _found(connection: sa.Connection, identifier: str) -> Row:
+def _found(connection: sa.Connection, identifier: str) -> ApiKeyRow:
     query = sa.select(api_keys).where(api_keys.c.id == identifier)
     row = connection.execute(query).mappings().first()
     if row is None:
         raise NoSuchKey(identifier)
-    return dict(row)
+    return cast("ApiKeyRow", dict(row))
 
 
 def _change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
@@ -166,13 +167,13 @@ class Keys:
         entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
         self._chain.add(connection, entry)
 
-    def listed(self) -> list[Row]:
+    def listed(self) -> list[ApiKeyRow]:
         """Every key of every client, oldest first; of its secret only the hash."""
         query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
         with self._database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            return fetch_all(connection, query)
 
-    def revoke(self, identifier: str) -> Row:
+    def revoke(self, identifier: str) -> ApiKeyRow:
         """End a key now; one that was revoked before stays as it is. Raises `NoSuchKey`."""
         with self._database.write() as connection:
             row = _found(connection, identifier)
@@ -180,7 +181,7 @@ class Keys:
                 now = self._clock()
                 _change(connection, identifier, revoked_at=now)
                 self._write_down(connection, "revoke_key", row["client_id"], identifier)
-                row = {**row, "revoked_at": now}
+                row["revoked_at"] = now
         return row
 
     def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:

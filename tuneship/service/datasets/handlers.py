@@ -44,6 +44,7 @@ from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
 from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
@@ -223,12 +224,12 @@ def _check_quota(context: Context, more_bytes: int) -> None:
         raise QuotaExceeded(f"the datasets of this client may hold {most} bytes in all")
 
 
-def fields(row: Row) -> dict[str, Any]:
+def fields(row: DatasetRow) -> dict[str, Any]:
     """A row with the sum that answers hold."""
     return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
 
 
-def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> Row:
+def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> DatasetRow:
     """The caller's dataset. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.datasets, dataset_id, client_id=context.client_id)

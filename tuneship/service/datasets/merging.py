@@ -25,6 +25,7 @@ from tuneship.service.datasets.handlers import (
 from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
 from tuneship.store.blobs import StagedFile, check_digest
 from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 BLOCK = 1 << 20
 
@@ -60,7 +61,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
         return DatasetCreated(**store(context, row, staged))
 
 
-def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
+def _sources(context: Context, dataset_ids: Sequence[str]) -> list[DatasetRow]:
     """Own, processed, of one format, and together no larger than a file may be."""
     if len(set(dataset_ids)) != len(dataset_ids):
         raise refused("dataset_ids", "must name different datasets")
@@ -88,7 +89,7 @@ def _counting(
     return catalogue.get(sources[0]["tokenizer"]) or catalogue.default, UNKNOWN_YET
 
 
-def _append(context: Context, source: Row, staged: StagedFile) -> None:
+def _append(context: Context, source: DatasetRow, staged: StagedFile) -> None:
     path, last = context.parts.blobs.local(source["blob"]), b"\n"
     try:
         with context.read() as connection:

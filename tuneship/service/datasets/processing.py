@@ -24,7 +24,7 @@ from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopp
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class DatasetProcessing:
             self._troubles.add(row["id"], error)
         return True
 
-    def _next(self) -> Row | None:
+    def _next(self) -> DatasetRow | None:
         table = tables.datasets
         query = (
             sa.select(table.c.id)
@@ -92,7 +92,7 @@ class DatasetProcessing:
             due = next((one for one in waiting if not self._troubles.is_waiting(one)), None)
             return None if due is None else rows.fetch(connection, table, due, client_id=None)
 
-    def _process(self, row: Row) -> None:
+    def _process(self, row: DatasetRow) -> None:
         given_up = self._troubles.given_up(row["id"])
         if given_up is not None:
             text = f"the dataset could not be processed: {given_up}"
@@ -114,7 +114,7 @@ class DatasetProcessing:
         else:
             self._end(row, _result(row, reading))
 
-    def _read(self, row: Row) -> DatasetReading:
+    def _read(self, row: DatasetRow) -> DatasetReading:
         """A merged dataset may bring its counts along: then only repetitions are counted."""
         catalogue = self._parts.catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
@@ -125,7 +125,7 @@ class DatasetProcessing:
         with open_plain(path, key) as file:
             return read_dataset(file, row["bytes"], plan)
 
-    def _end(self, row: Row, values: dict[str, Any]) -> None:
+    def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:
         """Write what became of it with its event, unless it was deleted meanwhile."""
         now, table = self._parts.clock(), tables.datasets
         is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
@@ -140,7 +140,7 @@ class DatasetProcessing:
                 emit(connection, "dataset.failed", ended, now, code=values["error"]["code"])
 
 
-def _result(row: Row, reading: DatasetReading) -> dict[str, Any]:
+def _result(row: DatasetRow, reading: DatasetReading) -> dict[str, Any]:
     values: dict[str, Any] = {"status": DatasetStatus.PROCESSED}
     if not row["num_examples"]:
         values |= counts(reading)

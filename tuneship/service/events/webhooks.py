@@ -30,7 +30,7 @@ from tuneship.store import outbox as events
 from tuneship.store import queries as rows
 from tuneship.store import tables, webhook_records
 from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
+from tuneship.store.row_types import WebhookRow
 from tuneship.store.webhook_records import ReplayWindow
 
 
@@ -66,11 +66,11 @@ def _check_url(context: Context, url: str) -> None:
         raise InternalError(text, status=503, retry_after=1) from None
 
 
-def _with_secret(row: Row, secret: str) -> WebhookSecret:
+def _with_secret(row: WebhookRow, secret: str) -> WebhookSecret:
     return WebhookSecret.model_validate({**row, "secret": secret})
 
 
-def _own(context: Context, webhook_id: str) -> Row:
+def _own(context: Context, webhook_id: str) -> WebhookRow:
     with context.read() as connection:
         row = rows.fetch(connection, tables.webhooks, webhook_id, client_id=context.client_id)
     if row is None:
@@ -78,7 +78,7 @@ def _own(context: Context, webhook_id: str) -> Row:
     return row
 
 
-def _own_active(context: Context, webhook_id: str) -> Row:
+def _own_active(context: Context, webhook_id: str) -> WebhookRow:
     row = _own(context, webhook_id)
     if not row["active"]:
         raise InvalidRequestError("the webhook is switched off: set active to true", status=409)

@@ -14,14 +14,14 @@ from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.service.context.context import Context
 from tuneship.service.models.handlers import ServedModel
 from tuneship.store.deployment_logs import LogEntry
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow
 
 
 @dataclass(frozen=True)
 class Routed:
     """Who answers: the deployment's record and its model."""
 
-    deployment: Row
+    deployment: DeploymentRow
     served: ServedModel
     endpoint_id: str = ""
 

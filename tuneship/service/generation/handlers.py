@@ -51,7 +51,7 @@ from tuneship.serving.replica_client import (
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow, EndpointRow
 from tuneship.traffic.split import draw_of_key, split_of
 
 R = TypeVar("R")
@@ -103,7 +103,9 @@ async def _at_hand(context: Context, name: tuple[str, str], read: Reading[R]) ->
     return await asyncio.to_thread(cache.read, key, reading) if found is None else found
 
 
-async def _row(context: Context, table: sa.Table, identifier: str) -> Row | None:
+async def _row(
+    context: Context, table: "tables.TypedTable[rows.R]", identifier: str
+) -> rows.R | None:
     read = partial(rows.fetch, table=table, identifier=identifier, client_id=context.client_id)
     return await _at_hand(context, (table.name, identifier), read)
 
@@ -121,17 +123,17 @@ async def _routed(context: Context, target: RoutingTarget) -> Routed:
     return Routed(deployment, await _at_hand(context, ("model", model), read), target.endpoint_id)
 
 
-async def _touch_job(context: Context, row: Row | None) -> None:
+async def _touch_job(context: Context, row: DeploymentRow | None) -> None:
     """`audit_logging` of a job holds for what its model answers."""
     if row is None:
         return
     names = [row["model_name"]]
     read = partial(job_records.security_settings_of, client_id=context.client_id, model_names=names)
-    for job in await _at_hand(context, ("safeguards behind", *names), read):
+    for job in await _at_hand(context, ("safeguards behind", names[0]), read):
         context.trail.touch(job)
 
 
-def _by_split(context: Context, row: Row | None) -> RoutingTarget:
+def _by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:
     endpoint = endpoint_in_force(context, row)
     if endpoint["status"] != EndpointStatus.ACTIVE:
         raise InvalidRequestError("the endpoint is inactive", status=409)
@@ -271,7 +273,7 @@ def _cut(written: Written, tell: Tell) -> Written:
     return replace(written, completion=short, completion_tokens=tokens)
 
 
-def _check_status(deployment: Row) -> None:
+def _check_status(deployment: DeploymentRow) -> None:
     status = DeploymentStatus(deployment["status"])
     if status in SERVING:
         return

@@ -14,7 +14,7 @@ from typing import Any
 from tuneship.runtime.worker_protocol import Worker
 from tuneship.store.blobs import Blobs
 from tuneship.store.job_leases import JobLease
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow, JobRow
 from tuneship.training.spec import (
     CANCEL_FILE,
     PROGRESS_FILE,
@@ -81,7 +81,7 @@ class Attempt:
 class RunningAttempt(Attempt):
     """An attempt that this service has started, and its process."""
 
-    job: Row
+    job: JobRow
     worker: Worker
     latest_end: datetime
     """Then it is ended, whatever it does."""
@@ -111,7 +111,7 @@ def attempt_folder(work: Path, job_id: str, attempt: int) -> Path:
     return work / job_id / f"attempt-{attempt}"
 
 
-def told_attempts(work: Path, job: Row) -> Iterator[Attempt]:
+def told_attempts(work: Path, job: JobRow) -> Iterator[Attempt]:
     """Those of a job that may have told what their service did not live to store."""
     claim, stored = JobLease(job["id"], job["attempt"]), job["progress_attempt"]
     for number in range(max(1, stored), job["attempt"] + 1):
@@ -125,14 +125,19 @@ def clear(work: Path, job_id: str) -> None:
     shutil.rmtree(work / job_id, ignore_errors=True)
 
 
-def remaining_seconds(job: Row) -> float:
+def remaining_seconds(job: JobRow) -> float:
     """What earlier attempts have left of the job's time; `updated_at` of a fresh claim is now."""
-    spent_s = (job["updated_at"] - job["started_at"]).total_seconds()
+    spent_s = (job["updated_at"] - (job["started_at"] or job["updated_at"])).total_seconds()
     return max(0.0, job["compute_config"]["max_runtime_hours"] * 3600.0 - spent_s)
 
 
 def write_spec(
-    folder: Path, blobs: Blobs, job: Row, files: tuple[Row, Row | None], base: Path, devices: int
+    folder: Path,
+    blobs: Blobs,
+    job: JobRow,
+    files: tuple[DatasetRow, DatasetRow | None],
+    base: Path,
+    devices: int,
 ) -> None:
     """The attempt's orders: paths and numbers; no address, no secret."""
     training, validation = files

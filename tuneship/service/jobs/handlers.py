@@ -51,7 +51,7 @@ from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import JOBS
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow, JobRow
 
 
 @serves(contract.create_job)
@@ -80,7 +80,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         context.parts.keyring.make(connection, context.client_id, name, context.now)
     emit(connection, "fine_tuning.job.queued", stored, context.now)
     job_records.add_log(connection, stored["id"], context.now, "info", "job queued")
-    return JobCreated(**stored)
+    return JobCreated.model_validate(stored)
 
 
 def _training_examples(context: Context, job: JobCreate) -> int:
@@ -111,7 +111,7 @@ def _check_modules(base: CataloguedModel, modules: list[str]) -> None:
     raise refused("hyperparameters.target_modules", f"must be all-linear or some of: {known}")
 
 
-def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Row:
+def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> DatasetRow:
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
@@ -147,7 +147,7 @@ def _row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[str, 
     }
 
 
-def _own(context: Context, job_id: str, connection: sa.Connection) -> Row:
+def _own(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
@@ -164,7 +164,7 @@ def get_job(context: Context, job_id: str) -> Job:
         if row["status"] == JobStatus.QUEUED:
             place = job_queue.queue_order(connection, context.now).index(job_id) + 1
     end = forecast_end(row, context.now)
-    return Job(**row, queue_position=place, estimated_completion_at=end)
+    return Job.model_validate({**row, "queue_position": place, "estimated_completion_at": end})
 
 
 @serves(contract.list_jobs)
@@ -188,7 +188,10 @@ def list_jobs(
     for row in page.rows:
         context.touch(row)
     return JobPage.model_validate(
-        {"jobs": [JobSummary(**row) for row in page.rows], "pagination": page.pagination}
+        {
+            "jobs": [JobSummary.model_validate(row) for row in page.rows],
+            "pagination": page.pagination,
+        }
     )
 
 
@@ -244,5 +247,6 @@ def get_job_logs(
         entries = job_records.logs_of(connection, job_id, after=place.log_id, limit=limit)
     last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
     return JobLogs(
-        logs=[JobLogEntry(**entry) for entry in entries], pagination=LogCursor(after=last)
+        logs=[JobLogEntry.model_validate(entry) for entry in entries],
+        pagination=LogCursor(after=last),
     )

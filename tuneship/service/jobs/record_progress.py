@@ -15,7 +15,7 @@ from tuneship.store import job_leases as leases
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import JobRow
 
 STEP_FIELDS = (
     "step",
@@ -44,7 +44,7 @@ PACE = ("tokens_per_second", "seconds_per_step")
 Line = dict[str, Any]
 
 
-def forecast_end(job: Row, now: datetime) -> datetime | None:
+def forecast_end(job: JobRow, now: datetime) -> datetime | None:
     """When a running job will end, if its next steps take as long as those of this attempt; None before the first."""
     if job["status"] != JobStatus.RUNNING or job["seconds_per_step"] is None:
         return None

@@ -35,7 +35,7 @@ from tuneship.store import queries as rows
 from tuneship.store.blobs import check_digest
 from tuneship.store.database import is_away
 from tuneship.store.job_leases import JobLease, LeaseLost
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow, JobRow
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED, DataKeys, Order
 
@@ -114,7 +114,7 @@ class TrainingKeeper:
         query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
         known = {claim.job_id for claim in self.held()}
         with self._parts.database.read() as connection:
-            found = [dict(row) for row in connection.execute(query).mappings()]
+            found: list[JobRow] = rows.fetch_all(connection, query)
         for job in found:
             if job["id"] in known or self._troubles.is_waiting(job["id"]):
                 continue
@@ -141,7 +141,7 @@ class TrainingKeeper:
         finally:
             self._preparing = None
 
-    def _claim(self) -> Row | None:
+    def _claim(self) -> JobRow | None:
         now = self._parts.clock()
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
         held = [claim.job_id for claim in self.held()]
@@ -163,7 +163,7 @@ class TrainingKeeper:
             self._parts.bell.ring(job["id"])
         return job
 
-    async def _start(self, job: Row) -> None:
+    async def _start(self, job: JobRow) -> None:
         """Start the job's process; where that is impossible, the job fails at once or waits for another attempt."""
         claim = JobLease(job["id"], job["attempt"])
         folder = training_runs.attempt_folder(self._work, job["id"], job["attempt"])
@@ -194,7 +194,7 @@ class TrainingKeeper:
         self._runs.append(run)
         self._preparing = None
 
-    def _start_again(self, claim: JobLease, job: Row, error: Exception) -> None:
+    def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
         """Queue a job whose process could not be started, or give up after three attempts without progress.
 
         A database that does not answer is no attempt: it would fail every job that waits.
@@ -228,7 +228,7 @@ class TrainingKeeper:
             return False
         return True
 
-    def _prepare(self, job: Row, folder: Path) -> DataKeys:
+    def _prepare(self, job: JobRow, folder: Path) -> DataKeys:
         check_kept(self._parts, job["security_settings"])
         base = self._parts.catalogue.get(job["base_model"])
         if base is None:
@@ -251,7 +251,7 @@ class TrainingKeeper:
         training_runs.write_spec(folder, self._parts.blobs, job, files, base.path, devices)
         return keys
 
-    def _file(self, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
+    def _file(self, connection: sa.Connection, job: JobRow, dataset_id: str) -> DatasetRow:
         row = rows.fetch(connection, tables.datasets, dataset_id, client_id=job["client_id"])
         if row is None:
             raise DataDamaged("a dataset of the job no longer exists")
@@ -333,7 +333,7 @@ class TrainingKeeper:
             run.ask_to_cancel(now)
             self._parts.bell.ring(run.claim.job_id)
 
-    def _store_left(self, job: Row) -> None:
+    def _store_left(self, job: JobRow) -> None:
         """What earlier attempts told and their service did not live to read: the next one begins behind it."""
         for attempt in training_runs.told_attempts(self._work, job):
             try:
@@ -417,7 +417,7 @@ class TrainingKeeper:
             job_progress.tell(connection, job["id"], "succeeded", now, fine_tuned_model=identifier)
         self._parts.bell.ring(job["id"])
 
-    def _failed(self, claim: JobLease, job: Row, reason: str, message: str) -> None:
+    def _failed(self, claim: JobLease, job: JobRow, reason: str, message: str) -> None:
         now = self._parts.clock()
         error = {"code": "fine_tuning_error", "reason": reason, "message": message}
         with self._parts.database.write() as connection:

@@ -25,7 +25,7 @@ from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.list_counters import MODELS
-from tuneship.store.queries import Row
+from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.template import PromptTemplate
 
 # How the id of every fine-tuned model begins, and of no base model.
@@ -87,7 +87,7 @@ def _base_item(base: CataloguedModel) -> Model:
     )
 
 
-def _tuned_item(parts: Parts, row: Row) -> Model:
+def _tuned_item(parts: Parts, row: ModelRow) -> Model:
     base = parts.catalogue.get(row["base_model"])
     if base is not None and base.fault is not None:
         base = None
@@ -141,7 +141,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     return Deleted(id=model_id)
 
 
-def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
+def _own(context: Context, connection: sa.Connection, identifier: str) -> ModelRow:
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
         raise ModelNotFound("model_id names a model that does not exist", param="model_id")
@@ -149,7 +149,7 @@ def _own(context: Context, connection: sa.Connection, identifier: str) -> Row:
     return row
 
 
-def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Row]) -> None:
+def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[ModelRow]) -> None:
     """A tuned model has no settings of its own: who looks at it is held to those of its job."""
     table = tables.jobs
     query = sa.select(table.c.security_settings).where(
@@ -159,7 +159,7 @@ def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Ro
         context.touch(dict(job))
 
 
-def _refuse_deployed(connection: sa.Connection, row: Row) -> None:
+def _refuse_deployed(connection: sa.Connection, row: ModelRow) -> None:
     """A failed deployment counts too: a change can bring it back."""
     table = tables.deployments
     query = sa.select(table.c.id).where(
@@ -219,7 +219,7 @@ def served_model(
     return ServedModel(base, Adapter(identifier, folder, key), template, row["blob"])
 
 
-def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
+def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow | None:
     """The job that a fine-tuned model came from; None for a base model."""
     if not identifier.startswith(TUNED):
         return None

@@ -15,7 +15,7 @@ from tuneship.service.catalogues.base_models import OUR_RUNTIME, CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.handlers import ServedModel
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow
 
 # Values that ask for nothing. Whatever is stored is sealed in any case; `maximum` insists on it.
 OFF = (False, "standard", "none")
@@ -132,7 +132,7 @@ def is_sealed_as_asked(
         return context.parts.keyring.is_sealed(connection, object_id)
 
 
-def is_within_reach(context: Context, deployment: Row) -> bool:
+def is_within_reach(context: Context, deployment: DeploymentRow) -> bool:
     """Whether this caller's address may use a deployment: a private one answers to the listed networks only.
 
     Behind a proxy that nobody declared a caller's address is unknown, and so in none of them.
