@@ -37,6 +37,7 @@ def new_key() -> str:
     return tink.proto_keyset_format.serialize(handle, secret_key_access.TOKEN).hex()
 
 
+# The files of an object share a key, and are opened one after the other: it is parsed once.
 @lru_cache(maxsize=64)
 def _primitive(key: str) -> Any:
     handle = tink.proto_keyset_format.parse(bytes.fromhex(key), secret_key_access.TOKEN)

@@ -26,6 +26,7 @@ class Vault:
 
     def seal(self, plain: bytes, about: str) -> bytes:
         """Encrypt a value; `about`: the id of the row that will hold it."""
+        # The nonce is random, as services that were restored from one backup must not reuse a counter.
         nonce = secrets.token_bytes(NONCE_BYTES)
         return VERSION + nonce + self._cipher.encrypt(nonce, plain, about.encode())
 
