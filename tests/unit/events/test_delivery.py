@@ -1,4 +1,4 @@
-"""What is due is delivered: in its time, signed, at least once, to each receiver on its own."""
+"""Due events are delivered on schedule, signed, at least once, and independently for each receiver."""
 
 import asyncio
 import ipaddress

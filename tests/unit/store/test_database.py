@@ -1,4 +1,4 @@
-"""What both databases promise: whole transactions, one writer, one view, and a way back from outages."""
+"""Both databases give the same guarantees: atomic transactions, one writer, snapshots, and recovery from outages."""
 
 import threading
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Whose job is next: tenants take turns, and what was interrupted goes on first."""
+"""The queue is fair: interrupted jobs come first, then tenants take turns."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows beside a job: what is evidence, what is told once, and what lies behind a place in its stream."""
+"""The rows of a job: evaluations, messages that are logged once, and pages after a position of its stream."""
 
 import sqlite3
 from datetime import UTC, datetime

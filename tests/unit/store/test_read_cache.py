@@ -1,4 +1,4 @@
-"""What was read is given again until something is written, and nothing older than an answered write is ever given."""
+"""A value is cached until the next write, and a value older than a finished write is never returned."""
 
 import threading
 from datetime import UTC, datetime
