@@ -304,7 +304,7 @@ POINTS = {
     "canary: inside swap": Point(shifts, lambda one: one.after(endpoint_records, "swap")),
     "outbox: before send": Point(tells, lambda one: one.before(Sender, "send")),
     "outbox: after send, before mark": Point(
-        tells, lambda one: one.before(webhook_records, "delivered")
+        tells, lambda one: one.before(webhook_records, "record_success")
     ),
     "audit: before commit": Point(accepts, lambda one: one.after(Chain, "add")),
     "migration: mid": Point(opens, lambda one: one.after(alembic.op, "create_index")),

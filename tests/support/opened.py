@@ -5,8 +5,8 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tests.support.invariants import rows_of
+from tuneship.security.master_key import read_or_make_secret
 from tuneship.security.sealed_files import read_plain
-from tuneship.service.access.api_keys import read_or_make_secret
 from tuneship.service.access.data_keys import keyring_of
 
 

@@ -368,6 +368,7 @@ def lease_of(service: Service, job_id: str) -> tuple[int, datetime]:
     with service.database.read() as connection:
         row = rows.fetch(connection, tables.jobs, job_id, client_id=None)
     assert row is not None
+    assert row["lease_until"] is not None
     return row["attempt"], row["lease_until"]
 
 

@@ -25,7 +25,8 @@ from tests.support.in_process import jsonl
 from tests.support.processes import Serve, start
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.contract.scopes import SCOPES
-from tuneship.service.access.api_keys import Keys, derived_secret, read_or_make_secret
+from tuneship.security.master_key import derived_secret, read_or_make_secret
+from tuneship.service.access.api_keys import Keys
 from tuneship.service.serve import utc_now
 from tuneship.store.audit import Chain
 from tuneship.store.database import Database, sqlite_url

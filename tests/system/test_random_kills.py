@@ -26,7 +26,7 @@ from tests.support.waiting import until, until_async
 from tests.system.test_load import TLS
 from tuneship.client import Client
 from tuneship.contract.generation import Generate
-from tuneship.service.access.api_keys import derived_secret, read_or_make_secret
+from tuneship.security.master_key import derived_secret, read_or_make_secret
 from tuneship.settings import ClientSettings
 from tuneship.store import tables
 from tuneship.store.audit import Chain

@@ -200,7 +200,7 @@ def test_a_lease_that_cannot_be_ended_is_tried_with_pauses_and_others_end(
     old, new = service.deployment("old"), service.deployment("new")
     lease = {"seconds": 60, "fallback": split({old: 100})["deployments"]}
     bad, good = (service.canary(name, {new: 100}, lease=lease) for name in ("bad", "good"))
-    fault = Fault(monkeypatch, endpoint_records, "_revert", ZeroDivisionError(PRIVATE))
+    fault = Fault(monkeypatch, endpoint_records, "swap", ZeroDivisionError(PRIVATE))
     fault.only = bad
     service.clock.ahead += timedelta(seconds=61)
     query = sa.select(tables.endpoints.c.lease_until)

@@ -130,7 +130,7 @@ def _opened(
 ) -> Generator[tuple["Database", "Chain", "Heads"]]:
     settings = service_settings(data_dir=data_dir)
     with opened_database(settings) as (database, secret):
-        from tuneship.service.access.api_keys import derived_secret  # noqa: PLC0415 - the light install
+        from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.store.audit import Chain  # noqa: PLC0415
         from tuneship.store.audit_heads import Heads, heads_file  # noqa: PLC0415
 

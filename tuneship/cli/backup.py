@@ -134,7 +134,7 @@ def _target(settings: ServiceSettings) -> "RestoreTarget":
 
 def _master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
     """The key of the backup where the target has none. Either must be that of the rows."""
-    from tuneship.service.access.api_keys import read_secret  # noqa: PLC0415 - the light install
+    from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.opening import check_key  # noqa: PLC0415
     from tuneship.store.backup_format import KEY  # noqa: PLC0415
     from tuneship.store.restore import restored_rows  # noqa: PLC0415

@@ -141,7 +141,8 @@ def utc_now() -> datetime:
 def opened(data_dir: Path | None) -> Generator["Keys"]:
     """The keys of the service on a data directory; ends the command with one clear line when there is none."""
     with opened_database(service_settings(data_dir=data_dir)) as (database, secret):
-        from tuneship.service.access.api_keys import Keys, derived_secret  # noqa: PLC0415 - the light install
+        from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
+        from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
         from tuneship.store.audit import Chain  # noqa: PLC0415
 
         chain = Chain(derived_secret(secret, "audit"))

@@ -1,5 +1,5 @@
-"""Webhooks go out from here: which addresses may be called, signatures, tries and their times, a queue per receiver.
+"""Delivers webhooks: which addresses may be called, signatures, attempts and the retry schedule, a queue per receiver.
 
-Knows the store and the contract; no HTTP framework, no handler. Reading order: `addresses.py`, `connector.py`,
-`signing.py`, `attempt.py`, `delivery.py`.
+It knows the store and the contract, but no HTTP framework and no handlers. Reading order: `addresses.py`,
+`connector.py`, `signing.py`, `attempt.py`, `delivery.py`.
 """

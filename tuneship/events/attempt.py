@@ -1,6 +1,7 @@
-"""One try to deliver one event: a connection of its own, a signed POST, and what came of it.
+"""Makes one attempt to deliver an event: a new connection, a signed POST, and its outcome.
 
-No proxy, no redirect, no connection used twice; of the answer only the status and `Retry-After` are looked at.
+It uses no proxy, follows no redirect and never reuses a connection. Only the status and `Retry-After` of the response
+are used.
 """
 
 import asyncio
@@ -18,19 +19,20 @@ from tuneship.events.addresses import ReceiverAddress, TargetRefused
 from tuneship.events.connector import CheckedNetwork, Receivers
 from tuneship.events.retry_schedule import retry_after
 
-# For everything: name, connection, TLS, request, answer.
+# Limit for a whole attempt: name resolution, connection, TLS, request and response.
 TIMEOUT_S = 15.0
-# For one address of a name that has several.
+# Limit for connecting to one address, as a name may have several.
 CONNECT_S = 5.0
-LONGEST_ANSWER = 64 << 10
-READ_AWAY_S = 1.0
+# How much of a response body is read, and for how long.
+MAX_BODY_BYTES = 64 << 10
+READ_BODY_S = 1.0
 GONE = 410
 USER_AGENT = "tuneship-webhooks/1"
 
 
 @dataclass(frozen=True)
 class DeliveryOutcome:
-    """`failure` is None after a 2xx; else a word of ours. Nothing that the receiver wrote is kept."""
+    """The outcome of an attempt: `failure` is None after a 2xx, else one of our codes, never the receiver's text."""
 
     failure: str | None
     status: int | None = None
@@ -38,12 +40,12 @@ class DeliveryOutcome:
 
     @property
     def is_gone(self) -> bool:
-        """The receiver asked never to be called again."""
+        """Whether the receiver asked never to be called again."""
         return self.status == GONE
 
 
 class Sender:
-    """Makes tries. `network` is where connections come from; `trust` says whose certificates are believed."""
+    """Sends events to receivers."""
 
     def __init__(
         self,
@@ -52,7 +54,10 @@ class Sender:
         trust: ssl.SSLContext | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """By default: real connections, the system's and certifi's authorities."""
+        """Send through `network` and trust the certificate authorities of `trust`.
+
+        The defaults are real connections, and the authorities of the system and of certifi.
+        """
         self._receivers = receivers
         own = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
         self._network = network or own
@@ -62,7 +67,7 @@ class Sender:
     async def send(
         self, url: str, headers: dict[str, str], body: bytes, now: datetime
     ) -> DeliveryOutcome:
-        """One try; every failure is an outcome."""
+        """Make one attempt; a failure is returned as an outcome, not raised."""
         try:
             target = self._receivers.rules.target(url)
             async with asyncio.timeout(self._timeout_s):
@@ -72,7 +77,7 @@ class Sender:
         except (TimeoutError, httpcore.TimeoutException):
             return DeliveryOutcome("timed_out")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            return DeliveryOutcome("tls_failed" if _is_about_tls(error) else "connection_failed")
+            return DeliveryOutcome("tls_failed" if _is_tls_error(error) else "connection_failed")
 
     async def _post(
         self, target: ReceiverAddress, headers: dict[str, str], body: bytes, now: datetime
@@ -101,31 +106,31 @@ class Sender:
         ) as connection:
             response = await connection.handle_async_request(request)
             outcome = _outcome(response, now)
-            await _read_away(response)
+
+            # A little of the body is read, so that well-behaved receivers see no broken connection. It cannot change
+            # the outcome any more.
+            size, stream = 0, cast("AsyncGenerator[bytes]", response.aiter_stream())
+            with suppress(TimeoutError, httpcore.NetworkError, httpcore.ProtocolError):
+                async with asyncio.timeout(READ_BODY_S), aclosing(stream):
+                    async for block in stream:
+                        size += len(block)
+                        if size >= MAX_BODY_BYTES:
+                            break
             return outcome
 
 
 def _outcome(response: httpcore.Response, now: datetime) -> DeliveryOutcome:
+    """The outcome that status and headers of a response stand for."""
     status = response.status
     if 200 <= status < 300:
         return DeliveryOutcome(None, status)
     failure = "redirected" if 300 <= status < 400 else "refused_by_receiver"
-    given = {name.lower(): value for name, value in response.headers}.get(b"retry-after", b"")
-    return DeliveryOutcome(failure, status, retry_after(given.decode("latin-1"), now))
+    header = {name.lower(): value for name, value in response.headers}.get(b"retry-after", b"")
+    return DeliveryOutcome(failure, status, retry_after(header.decode("latin-1"), now))
 
 
-async def _read_away(response: httpcore.Response) -> None:
-    """Read a little of the answer, so that a well-behaved receiver sees no broken connection; the status stands."""
-    size, stream = 0, cast("AsyncGenerator[bytes]", response.aiter_stream())
-    with suppress(TimeoutError, httpcore.NetworkError, httpcore.ProtocolError):
-        async with asyncio.timeout(READ_AWAY_S), aclosing(stream):
-            async for block in stream:
-                size += len(block)
-                if size >= LONGEST_ANSWER:
-                    return
-
-
-def _is_about_tls(error: BaseException | None) -> bool:
+def _is_tls_error(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, comes from TLS."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
             return True
@@ -134,7 +139,7 @@ def _is_about_tls(error: BaseException | None) -> bool:
 
 
 def default_trust() -> ssl.SSLContext:
-    """The system's authorities (`SSL_CERT_FILE` adds an own one) and certifi's, where a system brings none."""
+    """Trust the system's authorities, those in `SSL_CERT_FILE`, and certifi's, as some systems have none."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context

@@ -1,6 +1,7 @@
-"""Connects to a receiver: resolves its name once, checks every answer, and connects to a checked literal address.
+"""Connects to a receiver: resolves its name once, checks every address, and connects to one of the checked addresses.
 
-"Resolve, check, then connect by name" would fall to a name that answers differently the second time (DNS rebinding).
+Resolving, checking and then connecting by name would be open to DNS rebinding: the name could resolve to another
+address the second time.
 """
 
 import asyncio
@@ -9,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import httpcore
@@ -17,29 +17,28 @@ import httpcore
 from tuneship.events.addresses import AddressRules, ReceiverAddress
 
 T = TypeVar("T")
-# Host and port to IP addresses; empty when the name does not exist. Blocks.
+# Resolves host and port to IP addresses, none if the name does not exist. Blocks.
 Resolver = Callable[[str, int], Sequence[str]]
-# Names that are looked up for callers at the same time: sick ones must not take the threads of
-# all requests.
+# How many names are resolved for requests at the same time: slow ones must not occupy the threads of all requests.
 LOOKUPS = 4
 
 
 class TooManyLookups(Exception):
-    """Other callers' names are being looked up."""
+    """The names of too many other requests are being resolved."""
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
-    """What the system's resolver says, in its order of preference."""
+    """Resolve a name with the system's resolver, in its order of preference."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # a label of 64 characters is a UnicodeError
         return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 @dataclass(frozen=True)
 class Receivers:
-    """Rules and resolver: the one answer to whether a receiver may be called."""
+    """Rules and resolver, which together decide whether a receiver may be called."""
 
     rules: AddressRules
     resolve: Resolver = resolve
@@ -48,7 +47,10 @@ class Receivers:
     )
 
     def check(self, url: str) -> None:
-        """At registration. Blocks while the name is resolved. Raises `TargetRefused`, `TooManyLookups`."""
+        """Check a URL that a client registers; blocks while its name is resolved.
+
+        Raises `TargetRefused`, `TooManyLookups`.
+        """
         target = self.rules.target(url)
         if not self._room.acquire(blocking=False):
             raise TooManyLookups
@@ -58,19 +60,19 @@ class Receivers:
             self._room.release()
 
     def addresses(self, target: ReceiverAddress) -> Sequence[str]:
-        """The checked addresses of a receiver. Blocks. Raises `TargetRefused`."""
-        found = self.resolve(target.host, target.port)
-        self.rules.check(target, found)
-        return found
+        """Resolve and check the addresses of a receiver; blocks. Raises `TargetRefused`."""
+        addresses = self.resolve(target.host, target.port)
+        self.rules.check(target, addresses)
+        return addresses
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects only to checked addresses of one target; the URL's name stays in `Host` and in TLS."""
+    """Connects only to checked addresses of one target; `Host` and TLS still use the name in the URL."""
 
     def __init__(
         self, receivers: Receivers, target: ReceiverAddress, network: httpcore.AsyncNetworkBackend
     ) -> None:
-        """`network` makes the connections."""
+        """Connect through `network`."""
         self._receivers = receivers
         self._target = target
         self._network = network
@@ -84,9 +86,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first checked address that answers. Raises `TargetRefused`, httpcore's `ConnectError`."""
-        look_up = partial(self._receivers.addresses, self._target)
         failure: Exception = httpcore.ConnectError("no address")
-        for address in await in_thread_of_its_own(look_up):
+        addresses = await run_in_own_thread(lambda: self._receivers.addresses(self._target))
+        for address in addresses:
             try:
                 return await self._network.connect_tcp(
                     address, port, timeout, local_address, socket_options
@@ -96,8 +98,11 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         raise failure
 
 
-async def in_thread_of_its_own(work: Callable[[], T]) -> T:
-    """Look-ups of sick names last half a minute: they must neither fill the service's threads nor delay its end."""
+async def run_in_own_thread(work: Callable[[], T]) -> T:
+    """Run a blocking function in a new daemon thread, and return or raise what it does.
+
+    Resolving some names takes half a minute, which must neither occupy the service's thread pools nor delay its end.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -113,9 +118,9 @@ async def in_thread_of_its_own(work: Callable[[], T]) -> T:
         value, failure = None, None
         try:
             value = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             failure = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the event loop may be closed by now
             loop.call_soon_threadsafe(settle, value, failure)
 
     threading.Thread(target=run, daemon=True, name="webhook-resolver").start()

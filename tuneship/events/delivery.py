@@ -1,7 +1,8 @@
-"""The delivery loop: what the rows say is due is tried, at most two at a time for each receiver.
+"""The delivery loop: attempts the deliveries that are due, at most two at a time for each receiver.
 
-Level-triggered like the supervisor: it remembers only what is in the air. After `kill -9` a delivery whose result was
-not written is due again, under the same `webhook-id`: at least once. One sick receiver delays nobody else.
+It is level-triggered like the supervisor: the rows say what is due, and memory holds only what is in flight. After
+`kill -9` a delivery whose outcome was not recorded is due again, with the same `webhook-id`, so each is delivered at
+least once. A slow receiver does not delay others.
 """
 
 import asyncio
@@ -18,24 +19,23 @@ from tuneship.host.thread_pools import Threads
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.store import webhook_records
 from tuneship.store.database import Database
-from tuneship.store.queries import Row
 from tuneship.store.webhook_records import FAILING, GONE, Due
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
-# Tries at the same time for one receiver.
+# Attempts in flight for one receiver.
 IN_FLIGHT = 2
-# Tries at the same time in all: each holds a socket. Receivers without trouble come first.
-TOGETHER = 256
-# At shutdown, for what is in the air; the rest is due after the restart.
+# Attempts in flight in all, since each holds a socket. Healthy receivers come first.
+MAX_IN_FLIGHT = 256
+# How long a shutdown waits for attempts in flight; the others are due again after the restart.
 DRAIN_S = 5.0
-# The pause after a failure of ours, which doubles until it is the longest.
+# The pause before a failed read or write of ours is retried: it doubles up to the longest.
 RECORD_AGAIN_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class Deliverer:
-    """Sends due deliveries until it is cancelled."""
+    """Attempts due deliveries until it is cancelled."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class Deliverer:
         clock: Callable[[], datetime],
         draw: Callable[[], float],
     ) -> None:
-        """`draw` gives numbers in [0, 1) for the jitter."""
+        """Use `draw`, which returns random numbers in [0, 1), for the jitter."""
         self._database = database
         self._vault = vault
         self._sender = sender
         self._clock = clock
         self._draw = draw
         self._busy: dict[str, set[str]] = {}
-        """Events in the air, by webhook."""
+        """Ids of the events in flight, by webhook."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
         self._threads = Threads("webhook deliveries", 4)
 
     async def run(self) -> None:
-        """Until cancelled; then tries in the air may end."""
+        """Run until cancelled; then give the attempts in flight some time to end."""
         try:
             while True:
                 await self._tick()
@@ -67,24 +67,22 @@ class Deliverer:
                     async with asyncio.timeout(TICK_S):
                         await self._landed.wait()
         finally:
-            await self._drain()
-
-    async def _drain(self) -> None:
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=DRAIN_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            if self._tasks:
+                _, late = await asyncio.wait(self._tasks, timeout=DRAIN_S)
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
 
     async def _tick(self) -> None:
+        """Start the deliveries that are due and fit."""
         busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
         try:
-            found = await self._threads.run(self._find, busy)
-        except Exception:  # e.g. the database is away: the next tick tries again
+            due_now = await self._threads.run(self._find, busy)
+        except Exception:  # e.g. the database does not answer: the next tick tries again
             logger.exception("due webhook deliveries could not be read")
             await asyncio.sleep(RECORD_AGAIN_S)
             return
-        for due in found:
+        for due in due_now:
             webhook_id, event_id = due.key
             self._busy.setdefault(webhook_id, set()).add(event_id)
             task = asyncio.create_task(self._deliver(due))
@@ -92,20 +90,28 @@ class Deliverer:
             task.add_done_callback(self._tasks.discard)
 
     def _find(self, busy: Mapping[str, frozenset[str]]) -> list[Due]:
-        now, found = self._clock(), list[Due]()
-        room = TOGETHER - sum(len(ids) for ids in busy.values())
+        """Read the deliveries to start now, next to those in flight (`busy`)."""
+        now, chosen = self._clock(), list[Due]()
+        room = MAX_IN_FLIGHT - sum(len(ids) for ids in busy.values())
         with self._database.read() as connection:
             for webhook in webhook_records.webhooks_with_due(connection, now):
                 ids = busy.get(webhook["id"], frozenset[str]())
-                limit = min(IN_FLIGHT - len(ids), room - len(found))
+                limit = min(IN_FLIGHT - len(ids), room - len(chosen))
                 if limit > 0:
-                    found += webhook_records.next_due(connection, webhook, now, ids, limit)
-        return found
+                    chosen += webhook_records.next_due(connection, webhook, now, ids, limit)
+        return chosen
 
     async def _deliver(self, due: Due) -> None:
+        """Attempt one delivery and record its outcome."""
         webhook_id, event_id = due.key
         try:
-            await self._record_safely(due, await self._try_safely(due))
+            try:
+                outcome = await self._attempt(due)
+            except Exception:
+                # Our own failure counts as an attempt: an event that always fails here must not be tried for ever.
+                logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
+                outcome = DeliveryOutcome("internal_error")
+            await self._record_safely(due, outcome)
         finally:
             self._busy[webhook_id].discard(event_id)
             if not self._busy[webhook_id]:
@@ -113,7 +119,7 @@ class Deliverer:
             self._landed.set()
 
     async def _record_safely(self, due: Due, outcome: DeliveryOutcome) -> None:
-        """Until it is recorded: the row is still due, and the receiver must not be called again for that."""
+        """Record an outcome, and retry until it is recorded: else the row is due, and the receiver is called again."""
         pause_s = RECORD_AGAIN_S
         while True:
             try:
@@ -125,41 +131,40 @@ class Deliverer:
             else:
                 return
 
-    async def _try_safely(self, due: Due) -> DeliveryOutcome:
-        """What fails here without the receiver's doing counts as a try: it would fail for ever."""
-        try:
-            return await self._try(due)
-        except Exception:
-            logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
-            return DeliveryOutcome("internal_error")
-
-    async def _try(self, due: Due) -> DeliveryOutcome:
+    async def _attempt(self, due: Due) -> DeliveryOutcome:
+        """Sign and send one event."""
         now, body = self._clock(), event(dict(due.event)).model_dump_json().encode()
-        try:
-            signers = self._signers(due.webhook, now)
-        except SealBroken:
-            logger.error("the secret of %s cannot be read: is the master key another?", due.key[0])  # noqa: TRY400
-            return DeliveryOutcome("secret_unreadable")
-        headers = signed_headers(signers, due.event["id"], int(now.timestamp()), body)
-        return await self._sender.send(due.webhook["url"], headers, body, now)
-
-    def _signers(self, webhook: Row, now: datetime) -> list[str]:
-        """The secret in force and, while a rotation lasts, the one before it."""
-        sealed = [webhook["secret"]]
-        if webhook["previous_secret"] is not None and webhook["previous_until"] > now:
+        webhook, sealed = due.webhook, [due.webhook["secret"]]
+        # During a rotation, the previous secret signs too.
+        until = webhook["previous_until"]
+        if webhook["previous_secret"] is not None and until is not None and until > now:
             sealed.append(webhook["previous_secret"])
-        return [self._vault.open(one, webhook["id"]).decode() for one in sealed]
+        try:
+            secrets = [self._vault.open(secret, webhook["id"]).decode() for secret in sealed]
+        except SealBroken:
+            text = "the secret of %s cannot be read: was the master key replaced?"
+            logger.error(text, due.key[0])  # noqa: TRY400
+            return DeliveryOutcome("secret_unreadable")
+        headers = signed_headers(secrets, due.event["id"], int(now.timestamp()), body)
+        return await self._sender.send(webhook["url"], headers, body, now)
 
     def _record(self, due: Due, outcome: DeliveryOutcome) -> None:
+        """Store an outcome, and switch off a webhook that is gone or has failed for too long."""
         now, webhook_id = self._clock(), due.key[0]
         with self._database.write() as connection:
             if outcome.failure is None and outcome.status is not None:
-                webhook_records.delivered(connection, due, outcome.status, now)
+                webhook_records.record_success(connection, due, outcome.status, now)
                 return
-            again = next_try(due.attempts + 1, now, self._draw(), outcome.retry_after)
-            what = {"failure": outcome.failure, "response_status": outcome.status}
-            is_hopeless = webhook_records.failed(connection, due, now, again, **what)
-            if outcome.is_gone or is_hopeless:
+            next_attempt_at = next_try(due.attempts + 1, now, self._draw(), outcome.retry_after)
+            has_failed_too_long = webhook_records.record_failure(
+                connection,
+                due,
+                now,
+                next_attempt_at,
+                failure=outcome.failure,
+                response_status=outcome.status,
+            )
+            if outcome.is_gone or has_failed_too_long:
                 reason = GONE if outcome.is_gone else FAILING
                 webhook_records.switch_off(connection, webhook_id, reason, now)
                 logger.warning("webhook switched off (%s): %s", reason, webhook_id)

@@ -1,10 +1,9 @@
-"""Files that only a key opens: what a tenant gave, and what became of it, never lies on a disk in plain text.
+"""Encrypted files: data of a tenant, and all that is made from it, is never on a disk in plain text.
 
-Tink's streaming AEAD: segments of 1 MiB that cannot be changed, exchanged, left out or cut off unnoticed. Each object
-(a dataset, the checkpoints of a job, an adapter) has a key of its own, so that no file passes for one of another
-object; the file's name is the associated data, so that none passes for another of the same object. A key of None is a
-file that an earlier version wrote in plain. Who keeps the keys: `tuneship/service/access/data_keys.py`. Knows no
-database.
+Files use Tink's streaming AEAD, whose segments of 1 MiB cannot be changed, exchanged, removed or cut off unnoticed.
+Each object (a dataset, the checkpoints of a job, an adapter) has a data key of its own, so that no file can replace one
+of another object, and the file's name is the associated data, so that no file can replace another of the same object.
+A key of None stands for a plain file from an earlier version. `tuneship/service/access/data_keys.py` keeps the keys.
 """
 
 import io
@@ -15,27 +14,30 @@ from typing import Any, BinaryIO
 import tink
 from tink import secret_key_access, streaming_aead
 
-# Bytes that are sealed or opened at once: a segment.
-BLOCK = 1 << 20
+# One segment: the most that is sealed or opened at once.
+BLOCK_BYTES = 1 << 20
 
 streaming_aead.register()
 
 
 class ObjectDamaged(OSError):
-    """A sealed file was changed, cut off, exchanged, or its key is another one."""
+    """A sealed file was changed, cut off or exchanged, or the key does not belong to it.
+
+    It is an `OSError`, since code that handles unreadable files must handle damaged ones too.
+    """
 
     def __init__(self) -> None:
-        """An OSError: who expects that a file cannot be read expects this."""
         super().__init__("a sealed file is damaged, or its key is another one")
 
 
 def new_key() -> str:
-    """A data key, as text of about 240 characters."""
+    """Generate a data key, as text of about 240 characters."""
     template = streaming_aead.streaming_aead_key_templates.AES256_GCM_HKDF_1MB
     handle = tink.new_keyset_handle(template)
     return tink.proto_keyset_format.serialize(handle, secret_key_access.TOKEN).hex()
 
 
+# The files of an object share a key, and are opened one after the other: it is parsed once.
 @lru_cache(maxsize=64)
 def _primitive(key: str) -> Any:
     handle = tink.proto_keyset_format.parse(bytes.fromhex(key), secret_key_access.TOKEN)
@@ -43,21 +45,22 @@ def _primitive(key: str) -> Any:
 
 
 class SealingWriter:
-    """Seals what is written to it; the file is whole once it is closed."""
+    """Encrypts the bytes written to it; the file is complete only after `close`."""
 
     def __init__(self, file: BinaryIO, key: str, name: str) -> None:
-        """`file`: takes the sealed bytes and is closed with this. `name`: that the file will have."""
+        """Write sealed bytes to `file`, which `close` closes too. `name`: the name that the file will have."""
         self._target = _Target(file)
         self._stream: BinaryIO = _primitive(key).new_encrypting_stream(self._target, name.encode())
 
     def write(self, block: "bytes | bytearray | memoryview") -> None:
-        """Raises `OSError`, e.g. when the disk is full."""
+        """Append plain bytes. Raises `OSError`, e.g. if the disk is full."""
         view = memoryview(block)
-        for start in range(0, len(view), BLOCK):  # of what is longer, Tink makes a copy per segment
-            self._attempt(lambda start=start: self._stream.write(view[start : start + BLOCK]))
+        # Tink would copy the whole rest of a longer block for each segment.
+        for start in range(0, len(view), BLOCK_BYTES):
+            self._attempt(lambda start=start: self._stream.write(view[start : start + BLOCK_BYTES]))
 
     def close(self) -> None:
-        """Write the last segment, which says that nothing follows. Raises `OSError`."""
+        """Write the last segment, which marks the end of the file, and close it. Raises `OSError`."""
         self._attempt(self._stream.close)
 
     def _attempt(self, work: Any) -> None:
@@ -68,7 +71,7 @@ class SealingWriter:
 
 
 class _Target(io.RawIOBase):
-    """Remembers why the file could not be written: Tink only says that it failed."""
+    """Remembers why a write failed, since Tink's error does not say."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -97,7 +100,7 @@ class _Target(io.RawIOBase):
 
 
 class _Opened(io.RawIOBase):
-    """The plain text of a sealed file, from start to end."""
+    """Reads the plain bytes of a sealed file from start to end."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -121,25 +124,26 @@ class _Opened(io.RawIOBase):
 
 
 def open_plain(path: Path, key: str | None, name: str = "") -> BinaryIO:
-    """A file from its start; it cannot be sought. `name`: the one it is sealed with, where it still has another.
+    """Open a file for reading its plain bytes from start to end; it is not seekable.
 
-    Raises `OSError`, and `ObjectDamaged` while it is read.
+    `key`: None for a plain file. `name`: the name for which the file is sealed, if it still has another one.
+    Raises `OSError`; reading raises `ObjectDamaged`.
     """
     file = path.open("rb")
     if key is None:
         return file
     stream = _primitive(key).new_decrypting_stream(file, (name or path.name).encode())
-    return io.BufferedReader(_Opened(stream), BLOCK)
+    return io.BufferedReader(_Opened(stream), BLOCK_BYTES)
 
 
 def read_plain(path: Path, key: str | None) -> bytes:
-    """A whole file. Raises `OSError`, `ObjectDamaged`."""
+    """Read the plain bytes of a whole file. Raises `OSError`, `ObjectDamaged`."""
     with open_plain(path, key) as file:
-        return b"".join(iter(lambda: file.read(BLOCK), b""))
+        return b"".join(iter(lambda: file.read(BLOCK_BYTES), b""))
 
 
 def write_sealed(path: Path, key: str | None, content: bytes) -> None:
-    """A whole file; in plain without a key. Raises `OSError`."""
+    """Write a whole file, sealed if there is a key. Raises `OSError`."""
     if key is None:
         path.write_bytes(content)
         return

@@ -1,6 +1,6 @@
-"""What the database holds encrypted: signing secrets, and stored answers that may show one.
+"""Encrypts values for the database: signing secrets of webhooks, and stored answers that may hold one.
 
-AES-256-GCM, bound to the row, so that nothing can be moved to another.
+It uses AES-256-GCM. Each value is bound to its row, so that it cannot be moved to another one.
 """
 
 import secrets
@@ -8,7 +8,7 @@ import secrets
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-# Begins whatever is sealed, so that another cipher can follow; no JSON text begins with it.
+# The first byte of every sealed value, so that a later version can use another cipher. No JSON text begins with it.
 VERSION = b"\x01"
 NONCE_BYTES = 12
 
@@ -18,24 +18,25 @@ class SealBroken(Exception):
 
 
 class Vault:
-    """Seals and opens under one key."""
+    """Seals and opens values with one key."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: 32 bytes that lie outside the database."""
+        """Use `key`: 32 bytes that lie outside the database."""
         self._cipher = AESGCM(key)
 
     def seal(self, plain: bytes, about: str) -> bytes:
-        """`about`: the id of the row that will hold it."""
+        """Encrypt a value; `about`: the id of the row that will hold it."""
+        # The nonce is random, as services that were restored from one backup must not reuse a counter.
         nonce = secrets.token_bytes(NONCE_BYTES)
         return VERSION + nonce + self._cipher.encrypt(nonce, plain, about.encode())
 
     def open(self, sealed: bytes, about: str) -> bytes:
-        """What was sealed. Raises `SealBroken`."""
+        """Decrypt a value that was sealed for the same `about`. Raises `SealBroken`."""
         version, content = sealed[:1], sealed[1:]
         nonce, ciphertext = content[:NONCE_BYTES], content[NONCE_BYTES:]
         if version != VERSION:
             raise SealBroken
         try:
             return self._cipher.decrypt(nonce, ciphertext, about.encode())
-        except (InvalidTag, ValueError):  # ValueError: too short to be sealed at all
+        except (InvalidTag, ValueError):  # ValueError: too short to be a sealed value
             raise SealBroken from None

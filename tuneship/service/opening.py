@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.service.access.api_keys import derived_secret, read_or_make_secret, read_secret
+from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
 from tuneship.service.access.data_keys import AnotherMasterKey, keyring_of
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
@@ -20,13 +20,13 @@ from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
 from tuneship.store.database import Database, url_of
 from tuneship.store.ownership import (
     RECORD,
-    check_belonging,
     check_name,
+    check_ownership,
     read_record,
-    record_belonging,
+    record_ownership,
 )
 from tuneship.store.quarantine import objects_of
-from tuneship.store.queries import Row
+from tuneship.store.row_types import InstallationRow
 
 # A clock may be set back this far, e.g. by NTP after a start.
 CLOCK_TOLERANCE = timedelta(minutes=5)
@@ -62,7 +62,7 @@ def open_for_command(settings: ServiceSettings) -> Installation:
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
-    check_belonging(settings.data_dir, url, found)
+    check_ownership(settings.data_dir, url, found)
     if not found.is_used and not settings.master_key.is_file():
         raise NoInstallation(
             f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"
@@ -89,7 +89,7 @@ def open_for_service(
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
-    check_belonging(settings.data_dir, url, found)
+    check_ownership(settings.data_dir, url, found)
     read = read_secret if found.is_used else read_or_make_secret
     secret = read(settings.master_key)
     database = Database(url)
@@ -101,7 +101,7 @@ def open_for_service(
             _check_files(connection, settings, secret, now)
             _check_clock(row, now, accept_clock=accept_clock)
             # The file comes first: killed here, its number is one ahead, which the next start takes.
-            record_belonging(settings.data_dir, url, row["id"], row["starts"] + 1)
+            record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)
@@ -125,7 +125,7 @@ def check_key(connection: sa.Connection, secret: bytes) -> None:
     keyring_of(secret).check(connection)
 
 
-def _check_clock(row: Row, now: datetime, *, accept_clock: bool) -> None:
+def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:
     """Raises `ClockBehind`: keys that have expired would be good again, and new rows would look older than old ones."""
     newest: datetime | None = row["newest_time"]
     if newest is None or now > newest - CLOCK_TOLERANCE:

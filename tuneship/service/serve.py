@@ -43,8 +43,9 @@ from tuneship.runtime.replica_protocol import OpenReplica
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
 from tuneship.runtime.worker_protocol import Runtime
+from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
-from tuneship.service.access.api_keys import Keys, derived_secret
+from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.access.isolation import can_isolate, worker_folder
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S

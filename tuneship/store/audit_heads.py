@@ -1,7 +1,7 @@
-"""Signed heads of the audit chain: number and seal of its last row, written down outside the database.
+"""Signed heads of the audit chain: number and seal of its last row, recorded outside the database.
 
-Rows that were taken from the end of the chain leave no gap in it; a head that was kept elsewhere names a row that is
-no longer there. Signed with Ed25519, so that whoever keeps the file can check it with the public key alone.
+Rows deleted from the end of the chain leave no gap in it, but a head that was kept elsewhere then names a row that is
+no longer there. Heads are signed with Ed25519, so that whoever keeps the file can verify it with the public key alone.
 """
 
 import json
@@ -17,45 +17,45 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from tuneship.host.durable import flush_open
 
 HEADS_FILE = "audit-heads.jsonl"
-# Of each line.
-BEGINNING = b'{"seq": '
-# Bytes at the end of the file that surely hold the last line and more.
-LONGEST_TAIL = 4096
+# Every line begins with these bytes.
+LINE_START = b'{"seq": '
+# How much of the end of the file is read to find the last line, which is much shorter.
+TAIL_BYTES = 4096
 
 
 def heads_file(chosen: Path | None, data_dir: Path) -> Path:
-    """The file that the settings name; by default one in the data directory."""
+    """The file that the settings name, or by default the one in the data directory."""
     return chosen or data_dir / HEADS_FILE
 
 
 class HeadsDamaged(Exception):
-    """A line of the file is no head that this service has signed; the message names the line."""
+    """A line of the file is not a head signed by this service; the message names the line."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The chain up to one row."""
+    """Number and seal of one row, which stand for the chain up to it."""
 
     seq: int
     mac: bytes
 
 
 class Heads:
-    """The file of heads: one JSON object a line, only ever appended to."""
+    """The append-only file of heads, one JSON object per line."""
 
     def __init__(self, file: Path, key: bytes) -> None:
-        """`key`: 32 secret bytes that lie outside the database."""
+        """Sign with `key`: 32 secret bytes that lie outside the database."""
         self.file = file
         self._key = Ed25519PrivateKey.from_private_bytes(key)
         self._last = 0
 
     @property
     def public_key(self) -> Ed25519PublicKey:
-        """What a keeper of the file checks signatures with."""
+        """The key with which anybody can verify the signatures."""
         return self._key.public_key()
 
     def append(self, head: Head, now: datetime) -> None:
-        """Sign and add a head, unless the last one said the same. Raises `OSError`, `HeadsDamaged`."""
+        """Sign and append a head, unless it is the one appended last. Raises `OSError`, `HeadsDamaged`."""
         if head.seq == self._last:
             return
         text = _signed_text(head.seq, head.mac.hex(), now.isoformat())
@@ -67,27 +67,28 @@ class Heads:
         }
         if not self._last:
             self._drop_cut_line()
-        self._last = 0  # until the whole line is there
+        # Until the whole line is on disk, the next append must look for a cut line again.
+        self._last = 0
         with self.file.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
             flush_open(stream)
         self._last = head.seq
 
     def _drop_cut_line(self) -> None:
-        """What a crash or a full disk left half-written at the end: it was never a head."""
+        """Remove a last line that a crash or a full disk cut short: it was never a head."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.touch(mode=0o600)
         content = self.file.read_bytes()
         whole = content.rfind(b"\n") + 1
-        cut = content[whole : whole + len(BEGINNING)]
-        if not BEGINNING.startswith(cut):  # not ours to cut: the setting names another file
-            raise HeadsDamaged(f"{self.file} ends with something that is no signed head")
+        cut = content[whole : whole + len(LINE_START)]
+        if not LINE_START.startswith(cut):  # the setting names a file that is not ours to cut
+            raise HeadsDamaged(f"{self.file} ends with something that is not a signed head")
         os.truncate(self.file, whole)
 
     def read(self) -> Iterator[Head]:
-        """Every head, oldest first; none without the file. Raises `HeadsDamaged`.
+        """Iterate over the heads, oldest first; none if there is no file. Raises `HeadsDamaged`.
 
-        A last line without its newline was cut by a crash while it was written.
+        A last line without a newline is ignored: a crash cut it while it was written.
         """
         if not self.file.is_file():
             return
@@ -96,19 +97,19 @@ class Heads:
             yield self._read_line(line, f"line {number}")
 
     def last(self) -> Head | None:
-        """The newest head, found from the end of the file; None without one. Raises `HeadsDamaged`, `OSError`."""
+        """The newest head, read from the end of the file; None if there is none. Raises `HeadsDamaged`, `OSError`."""
         if not self.file.is_file():
             return None
         with self.file.open("rb") as stream:
-            stream.seek(max(0, self.file.stat().st_size - LONGEST_TAIL))
+            stream.seek(max(0, self.file.stat().st_size - TAIL_BYTES))
             *lines, _cut = stream.read().decode(errors="replace").split("\n")
         return self._read_line(lines[-1], "the last line") if lines else None
 
     def _read_line(self, line: str, place: str) -> Head:
         try:
-            found = json.loads(line)
-            seq, mac, at = int(found["seq"]), str(found["mac"]), str(found["at"])
-            signature = bytes.fromhex(found["signature"])
+            record = json.loads(line)
+            seq, mac, at = int(record["seq"]), str(record["mac"]), str(record["at"])
+            signature = bytes.fromhex(record["signature"])
             self.public_key.verify(signature, _signed_text(seq, mac, at))
             return Head(seq, bytes.fromhex(mac))
         except (ValueError, TypeError, KeyError, InvalidSignature):

@@ -1,8 +1,8 @@
-"""Makes a backup of an installation, while its service runs or not: one view of the rows, and every file they name.
+"""Backs up an installation, with its service running or stopped: one snapshot of the rows, and every file they name.
 
-The rows are copied by our own code from one transaction that reads: no client program of PostgreSQL is needed, and a
-backup of either database can be restored into either. Files are linked, while that view is opened, into a folder of
-ours: what is deleted from then on is still there for the backup.
+The rows are copied by our own code from one read transaction: no PostgreSQL client program is needed, and a backup of
+either database can be restored into either. While that transaction is open, files are hard-linked ("pinned") into a
+folder of the backup, so that files deleted afterwards can still be copied.
 """
 
 import fcntl
@@ -36,16 +36,15 @@ from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.stored_files import stored_objects
 
-# Folders in `scratch` with links to the files of a backup that is being made.
+# Prefix of the folders in `scratch` that hold the pins of a running backup.
 PINS = "backup-"
-# A file whose row is deleted in the moment in which it is to be linked makes the backup look
-# again.
-TRIES = 20
+# A file that is deleted together with its row just before it is pinned makes the backup take another snapshot.
+SNAPSHOT_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is backed up."""
+    """The installation that is backed up."""
 
     database: Database
     data_dir: Path
@@ -55,32 +54,33 @@ class Source:
 
 @dataclass
 class Backup:
-    """One run into one folder."""
+    """One run of the backup into one folder."""
 
     source: Source
     folder: Path
     now: datetime
     version: str
-    before: Manifest | None = None
-    """What the folder holds so far."""
+    previous: Manifest | None = None
+    """The complete backup that the folder already holds."""
     verifies: bool = False
-    """Read again what was copied before."""
+    """Whether to read and compare the files that earlier backups copied."""
     files: dict[str, BlobFile] = field(default_factory=dict[str, BlobFile])
     missing: list[str] = field(default_factory=list[str])
     copied: int = 0
-    """Files that were not in the folder yet."""
+    """Number of files that the folder did not hold yet."""
 
     @property
     def _stamp(self) -> str:
         return self.now.strftime("%Y%m%dT%H%M%S%f")
 
     def make(self, *, with_master_key: bool) -> Manifest:
-        """Raises `BackupFault`, `OSError`, SQLAlchemy's errors: then the backup before is as it was."""
-        with _alone(self.source.data_dir), self._unfinished():
+        """Run the backup. If it raises `BackupFault`, `OSError` or SQLAlchemy's errors, the previous one is intact."""
+        with _only_backup(self.source.data_dir), self._unfinished():
             with _pins(self.source.data_dir) as pins:
-                heads = (
-                    self._copy_heads()
-                )  # before the rows: no head may name a row that is not there
+                # The heads come before the rows: no head may name a row that the backup lacks.
+                name, heads = f"audit-heads-{self._stamp}.jsonl", None
+                with suppress(FileNotFoundError):
+                    heads = NamedFile(name, copy_file(self.source.heads, self.folder / name))
                 rows, digests = self._copy_rows(pins)
                 self._copy_files(pins, digests)
             if with_master_key:
@@ -101,24 +101,24 @@ class Backup:
 
     def _identity(self) -> str:
         with self.source.database.read() as connection:
-            found = connection.scalar(sa.select(installation.installation.c.id))
-        if found is None:
+            identity = connection.scalar(sa.select(installation.installation.c.id))
+        if identity is None:
             raise BackupFault("the database has no id: start the service once")
-        return found
+        return identity
 
     @contextmanager
     def _unfinished(self) -> Generator[None]:
-        """Refuses a folder that holds something else; takes everything new away again unless it was finished."""
+        """Refuse a folder that holds something else; remove everything new again if the block raises."""
         identity = self._identity()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.before = read_manifest(self.folder)
+        self.previous = read_manifest(self.folder)
         mark = self.folder / UNFINISHED
-        whose = self.before.installation if self.before else None
-        if whose is None and mark.is_file():
-            whose = mark.read_text().strip()
-        if whose is None and any(self.folder.iterdir()):
+        owner = self.previous.installation if self.previous else None
+        if owner is None and mark.is_file():
+            owner = mark.read_text().strip()
+        if owner is None and any(self.folder.iterdir()):
             raise BackupFault(f"{self.folder} holds something else: name a new or empty folder")
-        if whose not in (None, identity):
+        if owner not in (None, identity):
             raise BackupFault(
                 f"{self.folder} holds the backup of another installation: name another"
             )
@@ -127,46 +127,39 @@ class Backup:
         try:
             yield
         except BaseException:
-            if self.before is None and not kept_key:
+            if self.previous is None and not kept_key:
                 (self.folder / KEY).unlink(missing_ok=True)
-            tidy(self.folder, self.before)
+            tidy(self.folder, self.previous)
             raise
 
-    def _copy_heads(self) -> NamedFile | None:
-        name = f"audit-heads-{self._stamp}.jsonl"
-        try:
-            return NamedFile(name, copy_file(self.source.heads, self.folder / name))
-        except FileNotFoundError:
-            return None
-
     def _copy_rows(self, pins: Path) -> tuple[NamedFile, dict[str, str]]:
-        """The rows, and the digests of the files that they name, each of which is linked, copied or missing."""
-        for number in range(TRIES):
+        """Write the rows; returns their file, and the digests of all files that they name.
+
+        Each of these files is in the previous backup, pinned, or in `missing`.
+        """
+        name = f"rows-{self._stamp}.sqlite"
+        for attempt in range(1, SNAPSHOT_ATTEMPTS + 1):
             with self.source.database.read() as connection:
                 digests = {
                     path: digest
-                    for one in stored_objects(connection)
-                    for path, digest in one.files.items()
+                    for stored in stored_objects(connection)
+                    for path, digest in stored.files.items()
                 }
                 gone = {
-                    path for path, digest in digests.items() if not self._secure(path, digest, pins)
+                    path for path, digest in digests.items() if not self._pin(path, digest, pins)
                 }
-                if gone <= self._still_named() or number == TRIES - 1:
+                # A second transaction shows the rows of now: files that it no longer names were deleted meanwhile,
+                # and a new snapshot does without them. A file that is gone while a row still names it is missing.
+                with self.source.database.read() as newer:
+                    named = {path for stored in stored_objects(newer) for path in stored.files}
+                if gone <= named or attempt == SNAPSHOT_ATTEMPTS:
                     self.missing += gone
-                    name = f"rows-{self._stamp}.sqlite"
                     _write_rows(connection, self.folder / name)
-                    break
-        else:
-            raise AssertionError
-        return NamedFile(name, sha256_of(self.folder / name)), digests
+                    return NamedFile(name, sha256_of(self.folder / name)), digests
+        raise AssertionError
 
-    def _still_named(self) -> set[str]:
-        """Paths that rows name now, in a view of its own."""
-        with self.source.database.read() as connection:
-            return {path for one in stored_objects(connection) for path in one.files}
-
-    def _secure(self, path: str, digest: str, pins: Path) -> bool:
-        """See to it that the file can be copied later, whoever deletes it; answers whether it is there."""
+    def _pin(self, path: str, digest: str, pins: Path) -> bool:
+        """Make sure that the file can be copied later even if it is deleted; returns whether it exists."""
         pin = pins / path
         if self._has(path, digest) or pin.exists():
             return True
@@ -176,15 +169,15 @@ class Backup:
             os.link(original, pin)
         except FileNotFoundError:
             return False
-        except OSError:  # the file system has no links, or `blobs` is one of its own
+        except OSError:  # no hard links here, or `blobs` is on another file system
             with suppress(FileNotFoundError):
                 shutil.copy(original, pin)
             return pin.exists()
         return True
 
     def _has(self, path: str, digest: str) -> bool:
-        """Whether the backup before holds the file; a file under a name never changes."""
-        known = None if self.before is None else self.before.files.get(path)
+        """Whether the previous backup holds the file; a file never changes under its name."""
+        known = None if self.previous is None else self.previous.files.get(path)
         file = self.folder / BLOBS / path
         if known is None or known.sha256 != digest or not file.is_file():
             return False
@@ -193,6 +186,7 @@ class Backup:
         return not self.verifies or sha256_of(file) == digest
 
     def _copy_files(self, pins: Path, digests: dict[str, str]) -> None:
+        """Copy the pinned files; a damaged one counts as missing."""
         (self.folder / BLOBS).mkdir(mode=0o700, exist_ok=True)
         for path, digest in digests.items():
             file, pin = self.folder / BLOBS / path, pins / path
@@ -211,7 +205,7 @@ def _write_rows(connection: sa.Connection, file: Path) -> None:
     try:
         with target.write() as copy:
             copy_rows(connection, copy)
-        target.forget()  # everything is in the file itself, nothing in its log
+        target.truncate_log()  # the file must be complete without its log
     finally:
         target.close()
     flush(file)
@@ -219,8 +213,8 @@ def _write_rows(connection: sa.Connection, file: Path) -> None:
 
 
 @contextmanager
-def _alone(data_dir: Path) -> Generator[None]:
-    """One backup of an installation at a time."""
+def _only_backup(data_dir: Path) -> Generator[None]:
+    """Refuse to run beside another backup of the same installation."""
     folder = os.open(data_dir / BLOBS, os.O_RDONLY)
     try:
         try:
@@ -234,9 +228,10 @@ def _alone(data_dir: Path) -> Generator[None]:
 
 @contextmanager
 def _pins(data_dir: Path) -> Generator[Path]:
-    """A folder for links, on the files' own file system where `blobs` is not mounted apart."""
+    """Make a folder for pins, on the file system of `blobs` unless that is mounted separately."""
     scratch = data_dir / "scratch"
-    for left in scratch.glob(f"{PINS}*"):  # of a backup that was killed: there is one at a time
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as made:
-        yield Path(made)
+    # Only one backup runs at a time, so these were left by a killed one.
+    for leftover in scratch.glob(f"{PINS}*"):
+        shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as folder:
+        yield Path(folder)

@@ -1,10 +1,11 @@
-"""The database: SQLite by default, Postgres by URL; read and write transactions. Knows tables, not resources.
+"""The database: SQLite by default, Postgres by URL; migrations, and read and write transactions.
 
-Both keep the same promise: one writer at a time, so what a handler has checked still holds when it writes (quotas,
-names, versions, the numbers of events), and events become visible in the order of their positions. SQLite says it
-with `BEGIN IMMEDIATE`, Postgres with an advisory lock that ends with the transaction; before that, the threads of one
-service queue among themselves (`write_queue.py`). Readers wait for nobody.
-SQLite runs with WAL and `synchronous=FULL`: what was answered survives power loss.
+Both databases give the same guarantee: there is one writer at a time, so whatever a handler has checked (quotas,
+names, versions, sequence numbers) still holds when it writes, and events become visible in the order of their
+positions. SQLite does it by `BEGIN IMMEDIATE`, Postgres by an advisory lock that ends with the transaction. Before
+that, the threads of a service queue among themselves (`write_queue.py`). Readers never wait.
+
+SQLite runs with WAL and `synchronous=FULL`, so every change that a client was told of survives a power failure.
 """
 
 import logging
@@ -32,28 +33,27 @@ from tuneship.store import tables
 from tuneship.store.read_cache import ReadCache
 from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
-# The newest migration. A database that already has it starts without loading Alembic.
+# The newest migration. For a database that has it, Alembic is not loaded.
 HEAD = "0009"
 SQLITE_FILE = "tuneship.sqlite"
-# Exit code where another service holds the database or the data directory.
+# Exit code if another service holds the database or the data directory.
 IN_USE = 6
-# How long a writer waits for the one before it; then the request is answered with 503.
-LOCK_PATIENCE_MS = 30_000
+# How long a writer waits for the lock before its request is answered with 503.
+LOCK_TIMEOUT_MS = 30_000
 CONNECT_SECONDS = 5
-# How long the network to a database server may be dead before a connection is given up.
-SILENCE_MS = 30_000
-# Names of our advisory locks in a Postgres database.
+# How long a connection may get no answer on the network before it is closed.
+NETWORK_TIMEOUT_MS = 30_000
+# The keys of our advisory locks in a Postgres database.
 WRITER_LOCK, SERVICE_LOCK = 0x7475_6E65_0001, 0x7475_6E65_0002
-# Postgres sees within this time that the connections of a killed service have ended, on a busy
-# machine too.
-CLAIM_PATIENCE_S = 15.0
+# Within this time Postgres notices, even on a busy machine, that the connections of a killed service are closed.
+CLAIM_TIMEOUT_S = 15.0
 
 
 logger = logging.getLogger(__name__)
 
 
 class DatabaseInUse(StartupError):
-    """Another service works on this database."""
+    """Another service uses this database."""
 
     exit_code = IN_USE
 
@@ -62,25 +62,25 @@ class DatabaseInUse(StartupError):
 
 
 class UnknownDatabase(StartupError):
-    """The URL names no database that the service can use."""
+    """The URL does not name a database that the service can use."""
 
 
 class OtherSchema(StartupError):
-    """The tables are those of another version of tuneship."""
+    """The tables belong to another version of tuneship."""
 
 
 class Database:
-    """Connections to one database, brought to the newest migration."""
+    """Connections to one database with the newest migration."""
 
     def __init__(self, url: str, *, migrates: bool = True) -> None:
-        """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be of this version already.
+        """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
-        Raises `UnknownDatabase`, `OtherSchema`, `sqlalchemy.exc.OperationalError` when it does not answer, and
-        `DatabaseInUse` when it would have to be migrated while a service of another version works on it.
+        Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
+        `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
         self.engine = engine_of(url)
+        # Urgent transactions have connections of their own, since all others may be in use.
         self._first_engine = engine_of(url)
-        """For those who must not wait: all connections of the other may be taken."""
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
         self._turns = WriteQueue()
@@ -92,34 +92,38 @@ class Database:
                 event.listen(engine, "begin", _begin_postgres)
         try:
             if self._revision() != HEAD:
-                if migrates:
-                    self._bring_up()
-                else:
-                    self._refuse_to_migrate()
+                if not migrates:
+                    raise OtherSchema(  # noqa: TRY301 - the connections are closed below
+                        "the database is not up to date with this version of tuneship: start the service of this "
+                        "version once, which brings it up to date"
+                    )
+                self._migrate_alone()
         except BaseException:
             self.close()
             raise
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether this is the embedded default."""
+        """Whether this is SQLite, the embedded default."""
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager
     def read(self, *, first: bool = False) -> Generator[sa.Connection]:
-        """A consistent view; nothing is written. `first`: on a connection that is kept for those who must not wait."""
+        """A read transaction with one consistent snapshot; `first`: on a connection reserved for urgent work."""
         options: dict[str, Any] = {}
-        if not self.is_sqlite:  # its default gives every statement a view of its own
+        if not self.is_sqlite:
+            # By default every statement in Postgres has a snapshot of its own.
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         with self._engine_for(first).connect().execution_options(**options) as connection:
             yield connection
 
     @contextmanager
     def write(self, *, clears: bool = True, first: bool = False) -> Generator[sa.Connection]:
-        """All or nothing; committed when the block ends without an exception.
+        """A write transaction, committed if the block ends without an exception and rolled back otherwise.
 
-        `clears`: whether what was read before may differ now; metrics and logs are in tables that nobody keeps.
-        `first`: ahead of all who wait to write, on a connection that is kept for it.
+        `clears`: whether to clear the read cache; writers of metrics and logs need not, as nobody caches those.
+        `first`: ahead of all waiting writers, on a connection reserved for urgent work.
+        Raises SQLAlchemy's errors; `sqlalchemy.exc.TimeoutError` if other writers held the database for too long.
         """
         try:
             with (
@@ -130,7 +134,8 @@ class Database:
                 connection.begin(),
             ):
                 yield connection
-        finally:  # of a commit that failed nobody knows whether it is in force
+        finally:
+            # A commit that failed may have taken effect, so the cache is cleared after errors, too.
             if clears:
                 self.cache.clear()
 
@@ -139,46 +144,38 @@ class Database:
 
     @contextmanager
     def _turn(self, *, first: bool) -> Generator[None]:
-        """SQLite's own waiting is a sleep that grows, and Postgres has one queue: neither lets anybody go first.
-
-        Writers of other processes still wait by the rules of the database.
-        """
+        # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
+        # queue. Writers in other processes still wait by the rules of the database.
         try:
-            with self._turns.turn(LOCK_PATIENCE_MS / 1000, first=first):
+            with self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first):
                 yield
         except TurnTimedOut:
             raise WaitedTooLong("other writers held the database too long") from None
 
     def claim(self) -> None:
-        """Be the only service on this database until `close`. Raises `DatabaseInUse`.
+        """Become the only service on this database, until `close`. Raises `DatabaseInUse`.
 
-        For SQLite the lock on the data directory says it. A Postgres that was restarted has forgotten the claim: it
-        guards against a second service by mistake, at its start, and against a change under a running one.
+        For SQLite the lock on the data directory does this. A restarted Postgres has forgotten the claim; it protects
+        against starting a second service by mistake, and against migrating under a running service.
         """
         if self.is_sqlite or self._claimed is not None:
             return
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
-        end = time.monotonic() + CLAIM_PATIENCE_S
+        deadline = time.monotonic() + CLAIM_TIMEOUT_S
         while not connection.execute(query).scalar_one():
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 connection.close()
                 raise DatabaseInUse
             time.sleep(0.1)
         self._claimed = connection
 
-    def _refuse_to_migrate(self) -> None:
-        raise OtherSchema(
-            "the database is not up to date with this version of tuneship: start the service of this "
-            "version once, which brings it up to date"
-        )
-
-    def _bring_up(self) -> None:
-        """Only while no service works on it; one that came first may have done it meanwhile."""
+    def _migrate_alone(self) -> None:
+        """Migrate while no service uses the database. Raises `DatabaseInUse`."""
         try:
             self.claim()
         except DatabaseInUse:
-            if self._revision() == HEAD:
+            if self._revision() == HEAD:  # a service that started earlier has migrated it meanwhile
                 return
             raise
         try:
@@ -193,7 +190,7 @@ class Database:
         return revision
 
     def _migrate(self) -> None:
-        """In one transaction: killed half-way it has changed nothing, and a second process waits for the first."""
+        # In one transaction: a kill in between changes nothing, and a second process waits for the first.
         from alembic import command  # noqa: PLC0415 - only a new or old database needs it
         from alembic.config import Config  # noqa: PLC0415
 
@@ -208,16 +205,16 @@ class Database:
             logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _release(self) -> None:
-        """A connection that goes back to the pool would keep the claim."""
+        # Closed for real: a connection that went back to the pool would keep the lock.
         if self._claimed is not None:
             self._claimed.invalidate()
             self._claimed.close()
             self._claimed = None
 
-    def forget(self) -> bool:
-        """Leave nothing of deleted rows in SQLite's log, where they would stay until others took their place.
+    def truncate_log(self) -> bool:
+        """Empty SQLite's write-ahead log, where deleted rows would stay until they are overwritten.
 
-        Answers whether it is done: while a transaction is open nothing happens. Postgres does it by itself (vacuum).
+        Returns whether it was done; while any transaction is open it is not. Postgres does this itself (vacuum).
         """
         if not self.is_sqlite:
             return True
@@ -228,7 +225,7 @@ class Database:
             busy, *_ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not busy
         finally:
-            cursor.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_MS}")
+            cursor.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
             connection.close()
 
     def close(self) -> None:
@@ -239,21 +236,21 @@ class Database:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the database failed (it does not answer, is locked, full or damaged), not what was asked of it."""
+    """Whether the database itself failed (it does not answer, is locked, full or damaged), not one statement."""
     if isinstance(error, (DataError, IntegrityError, ProgrammingError)):
         return False
     return isinstance(error, (DBAPIError, WaitedTooLong, PendingRollbackError))
 
 
 def revision_of(connection: sa.Connection) -> str | None:
-    """The migration that the tables come from; None in a database without our tables."""
+    """The migration that the database has; None if it has none of our tables."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(sa.text("select version_num from alembic_version")).scalar()
 
 
 def check_revision(revision: str | None) -> None:
-    """Raises `OtherSchema` for a revision that this version of tuneship does not know."""
+    """Raises `OtherSchema` if this version of tuneship does not know the revision."""
     if revision is not None and not (revision.isdecimal() and int(revision) <= int(HEAD)):
         raise OtherSchema(
             f"the database has schema {revision}, and this version of tuneship knows schemas up to "
@@ -262,7 +259,7 @@ def check_revision(revision: str | None) -> None:
 
 
 def url_of(chosen: SecretStr | None, data_dir: Path) -> str:
-    """The URL that the settings name; by default an SQLite file in the data directory."""
+    """The URL in the settings, or by default that of an SQLite file in the data directory."""
     return chosen.get_secret_value() if chosen else sqlite_url(data_dir / SQLITE_FILE)
 
 
@@ -272,20 +269,30 @@ def sqlite_url(file: Path) -> str:
 
 
 def engine_of(url: str) -> sa.Engine:
-    """Connections only: to look at a database without changing it. Raises `UnknownDatabase`."""
+    """Make an engine, which neither connects nor changes the database yet. Raises `UnknownDatabase`."""
     try:
         name = sa.make_url(url).get_backend_name()
         if name not in ("sqlite", "postgresql"):
             raise UnknownDatabase("the database URL must begin with sqlite or postgresql+psycopg")
+        options: dict[str, Any] = {}
+        if name == "postgresql":
+            options = {
+                "connect_timeout": CONNECT_SECONDS,
+                # Without these two, a connection to a server that was cut off would wait for many minutes.
+                "tcp_user_timeout": NETWORK_TIMEOUT_MS,
+                "keepalives_idle": NETWORK_TIMEOUT_MS // 1000,
+                "options": f"-c lock_timeout={LOCK_TIMEOUT_MS} -c timezone=UTC",
+            }
         return sa.create_engine(
             url,
-            pool_pre_ping=name != "sqlite",  # a restarted server is noticed before a request is
+            pool_pre_ping=name
+            != "sqlite",  # replaces connections that a restarted server has closed
             pool_size=8,
             max_overflow=64,  # more than the service has threads
-            hide_parameters=True,  # an error must not carry values into the log
-            connect_args={} if name == "sqlite" else _postgres_options(),
+            hide_parameters=True,  # errors, which are logged, must not hold values
+            connect_args=options,
         )
-    except ArgumentError:  # its message holds the URL, and that the password
+    except ArgumentError:  # its message holds the URL, and so the password
         raise UnknownDatabase("the database URL is not one that SQLAlchemy reads") from None
     except ModuleNotFoundError as error:
         raise UnknownDatabase(
@@ -293,24 +300,17 @@ def engine_of(url: str) -> sa.Engine:
         ) from None
 
 
-def _postgres_options() -> dict[str, Any]:
-    return {
-        "connect_timeout": CONNECT_SECONDS,
-        "tcp_user_timeout": SILENCE_MS,  # a server that is cut off without a word is not waited for
-        "keepalives_idle": SILENCE_MS // 1000,
-        "options": f"-c lock_timeout={LOCK_PATIENCE_MS} -c timezone=UTC",
-    }
-
-
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves
+    connection.isolation_level = (
+        None  # the driver must not begin transactions: `_begin_sqlite` does
+    )
     cursor = connection.cursor()
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
-        f"busy_timeout={LOCK_PATIENCE_MS}",
+        f"busy_timeout={LOCK_TIMEOUT_MS}",
         "foreign_keys=ON",
-        "secure_delete=ON",  # a key that was destroyed is not left in a free page
+        "secure_delete=ON",  # destroyed keys must not stay in free pages
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -1,6 +1,7 @@
-"""What happened to a deployment, line by line: state changes, replicas, generations that failed. Never text or tags.
+"""The log of a deployment: state changes, replicas, failed generations. Lines never hold prompts, outputs or tags.
 
-Lines are told apart by (timestamp, id); a page starts behind such a place. Kept for a while and up to a number.
+Lines are ordered by (timestamp, id), and a page starts after such a position. They are kept for a limited time and up
+to a limited number.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from tuneship.store.queries import Row
+from tuneship.store.queries import fetch_all
+from tuneship.store.row_types import DeploymentLogRow
 from tuneship.store.tables import deployment_logs
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -19,7 +21,7 @@ ID_BITS = 64
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line. `component`: who says it (`supervisor`, `replica`, `generate`)."""
+    """One line of a log; `component` is the part of the service that wrote it (`supervisor`, `replica`, `generate`)."""
 
     deployment_id: str
     timestamp: datetime
@@ -31,18 +33,18 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogPosition:
-    """Where a line stands in its log."""
+    """The position of a line in its log."""
 
     timestamp: datetime
     id: int
 
     def as_number(self) -> int:
-        """For a cursor: microseconds since the epoch, then the id."""
+        """Encode the position for a cursor: microseconds since the epoch in the high bits, the id in the low ones."""
         return ((self.timestamp - EPOCH) // timedelta(microseconds=1) << ID_BITS) + self.id
 
 
-def place_of(number: int) -> LogPosition:
-    """The place that `as_number` made a number of."""
+def position_of(number: int) -> LogPosition:
+    """Decode a position that `as_number` encoded."""
     moment = EPOCH + timedelta(microseconds=number >> ID_BITS)
     return LogPosition(moment, number & ((1 << ID_BITS) - 1))
 
@@ -50,7 +52,7 @@ def place_of(number: int) -> LogPosition:
 def add(connection: sa.Connection, *entries: LogEntry) -> None:
     """Append lines."""
     if entries:
-        connection.execute(sa.insert(deployment_logs), [asdict(one) for one in entries])
+        connection.execute(sa.insert(deployment_logs), [asdict(entry) for entry in entries])
 
 
 def lines(
@@ -60,8 +62,8 @@ def lines(
     descending: bool,
     after: LogPosition | None,
     limit: int,
-) -> list[Row]:
-    """At most `limit` lines behind `after`, in order of time."""
+) -> list[DeploymentLogRow]:
+    """Up to `limit` lines after a position, in order of time, newest first if `descending`."""
     moment, number = deployment_logs.c.timestamp, deployment_logs.c.id
     order = (moment.desc(), number.desc()) if descending else (moment, number)
     query = sa.select(deployment_logs).where(*where).order_by(*order).limit(limit)
@@ -72,11 +74,11 @@ def lines(
             if descending
             else (moment > after.timestamp) | (same & (number > after.id))
         )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return fetch_all(connection, query)
 
 
 def forget(connection: sa.Connection, before: datetime, most: int) -> None:
-    """Drop lines older than `before`, and of every deployment all but the newest `most`."""
+    """Delete lines older than `before`, and all but the newest `most` lines of each deployment."""
     table = deployment_logs
     connection.execute(sa.delete(table).where(table.c.timestamp < before))
     crowded = (

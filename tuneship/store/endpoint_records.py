@@ -1,9 +1,9 @@
-"""Endpoint rows: the split is one row, swapped in one transaction; every change raises its `version`."""
+"""Changes endpoint rows. The whole split is in one row, replaced in one transaction; each change raises `version`."""
 
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -11,7 +11,8 @@ from tuneship.contract.endpoints import EndpointStatus
 from tuneship.store import queries as rows
 from tuneship.store.database import is_away
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.queries import fetch_all
+from tuneship.store.row_types import EndpointRow
 from tuneship.store.tables import endpoints
 
 logger = logging.getLogger(__name__)
@@ -19,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 def swap(
     connection: sa.Connection,
-    row: Row,
+    row: EndpointRow,
     members: Sequence[dict[str, Any]],
     lease: dict[str, Any] | None,
     now: datetime,
     **more: Any,
 ) -> None:
-    """Set the whole split and the lease (`seconds`, `fallback`; None ends it), and `more` columns with them."""
+    """Replace the split and the lease (`seconds`, `fallback`; None ends it), and set `more` columns with them."""
     rows.change(
         connection,
         endpoints,
@@ -41,26 +42,39 @@ def swap(
     )
 
 
-def rename(connection: sa.Connection, row: Row, name: str, now: datetime) -> None:
-    """Where it routes to and whether it is active stay as they are."""
+def rename(connection: sa.Connection, row: EndpointRow, name: str, now: datetime) -> None:
+    """Give an endpoint another name; its split and its status stay as they are."""
     rows.change(connection, endpoints, row["id"], now, name=name, version=row["version"] + 1)
 
 
 def revert_lapsed(
     connection: sa.Connection, now: datetime, besides: Collection[str] = ()
 ) -> dict[str, Exception | None]:
-    """Return every endpoint whose lease has lapsed to its fallback; answers their ids, and for which it failed.
+    """Switch each endpoint whose lease has lapsed to its fallback, but for the ids in `besides`.
 
-    A row that cannot be used is logged and left as it is: it must not keep the traffic of others. `besides`: not these.
+    Returns the ids of these endpoints, with the error of each that failed. A row that cannot be used is logged and left
+    as it is, so that it does not hold up the traffic of other endpoints.
     """
-    lapsed = connection.execute(
-        sa.select(endpoints).where(is_lapsed(now), endpoints.c.id.not_in(besides))
-    ).mappings()
+    query = sa.select(endpoints).where(is_lapsed(now), endpoints.c.id.not_in(besides))
+    lapsed: list[EndpointRow] = fetch_all(connection, query)
     ended: dict[str, Exception | None] = {}
-    for row in map(dict, list(lapsed)):
+    for row in lapsed:
         try:
             with connection.begin_nested():
-                _revert(connection, row, now)
+                fallback = cast(
+                    "list[dict[str, Any]]", row["lease_fallback"]
+                )  # every lease has one
+                swap(connection, row, fallback, None, now)
+                emit(
+                    connection,
+                    "canary_endpoint.reverted",
+                    row,
+                    now,
+                    version=row["version"] + 1,
+                    to=fallback,
+                    reason="lease_expired",
+                    **{"from": row["members"]},
+                )
         except Exception as error:
             if is_away(error):
                 raise
@@ -72,31 +86,17 @@ def revert_lapsed(
 
 
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:
-    """Which endpoints have a lease that has lapsed and is not ended in the row yet."""
+    """Condition for endpoints whose lease has lapsed and is still in the row."""
     return endpoints.c.lease_until <= now
 
 
-def _revert(connection: sa.Connection, row: Row, now: datetime) -> None:
-    swap(connection, row, row["lease_fallback"], None, now)
-    emit(
-        connection,
-        "canary_endpoint.reverted",
-        row,
-        now,
-        version=row["version"] + 1,
-        to=row["lease_fallback"],
-        reason="lease_expired",
-        **{"from": row["members"]},
-    )
-
-
-def in_force(row: Row, now: datetime) -> Row:
-    """The endpoint as it stands: the fallback from the very moment at which the lease lapses, stored or not yet."""
+def in_force(row: EndpointRow, now: datetime) -> EndpointRow:
+    """The endpoint as it routes at `now`: by its fallback once the lease has lapsed, even before that is stored."""
     if row["lease_until"] is None or row["lease_until"] > now:
         return row
     return {
         **row,
-        "members": row["lease_fallback"],
+        "members": cast("list[dict[str, Any]]", row["lease_fallback"]),  # every lease has one
         "version": row["version"] + 1,
         "updated_at": row["lease_until"],
         "lease_seconds": None,
@@ -105,8 +105,11 @@ def in_force(row: Row, now: datetime) -> Row:
     }
 
 
-def live_with(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
-    """The client's endpoints that name the deployment anywhere: few, whereas it may have hundreds."""
+def endpoints_naming(
+    connection: sa.Connection, client_id: str, deployment_id: str
+) -> list[EndpointRow]:
+    """The client's endpoints that name the deployment in their split or fallback, deleted ones excepted."""
+    # The database searches the JSON text, since a client may have hundreds of endpoints, of which few match.
     named = [
         sa.cast(column, sa.Text).contains(deployment_id, autoescape=True)
         for column in (endpoints.c.members, endpoints.c.lease_fallback)
@@ -116,14 +119,16 @@ def live_with(connection: sa.Connection, client_id: str, deployment_id: str) -> 
         endpoints.c.status != EndpointStatus.DELETED,
         sa.or_(*named),
     )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return fetch_all(connection, query)
 
 
-def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> list[Row]:
+def endpoints_routing_to(
+    connection: sa.Connection, client_id: str, deployment_id: str
+) -> list[EndpointRow]:
     """Active endpoints that send the deployment traffic, or would when their lease lapses."""
     return [
         row
-        for row in live_with(connection, client_id, deployment_id)
+        for row in endpoints_naming(connection, client_id, deployment_id)
         if row["status"] == EndpointStatus.ACTIVE
         and any(
             member["id"] == deployment_id and member["traffic_percentage"] > 0
@@ -132,8 +137,10 @@ def users_of(connection: sa.Connection, client_id: str, deployment_id: str) -> l
     ]
 
 
-def retire(connection: sa.Connection, row: Row, status: EndpointStatus, now: datetime) -> None:
-    """It routes no more: `deleted`, or `inactive` (a forced delete took a member away) until its next valid update."""
+def retire(
+    connection: sa.Connection, row: EndpointRow, status: EndpointStatus, now: datetime
+) -> None:
+    """Stop routing: `deleted`, or `inactive` until the next valid update after a member was deleted by force."""
     rows.change(
         connection,
         endpoints,
@@ -150,8 +157,8 @@ def retire(connection: sa.Connection, row: Row, status: EndpointStatus, now: dat
 def remove_idle_member(
     connection: sa.Connection, client_id: str, deployment_id: str, now: datetime
 ) -> None:
-    """Take a deployment at 0 % out of every set and every fallback."""
-    for row in live_with(connection, client_id, deployment_id):
+    """Remove a deployment that gets 0 % of the traffic from every split and every fallback."""
+    for row in endpoints_naming(connection, client_id, deployment_id):
         kept = _without(deployment_id, row["members"])
         fallback = row["lease_fallback"] and _without(deployment_id, row["lease_fallback"])
         if (kept, fallback) != (row["members"], row["lease_fallback"]):

@@ -1,20 +1,24 @@
-"""`Idempotency-Key`: one key makes at most one resource. The answer's row is in the resource's own transaction."""
+"""Stores answers by `Idempotency-Key`, in the transaction of the resource: one key makes at most one resource."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 import sqlalchemy as sa
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
+from tuneship.store.row_types import IdempotencyRow
 from tuneship.store.tables import idempotency
 
+# How long a request may work on a key before a repeated request takes it over.
 LOCK = timedelta(seconds=60)
+# How long an answer is kept.
 KEPT = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """What the first request was answered; the body is sealed, since it may show a secret that is shown once."""
+    """The answer to the first request with a key; its body is sealed, since it may hold a secret shown only once."""
 
     status: int
     location: str | None
@@ -23,7 +27,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Key:
-    """A tenant's key and what was asked with it."""
+    """A tenant's idempotency key and the fingerprint of the request that came with it."""
 
     client_id: str
     key: str
@@ -31,13 +35,13 @@ class Key:
 
     @property
     def about(self) -> str:
-        """What the stored answer is sealed for."""
+        """The context to which the seal of the stored answer is bound."""
         return f"{self.client_id}\n{self.key}"
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The right to work on a key until the lock ends; a later holder has another `lease_until`."""
+    """The right to work on a key until `lease_until`, which also tells this holder from later ones."""
 
     key: Key
     lease_until: datetime
@@ -56,19 +60,23 @@ def _held(hold: Hold) -> sa.ColumnElement[bool]:
 
 
 def begin(connection: sa.Connection, key: Key, now: datetime) -> StoredAnswer | Hold:
-    """Take the key, or answer what it already made.
+    """Lock the key, or return the answer that is stored for it.
 
-    Raises `ValidationRefused` when it was used for another request, `InvalidRequestError` (409, worth a retry) while
-    the first request is still being worked on.
+    Raises `ValidationRefused` if the key was used for another request, and `InvalidRequestError` (409, retryable) while
+    the first request is still in flight.
     """
-    kept = _row(key) & (idempotency.c.created_at >= now - KEPT)
-    found = connection.execute(sa.select(idempotency).where(kept)).mappings().first()
-    if found is not None and found["fingerprint"] != key.fingerprint:
-        raise ValidationRefused("Idempotency-Key was used for another request")
-    if found is not None and found["body"] is not None:
-        return StoredAnswer(found["status"], found["location"], found["body"])
-    if found is not None and found["lease_until"] > now:
-        raise _busy()
+    is_kept = idempotency.c.created_at >= now - KEPT
+    query = sa.select(idempotency).where(_row(key), is_kept)
+    row = cast("IdempotencyRow | None", connection.execute(query).mappings().first())
+    if row is not None:
+        if row["fingerprint"] != key.fingerprint:
+            raise ValidationRefused("Idempotency-Key was used for another request")
+        if row["body"] is not None and row["status"] is not None:
+            return StoredAnswer(row["status"], row["location"], row["body"])
+        if row["lease_until"] > now:
+            raise _busy()
+
+    # No row, an expired one, or the lock of a request that took too long.
     connection.execute(sa.delete(idempotency).where(_row(key)))
     connection.execute(
         sa.insert(idempotency).values(
@@ -93,7 +101,8 @@ def _busy() -> InvalidRequestError:
 def finish(connection: sa.Connection, hold: Hold, answer: StoredAnswer) -> None:
     """Store the answer; call it in the transaction that makes the resource.
 
-    Raises 409 when the lock ended and another request took the key: of two slow ones only one may make anything.
+    Raises `InvalidRequestError` (409) if the lock expired and another request took the key: only one of two slow
+    requests may make a resource.
     """
     result = connection.execute(
         sa.update(idempotency)
@@ -105,15 +114,15 @@ def finish(connection: sa.Connection, hold: Hold, answer: StoredAnswer) -> None:
 
 
 def abandon(connection: sa.Connection, hold: Hold) -> None:
-    """Give the key back after a refusal: refusals are not stored."""
+    """Release the key after a refusal, which is not stored."""
     connection.execute(sa.delete(idempotency).where(_held(hold)))
 
 
 def forget(connection: sa.Connection, now: datetime) -> None:
-    """Drop what is kept no longer."""
+    """Delete the rows that are older than `KEPT`."""
     connection.execute(sa.delete(idempotency).where(idempotency.c.created_at < now - KEPT))
 
 
 def release_all(connection: sa.Connection) -> None:
-    """At the start of the only service on this database: no request can still be running."""
+    """Release every key in use. Call it only at the start of the only service: no request can be in flight."""
     connection.execute(sa.delete(idempotency).where(idempotency.c.body.is_(None)))

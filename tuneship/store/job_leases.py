@@ -1,31 +1,31 @@
-"""Leases with fencing on the jobs table: claim, beat, write, release. One live attempt per job, ever.
+"""Leases on jobs, with a fencing token: claim, heartbeat, write, release. A job never has two live attempts.
 
-A claim raises `attempt`; every later write says `id and attempt` and must touch exactly one row. Zero rows mean that
-the lease is lost: `LeaseLost`, and the holder writes nothing more and kills its worker.
+A claim raises `attempt`, the fencing token. Every later write names the job's id and its attempt, and must change
+exactly one row; if it changes none, the lease is lost (`LeaseLost`), and the holder stops writing and kills its worker.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_queue
-from tuneship.store.queries import Row
+from tuneship.store.row_types import JobRow
 from tuneship.store.tables import jobs
 
 LEASE = timedelta(seconds=30)
 
 
 class LeaseLost(Exception):
-    """Somebody else owns the row now."""
+    """Another attempt owns the job now, or it has ended."""
 
 
 @dataclass(frozen=True)
 class JobLease:
-    """The right to work on one job."""
+    """The right of one attempt to work on its job."""
 
     job_id: str
     attempt: int
@@ -33,29 +33,30 @@ class JobLease:
 
 def claim(
     connection: sa.Connection, owner: str, now: datetime, held: Collection[str] = ()
-) -> Row | None:
-    """Take the job that is next in line (`job_queue.py`); None when none waits.
+) -> JobRow | None:
+    """Claim the first job of the queue (`job_queue.py`); None if no job waits.
 
-    `held`: ids of those that the owner works on. It may have stood still for longer than their leases, and goes on.
+    `held`: ids of the jobs on which the owner works already. If it was suspended for longer than a lease, they look
+    abandoned, although it continues them.
     """
-    line = [one for one in job_queue.in_line(connection, now) if one not in held]
-    if not line:
+    queue = [job_id for job_id in job_queue.queue_order(connection, now) if job_id not in held]
+    if not queue:
         return None
-    found = connection.execute(sa.select(jobs).where(jobs.c.id == line[0])).mappings().one()
-    taken = {
+    job = connection.execute(sa.select(jobs).where(jobs.c.id == queue[0])).mappings().one()
+    claimed: dict[str, Any] = {
         "owner": owner,
-        "attempt": found["attempt"] + 1,
+        "attempt": job["attempt"] + 1,
         "lease_until": now + LEASE,
         "status": JobStatus.RUNNING,
-        "started_at": found["started_at"] or now,
+        "started_at": job["started_at"] or now,
         "updated_at": now,
     }
-    connection.execute(sa.update(jobs).where(jobs.c.id == found["id"]).values(**taken))
-    return {**found, **taken}
+    connection.execute(sa.update(jobs).where(jobs.c.id == job["id"]).values(**claimed))
+    return cast("JobRow", {**job, **claimed})
 
 
 def write(connection: sa.Connection, held: JobLease, **values: Any) -> None:
-    """Change the job's row under the claim. Raises `LeaseLost`."""
+    """Change columns of a job whose lease is held. Raises `LeaseLost`."""
     result = connection.execute(
         sa.update(jobs)
         .where(jobs.c.id == held.job_id, jobs.c.attempt == held.attempt)
@@ -68,7 +69,7 @@ def write(connection: sa.Connection, held: JobLease, **values: Any) -> None:
 def end(
     connection: sa.Connection, held: JobLease, status: JobStatus, now: datetime, **values: Any
 ) -> None:
-    """Leave the state `running` under the claim. Raises `LeaseLost` when somebody has cancelled meanwhile."""
+    """End a running job with a status. Raises `LeaseLost`, also if the job was cancelled meanwhile."""
     result = connection.execute(
         sa.update(jobs)
         .where(
@@ -82,21 +83,21 @@ def end(
         raise LeaseLost(held.job_id)
 
 
-def beat(connection: sa.Connection, held: JobLease, now: datetime, **values: Any) -> None:
-    """Keep the lease for another `LEASE`, and change the job's row. Raises `LeaseLost`."""
+def heartbeat(connection: sa.Connection, held: JobLease, now: datetime, **values: Any) -> None:
+    """Renew the lease for another `LEASE`, and change columns of the job with it. Raises `LeaseLost`."""
     write(connection, held, lease_until=now + LEASE, **values)
 
 
 def renew(connection: sa.Connection, held: Iterable[JobLease], now: datetime) -> None:
-    """Keep the leases of several jobs. One that has ended, or that somebody else has claimed, is left as it is."""
-    for one in held:
-        is_held = (jobs.c.id == one.job_id) & (jobs.c.attempt == one.attempt)
+    """Renew the leases of several jobs, except those that have ended or were claimed by another attempt."""
+    for lease in held:
+        is_held = (jobs.c.id == lease.job_id) & (jobs.c.attempt == lease.attempt)
         is_live = jobs.c.lease_until.is_not(None)
         connection.execute(sa.update(jobs).where(is_held, is_live).values(lease_until=now + LEASE))
 
 
 def release_all(connection: sa.Connection, now: datetime) -> None:
-    """At the start of the only service on this database: nobody can hold a lease any more."""
+    """Let every lease lapse. Call it only at the start of the only service: nobody can hold one."""
     connection.execute(
         sa.update(jobs).where(jobs.c.status == JobStatus.RUNNING).values(lease_until=now - LEASE)
     )

@@ -1,8 +1,8 @@
-"""Jobs that wait for a training process, in the order in which they get one: fair among tenants.
+"""The order in which waiting jobs get a training process: fair among tenants.
 
-A job that was interrupted goes on first. Then the tenants take turns: whoever has the fewest jobs running, and of those
-whoever waited longest since a job of theirs started. A tenant's own jobs start in the order in which they came.
-Next: `job_leases.py` (who takes the first), `tuneship/service/jobs/handlers.py` (who shows the place).
+Interrupted jobs come first. Then the tenants take turns: the tenant with the fewest running jobs comes next, and among
+equals the one whose last job started longest ago. Jobs of the same tenant start in the order of their creation.
+`job_leases.py` claims the first job of the queue; `tuneship/service/jobs/handlers.py` shows a job's position in it.
 """
 
 import heapq
@@ -21,54 +21,56 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, order=True)
 class TenantUsage:
-    """What a tenant has had of the machine."""
+    """How much of the machine a tenant uses; the smallest comes first in the queue."""
 
     running: int = 0
     last_started: datetime = NEVER
 
 
 def waiting(now: datetime) -> sa.ColumnElement[bool]:
-    """Queued jobs, and running ones whose lease has lapsed: the service that ran them is dead."""
+    """Condition for queued jobs, and for running ones whose lease has lapsed because their service died."""
     lapsed = (jobs.c.status == JobStatus.RUNNING) & (jobs.c.lease_until < now)
     return (jobs.c.status == JobStatus.QUEUED) | lapsed
 
 
-def in_line(connection: sa.Connection, now: datetime) -> list[str]:
-    """The ids of all that wait, the next one first."""
+def queue_order(connection: sa.Connection, now: datetime) -> list[str]:
+    """The ids of all waiting jobs, in the order in which they will start."""
     query = (
         sa.select(jobs.c.id, jobs.c.client_id, jobs.c.attempt)
         .where(waiting(now))
         .order_by(jobs.c.created_at, jobs.c.id)
     )
-    found = connection.execute(query).all()
-    interrupted = [row.id for row in found if row.attempt > 0]
-    fresh = [(row.client_id, row.id) for row in found if row.attempt == 0]
-    return interrupted + turns(fresh, _loads(connection, {client for client, _ in fresh}, now))
+    rows = connection.execute(query).all()
+    interrupted = [row.id for row in rows if row.attempt > 0]
+    fresh = [(row.client_id, row.id) for row in rows if row.attempt == 0]
+    usage = _usage(connection, {client for client, _ in fresh}, now)
+    return interrupted + fair_order(fresh, usage)
 
 
-def turns(fresh: Sequence[tuple[str, str]], loads: Mapping[str, TenantUsage]) -> list[str]:
-    """Pairs of a tenant and its job, oldest first, become the ids of jobs in the order of their turns.
+def fair_order(fresh: Sequence[tuple[str, str]], usage: Mapping[str, TenantUsage]) -> list[str]:
+    """Order new jobs fairly; `fresh` are pairs of a tenant and a job id, oldest first. Returns the job ids.
 
-    Past the first it is a forecast: it takes a started job as running until the last one has started.
+    Beyond the first job the order is a forecast, which assumes that no running job ends.
     """
     queues: dict[str, deque[str]] = {}
     for client, job_id in fresh:
         queues.setdefault(client, deque()).append(job_id)
-    heap = [(loads.get(client, TenantUsage()), client) for client in queues]
+    heap = [(usage.get(client, TenantUsage()), client) for client in queues]
     heapq.heapify(heap)
     order: list[str] = []
-    turn = max((load.last_started for load, _ in heap), default=NEVER)
+    started = max((used.last_started for used, _ in heap), default=NEVER)
     while heap:
-        load, client = heapq.heappop(heap)
+        used, client = heapq.heappop(heap)
         order.append(queues[client].popleft())
-        turn += datetime.resolution
+        # Each forecast start is later than those before it, by the smallest step.
+        started += datetime.resolution
         if queues[client]:
-            heapq.heappush(heap, (TenantUsage(load.running + 1, turn), client))
+            heapq.heappush(heap, (TenantUsage(used.running + 1, started), client))
     return order
 
 
-def _loads(connection: sa.Connection, clients: set[str], now: datetime) -> dict[str, TenantUsage]:
-    """Two look-ups in indexes for each tenant: what it has had in all these years is not read."""
+def _usage(connection: sa.Connection, clients: set[str], now: datetime) -> dict[str, TenantUsage]:
+    """Read how much each tenant uses, by two index look-ups per tenant that skip its ended jobs."""
     tenants = (
         sa.select(jobs.c.client_id)
         .where(jobs.c.status == JobStatus.QUEUED, jobs.c.client_id.in_(clients))

@@ -1,34 +1,35 @@
-"""The lists of a tenant, each with a counter that changes in the transaction of the rows: a page needs no count.
+"""The lists of a tenant, each with a counter that changes in the same transaction as the rows: a page needs no count.
 
-`rows.insert`, `rows.change` and `rows.remove` are the only ways in and out of a list. What is counted is what a list
-shows without a filter.
+`queries.insert`, `queries.change` and `queries.remove` are the only ways into and out of a list. A counter is the
+length of the list without filters.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tuneship.store import tables
-from tuneship.store.tables import resource_counts
+from tuneship.store.tables import TypedTable, resource_counts
 
 DELETED = "deleted"
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Rows of a table, of one kind where it holds several."""
+class Listing(Generic[R_co]):
+    """A list that clients see: the rows of one table, or those of one kind where the table holds several."""
 
     name: str
-    table: sa.Table
+    table: "TypedTable[R_co]"
     kind: str | None = None
     is_deleted: bool | None = None
-    """Where deleted rows stay for a while: whether the list shows these or the others."""
+    """For tables that keep deleted rows for a while: whether the list shows the deleted rows or the others."""
 
-    def of(self, client_id: str) -> list[sa.ColumnElement[bool]]:
-        """What a tenant's list shows."""
+    def filters(self, client_id: str) -> list[sa.ColumnElement[bool]]:
+        """Conditions for the rows that a tenant's list shows."""
         where = [self.table.c.client_id == client_id]
         if self.kind is not None:
             where.append(self.table.c.kind == self.kind)
@@ -38,7 +39,7 @@ class Listing:
         return where
 
     def shows(self, row: Mapping[str, Any] | None) -> bool:
-        """The same for a row; no row is not shown."""
+        """Whether the list of the row's tenant shows it; False for None."""
         return (
             row is not None
             and (self.kind is None or row["kind"] == self.kind)
@@ -53,44 +54,50 @@ DEPLOYMENTS = Listing("deployments", tables.deployments, is_deleted=False)
 DELETED_DEPLOYMENTS = Listing("deleted", tables.deployments, is_deleted=True)
 ENDPOINTS = Listing("plain", tables.endpoints, kind="plain", is_deleted=False)
 CANARY_ENDPOINTS = Listing("canary", tables.endpoints, kind="canary", is_deleted=False)
-COUNTED = (DATASETS, JOBS, MODELS, DEPLOYMENTS, ENDPOINTS, CANARY_ENDPOINTS)
+COUNTED: "tuple[Listing[Any], ...]" = (
+    DATASETS,
+    JOBS,
+    MODELS,
+    DEPLOYMENTS,
+    ENDPOINTS,
+    CANARY_ENDPOINTS,
+)
 
 
 def may_move(table: sa.Table, values: Mapping[str, Any]) -> bool:
-    """Whether a change of these columns can take a row out of a list."""
+    """Whether a change of these columns can move a row into or out of a list."""
     return "status" in values and any(
         listing.table is table and listing.is_deleted is not None for listing in COUNTED
     )
 
 
-def moved(
+def count_change(
     connection: sa.Connection,
     table: sa.Table,
     before: Mapping[str, Any] | None,
     after: Mapping[str, Any] | None,
 ) -> None:
-    """Count a row into the lists that show it now, and out of those that did."""
+    """Update the counters of the lists that a row enters or leaves; None: the row did not exist, or is deleted."""
     row = after or before
-    for listing in COUNTED:
-        if row is not None and listing.table is table:
-            step = listing.shows(after) - listing.shows(before)
-            if step:
-                _add(connection, row["client_id"], listing.name, step)
-
-
-def _add(connection: sa.Connection, client_id: str, name: str, step: int) -> None:
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    row = dialect.insert(resource_counts).values(client_id=client_id, resource=name, number=step)
     key = [resource_counts.c.client_id, resource_counts.c.resource]
-    connection.execute(
-        row.on_conflict_do_update(
-            index_elements=key, set_={"number": resource_counts.c.number + step}
-        )
-    )
+    for listing in COUNTED:
+        if row is None or listing.table is not table:
+            continue
+        step = listing.shows(after) - listing.shows(before)
+        if step:
+            counter = dialect.insert(resource_counts).values(
+                client_id=row["client_id"], resource=listing.name, number=step
+            )
+            connection.execute(
+                counter.on_conflict_do_update(
+                    index_elements=key, set_={"number": resource_counts.c.number + step}
+                )
+            )
 
 
-def number(connection: sa.Connection, listing: Listing, client_id: str) -> int:
-    """How many rows a tenant's list has."""
+def number(connection: sa.Connection, listing: Listing[Any], client_id: str) -> int:
+    """Length of a tenant's list, from its counter."""
     query = sa.select(resource_counts.c.number).where(
         resource_counts.c.client_id == client_id, resource_counts.c.resource == listing.name
     )

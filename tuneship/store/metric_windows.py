@@ -1,10 +1,11 @@
-"""Stored windows of a second, a minute and an hour: every write goes into all of them, a read takes the widest.
+"""Stores windows of one second, one minute and one hour: a write updates all three, a read uses the widest that fit.
 
-A row is a window of one series: a deployment's traffic through one endpoint, or all of it (`EVERY`). The hour's row
-holds its sixty minutes' numbers too, so that a month by minutes is 720 rows. Bytes: `tuneship/metrics/columns.py`.
+A row is a window of one series: a deployment's traffic through one endpoint, or all of its traffic (`EVERY`). The row
+of an hour also holds the numbers of its sixty minutes, so that a month by the minute is 720 rows. The encoding is in
+`tuneship/metrics/columns.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -20,19 +21,19 @@ from tuneship.store.tables import metric_windows as table
 
 SECOND, MINUTE, HOUR = 1, 60, 3600
 WIDTHS = (SECOND, MINUTE, HOUR)
-# Seconds for which windows of each width are kept.
-KEPT = {
+# How many seconds the windows of each width are kept.
+KEPT_SECONDS = {
     SECOND: int(timedelta(days=2).total_seconds()),
     MINUTE: int(timedelta(days=90).total_seconds()),
     HOUR: int(timedelta(days=90).total_seconds()),
 }
-# The endpoint of the series that holds a deployment's whole traffic.
+# The endpoint id of the series with all traffic of a deployment.
 EVERY = ""
-AT_ONCE = 400
+WINDOWS_PER_QUERY = 400
 
 
 class StoredWindowKey(NamedTuple):
-    """The key of a row; `start` in seconds since the epoch."""
+    """The key of a row; `width` in seconds, `start` in seconds since the epoch."""
 
     deployment_id: str
     endpoint_id: str
@@ -42,13 +43,13 @@ class StoredWindowKey(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Whose windows are read: all of a deployment's traffic, or what came through one endpoint."""
+    """The series that is read: all traffic of a deployment, or its traffic through one endpoint."""
 
     deployment_id: str
     endpoint_id: str = EVERY
 
     def rows(self, width: int, start: int, end: int) -> sa.ColumnElement[bool]:
-        """Windows of a width that start in [start, end)."""
+        """Condition for the windows of a width that start in [start, end)."""
         return sa.and_(
             table.c.deployment_id == self.deployment_id,
             table.c.endpoint_id == self.endpoint_id,
@@ -59,14 +60,15 @@ class WindowSource:
 
 
 def oldest(width: int, now: float) -> int:
-    """The first moment of which windows of this width are kept: the start of an hour."""
-    return int(now - KEPT[width]) // HOUR * HOUR
+    """Start of the oldest hour for which windows of this width are kept, in seconds since the epoch."""
+    return int(now - KEPT_SECONDS[width]) // HOUR * HOUR
 
 
 def store(connection: sa.Connection, windows: Mapping[WindowKey, MetricWindow], now: float) -> None:
-    """Add counts to what is stored; the given windows stay as they are, for the case that this is rolled back.
+    """Merge windows into the stored ones; `now` in seconds since the epoch.
 
-    `now` in seconds since the epoch: what would be forgotten at once is not written.
+    The given windows are not changed, so that they can be stored again if the transaction is rolled back. Windows that
+    are too old to be kept are not written.
     """
     finer = {
         StoredWindowKey(key.deployment_id, key.endpoint_id, SECOND, key.start): window
@@ -75,73 +77,61 @@ def store(connection: sa.Connection, windows: Mapping[WindowKey, MetricWindow], 
     }
     minutes: dict[StoredWindowKey, bytes] = {}
     for width in WIDTHS:
-        finer = _widened(finer, width)
-        fresh = _with_whole_traffic(
-            {place: window for place, window in finer.items() if place.start >= oldest(width, now)}
-        )
-        for places in _batches(sorted(fresh)):
-            _add(connection, places, [fresh[place] for place in places], minutes)
+        # Each width is summed from the one below; one pass merges a window into its endpoint's series and into EVERY.
+        wider: dict[StoredWindowKey, MetricWindow] = {}
+        fresh: dict[StoredWindowKey, MetricWindow] = {}
+        for key, window in finer.items():
+            start = key.start // width * width
+            _merge_into(wider, key._replace(width=width, start=start), window)
+        for key, window in wider.items():
+            if key.start >= oldest(width, now):
+                for endpoint_id in {key.endpoint_id, EVERY}:
+                    _merge_into(fresh, key._replace(endpoint_id=endpoint_id), window)
+        finer = wider
 
-
-def _widened(
-    windows: Mapping[StoredWindowKey, MetricWindow], width: int
-) -> dict[StoredWindowKey, MetricWindow]:
-    wide: dict[StoredWindowKey, MetricWindow] = {}
-    for place, window in windows.items():
-        start = place.start // width * width
-        wider = StoredWindowKey(place.deployment_id, place.endpoint_id, width, start)
-        _merge_into(wide, wider, window)
-    return wide
-
-
-def _with_whole_traffic(
-    windows: Mapping[StoredWindowKey, MetricWindow],
-) -> dict[StoredWindowKey, MetricWindow]:
-    whole: dict[StoredWindowKey, MetricWindow] = {}
-    for place, window in windows.items():
-        for endpoint_id in {place.endpoint_id, EVERY}:
-            series = StoredWindowKey(place.deployment_id, endpoint_id, place.width, place.start)
-            _merge_into(whole, series, window)
-    return whole
+        keys = sorted(fresh)
+        for first in range(0, len(keys), WINDOWS_PER_QUERY):
+            batch = keys[first : first + WINDOWS_PER_QUERY]
+            _merge_stored(connection, batch, [fresh[key] for key in batch], minutes)
 
 
 def _merge_into(
-    windows: dict[StoredWindowKey, MetricWindow], place: StoredWindowKey, more: MetricWindow
+    windows: dict[StoredWindowKey, MetricWindow], key: StoredWindowKey, more: MetricWindow
 ) -> None:
-    if place not in windows:
-        windows[place] = MetricWindow()
-    windows[place].merge(more)
+    if key not in windows:
+        windows[key] = MetricWindow()
+    windows[key].merge(more)
 
 
-def _batches(places: Sequence[StoredWindowKey]) -> Iterator[Sequence[StoredWindowKey]]:
-    for first in range(0, len(places), AT_ONCE):
-        yield places[first : first + AT_ONCE]
-
-
-def _add(
+def _merge_stored(
     connection: sa.Connection,
-    places: Sequence[StoredWindowKey],
+    keys: Sequence[StoredWindowKey],
     windows: Sequence[MetricWindow],
     minutes: dict[StoredWindowKey, bytes],
 ) -> None:
-    """Read, merge, write. `minutes` collects what minutes have become, for the rows of their hours."""
-    kept = _kept(connection, places)
-    rank = {place: number for number, place in enumerate(places)}
+    """Read the stored windows of `keys`, merge `windows` into them, and write them.
+
+    `minutes` collects the new numbers of minutes, which the rows of their hours, written later, hold as well.
+    """
+    stored = _stored(connection, keys)
+    index = {key: number for number, key in enumerate(keys)}
     both = columns.joined(
-        columns.from_windows(windows), columns.from_stored([window for window, _ in kept.values()])
+        columns.from_windows(windows),
+        columns.from_stored([window for window, _ in stored.values()]),
     )
-    into = np.array([*range(len(places)), *(rank[place] for place in kept)], np.int64)
-    _, whole = columns.grouped(both, into)
+    groups = np.array([*range(len(keys)), *(index[key] for key in stored)], np.int64)
+    _, merged = columns.grouped(both, groups)
+
     old: list[dict[str, object]] = []
     new: list[dict[str, object]] = []
-    for place, encoded in zip(places, whole.encoded(), strict=True):
+    for key, encoded in zip(keys, merged.encoded(), strict=True):
         values: dict[str, object] = {"window": encoded, "minutes": None}
-        if place.width == MINUTE:
-            minutes[place] = encoded[: FACTS.itemsize]
-        if place.width == HOUR:
-            values["minutes"] = _with_minutes(kept.get(place, (b"", None))[1], place, minutes)
-        keys = {f"at_{name}": value for name, value in place._asdict().items()}
-        (old if place in kept else new).append(keys | values)
+        if key.width == MINUTE:
+            minutes[key] = encoded[: FACTS.itemsize]
+        if key.width == HOUR:
+            values["minutes"] = _with_minutes(stored.get(key, (b"", None))[1], key, minutes)
+        bound = {f"at_{name}": value for name, value in key._asdict().items()}
+        (old if key in stored else new).append(bound | values)
     if old:
         at = [table.c[name] == sa.bindparam(f"at_{name}") for name in StoredWindowKey._fields]
         connection.execute(sa.update(table).where(*at), old)
@@ -152,11 +142,12 @@ def _add(
         connection.execute(sa.insert(table).values(**names), new)
 
 
-def _kept(
-    connection: sa.Connection, places: Sequence[StoredWindowKey]
+def _stored(
+    connection: sa.Connection, keys: Sequence[StoredWindowKey]
 ) -> dict[StoredWindowKey, tuple[bytes, bytes | None]]:
+    """The columns `window` and `minutes` of the rows that exist."""
     key = [table.c[name] for name in StoredWindowKey._fields]
-    query = sa.select(*key, table.c.window, table.c.minutes).where(sa.tuple_(*key).in_(places))
+    query = sa.select(*key, table.c.window, table.c.minutes).where(sa.tuple_(*key).in_(keys))
     return {
         StoredWindowKey(row.deployment_id, row.endpoint_id, row.width, row.start): (
             row.window,
@@ -167,10 +158,10 @@ def _kept(
 
 
 def _with_minutes(
-    kept: bytes | None, hour: StoredWindowKey, minutes: Mapping[StoredWindowKey, bytes]
+    stored: bytes | None, hour: StoredWindowKey, minutes: Mapping[StoredWindowKey, bytes]
 ) -> bytes:
-    """The hour's records with those that have changed put in their place."""
-    records = bytearray(kept or bytes(HOUR // MINUTE * FACTS.itemsize))
+    """The sixty records of an hour, with those of the minutes in `minutes` replaced."""
+    records = bytearray(stored or bytes(HOUR // MINUTE * FACTS.itemsize))
     for number in range(HOUR // MINUTE):
         minute = StoredWindowKey(
             hour.deployment_id, hour.endpoint_id, MINUTE, hour.start + number * MINUTE
@@ -181,7 +172,7 @@ def _with_minutes(
 
 
 def forget(connection: sa.Connection, now: float) -> None:
-    """Drop what is older than `KEPT`."""
+    """Delete the windows that are older than `KEPT_SECONDS`."""
     for width in WIDTHS:
         is_old = (table.c.width == width) & (table.c.start < oldest(width, now))
         connection.execute(sa.delete(table).where(is_old))
@@ -190,16 +181,12 @@ def forget(connection: sa.Connection, now: float) -> None:
 def facts(
     connection: sa.Connection, series: WindowSource, width: int, start: int, end: int
 ) -> tuple[Whole, Records]:
-    """Starts and numbers of the windows of a width that start in [start, end), in rising order; no sketches."""
-    if width == MINUTE:
-        return _minutes(connection, series, start, end)
-    starts, found = sketches(connection, series, width, start, end)
-    return starts, found.facts
+    """Starts and numbers of the windows of a width that start in [start, end), ascending, without sketches."""
+    if width != MINUTE:
+        starts, windows = sketches(connection, series, width, start, end)
+        return starts, windows.facts
 
-
-def _minutes(
-    connection: sa.Connection, series: WindowSource, start: int, end: int
-) -> tuple[Whole, Records]:
+    # Minutes are read from the rows of their hours, of which there are sixty times fewer.
     query = (
         sa.select(table.c.start, table.c.minutes)
         .where(series.rows(HOUR, start // HOUR * HOUR, end))
@@ -209,14 +196,14 @@ def _minutes(
     records = np.frombuffer(b"".join([row.minutes for row in rows]), FACTS)
     hours = np.fromiter((row.start for row in rows), np.int64, len(rows))
     starts = (hours[:, None] + np.arange(0, HOUR, MINUTE)).ravel()
-    is_meant = (starts >= start) & (starts < end) & columns.is_some(records)
-    return starts[is_meant], records[is_meant]
+    is_wanted = (starts >= start) & (starts < end) & columns.is_some(records)
+    return starts[is_wanted], records[is_wanted]
 
 
 def sketches(
     connection: sa.Connection, series: WindowSource, width: int, start: int, end: int
 ) -> tuple[Whole, Columns]:
-    """Starts and whole windows of a width that start in [start, end), in rising order."""
+    """Starts and complete windows of a width that start in [start, end), ascending."""
     query = (
         sa.select(table.c.start, table.c.window)
         .where(series.rows(width, start, end))
@@ -228,32 +215,33 @@ def sketches(
 
 
 def has_traffic(connection: sa.Connection, series: WindowSource, start: int, end: int) -> bool:
-    """Whether anything was recorded in [start, end), to the minute."""
+    """Whether a window of a minute that starts in [start, end) has any observation."""
     query = sa.select(table.c.start).where(series.rows(MINUTE, start, end)).limit(1)
     return connection.execute(query).first() is not None
 
 
 def whole(connection: sa.Connection, series: WindowSource, start: int, end: int) -> Columns:
-    """Windows that cover [start, end) once, as wide ones as there are: for a sum over a long span."""
-    found = [
+    """The fewest windows that cover [start, end) exactly once: to sum over a long span."""
+    pieces = [
         sketches(connection, series, width, low, high)[1]
         for width, low, high in covering(start, end)
     ]
-    return columns.joined(*found)
+    return columns.joined(*pieces)
 
 
 def covering(start: int, end: int) -> list[tuple[int, int, int]]:
-    """(width, start, end) of the pieces of a span: hours inside, then minutes, then seconds at the edges."""
-    found: list[tuple[int, int, int]] = []
+    """Split a span into (width, start, end): hours in the middle, then minutes, then seconds at the edges."""
+    pieces: list[tuple[int, int, int]] = []
     open_spans = [(start, end)]
     for width in reversed(WIDTHS):
-        left: list[tuple[int, int]] = []
+        rest: list[tuple[int, int]] = []
         for low, high in open_spans:
+            # The largest part of the span that windows of this width fill; its edges are left for narrower ones.
             first, last = -(-low // width) * width, high // width * width
             if first < last:
-                found.append((width, first, last))
-                left += [(low, first), (last, high)]
+                pieces.append((width, first, last))
+                rest += [(low, first), (last, high)]
             else:
-                left.append((low, high))
-        open_spans = [(low, high) for low, high in left if low < high]
-    return found
+                rest.append((low, high))
+        open_spans = [(low, high) for low, high in rest if low < high]
+    return pieces

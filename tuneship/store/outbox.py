@@ -1,7 +1,8 @@
-"""The outbox: one event row in the transaction of each change of state, and one delivery for every webhook that asked.
+"""The outbox: each change of state writes, in its own transaction, an event and a delivery for each subscribed webhook.
 
-Both commit with the change or not at all, so nothing is lost when the process dies between a change and its sending.
-One writer works at a time (`database.py`): a resource's sequence has no gaps, and positions appear in their order.
+Both commit with the change or not at all, so no event is lost if the process dies between a change and its delivery.
+There is one writer at a time (`database.py`), so a resource's sequence numbers have no gaps, and events become visible
+in the order of their positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,50 +14,52 @@ import sqlalchemy as sa
 from tuneship.contract.events import EventKind, covers
 from tuneship.contract.webhooks import DeliveryStatus
 from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
+from tuneship.store.queries import Row, fetch_all
+from tuneship.store.row_types import EventRow
 from tuneship.store.tables import deliveries, events, webhooks
 
 KEPT = timedelta(days=30)
-# Characters of one value: an event stays far below 20 kB.
-LONGEST_TEXT = 500
-# Texts that are words of the service; a resource in hipaa mode tells nothing else but numbers.
-PLAIN_WORDS = frozenset({"status", "from", "to", "reason", "code"})
+# The longest text in an event, which keeps an event far below 20 kB.
+MAX_TEXT_CHARACTERS = 500
+# Fields whose texts are codes of the service; events about resources in HIPAA mode hold only these, and numbers.
+CODE_FIELDS = frozenset({"status", "from", "to", "reason", "code"})
 
 
 def emit(connection: sa.Connection, kind: str, resource: Row, now: datetime, **data: Any) -> None:
-    """Add an event of `kind` (§6) about a resource row (`id`, `client_id`, `status`), for everyone who asked.
+    """Add an event of `kind` (§6) about a resource, and queue it for every webhook that subscribes to it.
 
-    `data`: a summary in numbers, ids and the service's own words. Raises `ValueError` for a kind that is none.
+    `resource`: a row with `id`, `client_id` and `status`. `data`: a summary in numbers, ids and codes of the service.
+    Raises `ValueError` for an unknown kind.
     """
     kind = EventKind(kind)
     data.setdefault("status", resource.get("status"))
+    settings: Mapping[str, Any] = resource.get("security_settings") or {}
+    if settings.get("compliance_mode") == "hipaa":
+        # Free text might quote a user's text, and a receiver may be outside the boundary.
+        data = {
+            name: value
+            for name, value in data.items()
+            if name in CODE_FIELDS or value is None or isinstance(value, int | float)
+        }
+    data = {
+        name: value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else value
+        for name, value in data.items()
+    }
     row = {"client_id": resource["client_id"], "resource_id": resource["id"], "type": kind}
-    identifier = add(connection, row, now, _told(resource, data))
+    identifier = add(connection, row, now, data)
     query = sa.select(webhooks.c.id, webhooks.c.events).where(
         webhooks.c.client_id == resource["client_id"], webhooks.c.active
     )
     for webhook in connection.execute(query).all():
         if covers(webhook.events, kind):
-            address(connection, webhook.id, identifier, now)
-
-
-def _told(resource: Row, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What may leave: everything in the service's own words; in hipaa mode those few that are never free text."""
-    settings: Mapping[str, Any] = resource.get("security_settings") or {}
-    if settings.get("compliance_mode") == "hipaa":
-        data = {
-            name: value
-            for name, value in data.items()
-            if name in PLAIN_WORDS or value is None or isinstance(value, int | float)
-        }
-    return {
-        name: value[:LONGEST_TEXT] if isinstance(value, str) else value
-        for name, value in data.items()
-    }
+            queue_delivery(connection, webhook.id, identifier, now)
 
 
 def add(connection: sa.Connection, row: Row, now: datetime, data: dict[str, Any]) -> str:
-    """Store an event (`client_id`, `resource_id`, `type`) under its resource's next number; answers its id."""
+    """Store an event with its resource's next sequence number; returns its id.
+
+    `row`: the columns `client_id`, `resource_id` and `type`.
+    """
     last = sa.select(sa.func.coalesce(sa.func.max(events.c.sequence), 0)).where(
         events.c.resource_id == row["resource_id"]
     )
@@ -67,8 +70,10 @@ def add(connection: sa.Connection, row: Row, now: datetime, data: dict[str, Any]
     return identifier
 
 
-def address(connection: sa.Connection, webhook_id: str, event_id: str, now: datetime) -> None:
-    """Queue an event for one webhook."""
+def queue_delivery(
+    connection: sa.Connection, webhook_id: str, event_id: str, now: datetime
+) -> None:
+    """Queue the delivery of an event to one webhook, due now."""
     connection.execute(
         sa.insert(deliveries).values(
             webhook_id=webhook_id,
@@ -84,8 +89,8 @@ def address(connection: sa.Connection, webhook_id: str, event_id: str, now: date
 
 def events_of(
     connection: sa.Connection, client_id: str, now: datetime, *, after: int, limit: int
-) -> Sequence[Row]:
-    """A tenant's events behind a position, oldest first, as long as they are kept."""
+) -> Sequence[EventRow]:
+    """The next events of a tenant after a position, oldest first, as far as they are kept."""
     query = (
         sa.select(events)
         .where(
@@ -96,15 +101,19 @@ def events_of(
         .order_by(events.c.position)
         .limit(limit)
     )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return fetch_all(connection, query)
 
 
 def forget(connection: sa.Connection, now: datetime) -> None:
-    """Delete what is older than `KEPT`, but the last event of each resource: its number must go on, not start again."""
+    """Delete ended deliveries and events that are older than `KEPT`.
+
+    The last event of each resource stays, because its sequence numbers must continue from it. So do events with
+    deliveries.
+    """
     old, newer = now - KEPT, events.alias("newer")
     connection.execute(
         sa.delete(deliveries).where(
-            deliveries.c.webhook_id.in_(sa.select(webhooks.c.id)),  # so that an index finds them
+            deliveries.c.webhook_id.in_(sa.select(webhooks.c.id)),  # lets an index find them
             deliveries.c.created_at < old,
             deliveries.c.next_attempt_at.is_(None),
         )

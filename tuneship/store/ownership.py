@@ -1,8 +1,8 @@
-"""Which database the files of a data directory belong to: its name, its id and how often it was started with them.
+"""Checks that a data directory and a database belong together, by a record in `<data dir>/database`.
 
-They stand in `<data dir>/database`; id and starts also stand in a row of the database. A service starts only when both
-sides agree. With another database, an emptied one, or one from another time, files would pass for leftovers and rows
-would name files that are not there.
+The record holds the name and the id of the database and the number of service starts; id and starts are also in a row
+of the database. A service starts only if both agree. Beside another database, an emptied one, or an older or newer
+copy, files would look like leftovers, and rows would name files that do not exist.
 """
 
 import re
@@ -18,7 +18,7 @@ from tuneship.store.installation import FoundDatabase
 
 RECORD = "database"
 OWN = "sqlite in this directory"
-# Of a folder that is a file system of its own.
+# Exists in every folder that is the root of a file system.
 LOST_FOUND = "lost+found"
 # Folders below `blobs`, each with a folder for every object.
 KINDS = ("datasets", "models")
@@ -27,43 +27,44 @@ STARTS = re.compile(r"starts (\d+)")
 
 
 class FilesOfAnotherDatabase(StartupError):
-    """Says which database the files belong to, and what may be done."""
+    """The files belong to another database; the message says to which, and what to do."""
 
 
 class DatabaseIsEmpty(StartupError):
-    """There are files, and nothing in the database names them."""
+    """The data directory was used before, but the database is missing or empty."""
 
 
 @dataclass(frozen=True)
 class OwnershipRecord:
-    """What `<data dir>/database` says; versions before the id wrote the name alone."""
+    """The content of `<data dir>/database`; early versions wrote only the name."""
 
     name: str | None = None
     id: str | None = None
     starts: int | None = None
-    """None also where an operator has written the file: then only the id is compared."""
+    """Number of starts; None if an operator has written the file, and then only the id is compared."""
 
 
 def read_record(data_dir: Path) -> OwnershipRecord | None:
-    """The record of a data directory; None before its first start."""
+    """Read the record of a data directory; None before the first start."""
     file = data_dir / RECORD
     if not file.is_file():
         return None
     name, identity, starts = None, None, None
     for line in file.read_text().splitlines():
-        if found := IDENTITY.fullmatch(line.strip()):
-            identity = found[1]
-        elif found := STARTS.fullmatch(line.strip()):
-            starts = int(found[1])
+        if match := IDENTITY.fullmatch(line.strip()):
+            identity = match[1]
+        elif match := STARTS.fullmatch(line.strip()):
+            starts = int(match[1])
         elif line.strip():
             name = line.strip()
     return OwnershipRecord(name, identity, starts)
 
 
 def check_name(data_dir: Path, url: str) -> None:
-    """Raises `FilesOfAnotherDatabase` when the files were written beside another one, as far as names can say it.
+    """Compare the names of the databases; raises `FilesOfAnotherDatabase` if they differ and no id is recorded.
 
-    Before any connection: it may be somebody else's server. Where the id is known, that one decides.
+    Call it before connecting, since the URL may name somebody else's server. If an id is recorded, only
+    `check_ownership` can decide.
     """
     record, given = read_record(data_dir) or OwnershipRecord(), name_of(url, data_dir)
     unwritten = OWN if (data_dir / SQLITE_FILE).exists() else given
@@ -76,61 +77,59 @@ def check_name(data_dir: Path, url: str) -> None:
         )
 
 
-def check_belonging(data_dir: Path, url: str, found: FoundDatabase) -> None:
-    """Raises `StartupError` when database and files do not belong together. Before the database is changed."""
+def check_ownership(data_dir: Path, url: str, found: FoundDatabase) -> None:
+    """Raises `StartupError` if database and files do not belong together; call it before changing the database."""
     record, name = read_record(data_dir), name_of(url, data_dir)
     if not found.is_used:
-        _check_new(data_dir, record, name)
+        files = files_in(data_dir)
+        if files:
+            raise DatabaseIsEmpty(
+                f"the database {name!r} is missing or empty, but {data_dir} holds the files of "
+                f"{len(files)} datasets, models or jobs: restore the database (docs/operations.md), or "
+                "name an empty data directory"
+            )
+        if record is not None:
+            raise DatabaseIsEmpty(
+                f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: "
+                f"restore the database (docs/operations.md), or remove {data_dir / RECORD} to begin "
+                "again, without the API keys, the audit chain and everything else that was in it"
+            )
     elif record is not None and record.id is not None:
         _check_pair(data_dir, record, found, name)
     elif record is None and found.starts and name != OWN:
         raise FilesOfAnotherDatabase(
             f"the database {name!r} is used with another data directory than {data_dir}: name that "
-            f"directory; if this is it, and its file {RECORD!r} was lost, {_way_on(data_dir, found)}"
-        )
-
-
-def _check_new(data_dir: Path, record: OwnershipRecord | None, name: str) -> None:
-    files = files_in(data_dir)
-    if files:
-        raise DatabaseIsEmpty(
-            f"the database {name!r} is missing or empty, but {data_dir} holds the files of "
-            f"{len(files)} datasets, models or jobs: restore the database (docs/operations.md), or "
-            "name an empty data directory"
-        )
-    if record is not None:
-        raise DatabaseIsEmpty(
-            f"the database {name!r} is missing or empty, but a service has worked on {data_dir}: "
-            f"restore the database (docs/operations.md), or remove {data_dir / RECORD} to begin "
-            "again, without the API keys, the audit chain and everything else that was in it"
+            f"directory; if this is it, and its file {RECORD!r} was lost, {_override(data_dir, found)}"
         )
 
 
 def _check_pair(data_dir: Path, record: OwnershipRecord, found: FoundDatabase, name: str) -> None:
+    """Compare id and starts of the record with those of the database. Raises `FilesOfAnotherDatabase`."""
     if found.id != record.id:
-        whose = f"another one ({found.id})" if found.id else "one of an earlier version"
+        other = f"another one ({found.id})" if found.id else "one of an earlier version"
         raise FilesOfAnotherDatabase(
             f"the files in {data_dir} belong to the database with the id {record.id}, and {name!r} "
-            f"is {whose}: name the right database or data directory; {_way_on(data_dir, found)}"
+            f"is {other}: name the right database or data directory; {_override(data_dir, found)}"
         )
     if record.starts is None:
         return
-    if found.starts < record.starts - 1:  # the file is written first: a kill between leaves one
+    # The file is written before the row, so a kill in between leaves the row one start behind.
+    if found.starts < record.starts - 1:
         raise FilesOfAnotherDatabase(
             f"the database {name!r} is older than the files in {data_dir} ({found.starts} starts, "
             f"not {record.starts}): restore the newest database (docs/operations.md); "
-            f"{_way_on(data_dir, found)}"
+            f"{_override(data_dir, found)}"
         )
     if found.starts > record.starts:
         raise FilesOfAnotherDatabase(
             f"the files in {data_dir} are older than the database {name!r} ({record.starts} starts, "
             f"not {found.starts}), or it was used with another data directory: name the newest; "
-            f"{_way_on(data_dir, found)}"
+            f"{_override(data_dir, found)}"
         )
 
 
-def _way_on(data_dir: Path, found: FoundDatabase) -> str:
-    """How an operator says that the two belong together all the same."""
+def _override(data_dir: Path, found: FoundDatabase) -> str:
+    """The end of an error message: how an operator declares that the two belong together after all."""
     file = data_dir / RECORD
     if found.id is None:
         return f"to use the two together all the same, remove {file}"
@@ -138,25 +137,28 @@ def _way_on(data_dir: Path, found: FoundDatabase) -> str:
 
 
 def files_in(data_dir: Path) -> set[str]:
-    """The folders of datasets, models and jobs in a data directory, e.g. `datasets/ds_…`."""
-    places = {kind: data_dir / "blobs" / kind for kind in KINDS} | {"work": data_dir / "work"}
+    """The folders of datasets, models and jobs in a data directory, e.g. `datasets/ds_…` or `work/ft_…`."""
+    parents = {kind: data_dir / "blobs" / kind for kind in KINDS} | {"work": data_dir / "work"}
     return {
-        f"{kind}/{one.name}"
-        for kind, folder in places.items()
-        if folder.is_dir()
-        for one in folder.iterdir()
-        if one.name != LOST_FOUND
+        f"{kind}/{folder.name}"
+        for kind, parent in parents.items()
+        if parent.is_dir()
+        for folder in parent.iterdir()
+        if folder.name != LOST_FOUND
     }
 
 
-def record_belonging(data_dir: Path, url: str, identity: str, starts: int) -> None:
-    """Write down which database the files belong to. Raises `OSError`."""
+def record_ownership(data_dir: Path, url: str, identity: str, starts: int) -> None:
+    """Write the record: the files belong to the database at `url`. Raises `OSError`."""
     lines = (name_of(url, data_dir), f"id {identity}", f"starts {starts}")
     write_private(data_dir / RECORD, "\n".join(lines) + "\n")
 
 
 def name_of(url: str, data_dir: Path) -> str:
-    """Where a database is, without user and password; a data directory may be moved with its own file."""
+    """Name a database without user and password.
+
+    The SQLite file in the data directory has a fixed name, so that the directory can be moved as a whole.
+    """
     if url == url_of(None, data_dir):
         return OWN
     parsed = sa.make_url(url)

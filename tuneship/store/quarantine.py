@@ -1,7 +1,7 @@
-"""Files that no row names are moved to `<data dir>/set-aside/<time>/` and stay there until an operator removes them.
+"""Moves files that no row names to `<data dir>/set-aside/<time>/`, where they stay until an operator removes them.
 
-A start cannot know why a row is missing: an upload that was never answered looks like a dataset whose row was lost with
-the database.
+They are not deleted, because a starting service cannot know why a row is missing: an upload that was interrupted looks
+like a dataset whose row was lost with the database.
 """
 
 import shutil
@@ -19,7 +19,7 @@ SET_ASIDE = "set-aside"
 
 
 def objects_of(connection: sa.Connection) -> set[str]:
-    """The folders that rows name, as `files_in` has them: those of datasets, models, and jobs that have not ended."""
+    """The folders of all datasets, models and unfinished jobs in the database, written as `files_in` does."""
     alive = tables.jobs.c.status.in_(ALIVE)
     queries = {
         "datasets": sa.select(tables.datasets.c.id),
@@ -34,22 +34,23 @@ def objects_of(connection: sa.Connection) -> set[str]:
 
 
 def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path | None:
-    """Move these folders out of the way; answers where they are now, None when there were none. Raises `OSError`."""
+    """Move folders into a new folder below `set-aside`; returns it, None without `objects`. Raises `OSError`."""
     if not objects:
         return None
-    place = _new_folder(data_dir / SET_ASIDE, now)
-    for one in sorted(objects):
-        kind, _, name = one.partition("/")
+    target = _new_folder(data_dir / SET_ASIDE, now)
+    for path in sorted(objects):
+        kind, _, name = path.partition("/")
         source = (data_dir if kind == "work" else data_dir / "blobs") / kind / name
-        (place / kind).mkdir(mode=0o700, exist_ok=True)
-        shutil.move(source, place / kind / name)  # also where `blobs` is a file system of its own
-        flush(place / kind)
-    flush(place)
-    return place
+        (target / kind).mkdir(mode=0o700, exist_ok=True)
+        # A rename would fail where `blobs` is on another file system.
+        shutil.move(source, target / kind / name)
+        flush(target / kind)
+    flush(target)
+    return target
 
 
 def _new_folder(root: Path, now: datetime) -> Path:
-    """Named after the time; two starts within a second get folders of their own."""
+    """Create a folder named after the time, with a number if two services start in the same second."""
     root.mkdir(mode=0o700, exist_ok=True)
     name = now.strftime("%Y-%m-%dT%H-%M-%SZ")
     number = 1
@@ -65,11 +66,11 @@ def _new_folder(root: Path, now: datetime) -> Path:
 
 
 def left_over(connection: sa.Connection, files: Set[str], known: Set[str]) -> set[str]:
-    """Folders that no row names. Those of jobs that have ended are not among them: a row names these jobs.
+    """The folders in `files` that are neither in `known` nor those of ended jobs.
 
-    `files`: as `files_in` has them; `known`: as `objects_of` does.
+    `files`: from `files_in`; `known`: from `objects_of`.
     """
     unknown = set(files - known)
-    if any(one.startswith("work/") for one in unknown):
+    if any(path.startswith("work/") for path in unknown):
         unknown -= {f"work/{name}" for name in connection.scalars(sa.select(tables.jobs.c.id))}
     return unknown

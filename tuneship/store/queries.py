@@ -1,9 +1,9 @@
-"""What every resource's queries share: insert, fetch by tenant, page, change. What is counted: `list_counters.py`."""
+"""The queries that all resources share: insert, fetch by tenant, page, change. Lengths of lists: `list_counters.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -11,22 +11,25 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from tuneship.store import list_counters as listings
 from tuneship.store.list_counters import Listing
+from tuneship.store.tables import TypedTable
 
+# Any row, or the columns of one: for code that works on several tables. Else: `row_types.py`.
 Row = Mapping[str, Any]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Page:
-    """Rows of one page and the count of all that match."""
+class Page(Generic[R]):
+    """The rows of one page and the number of all rows that match."""
 
-    rows: Sequence[Row]
+    rows: Sequence[R]
     total: int
     limit: int
     offset: int
 
     @property
     def pagination(self) -> dict[str, int | None]:
-        """The envelope of §8."""
+        """The `pagination` object of an answer (§8)."""
         following = self.offset + self.limit
         return {
             "total": self.total,
@@ -36,109 +39,113 @@ class Page:
         }
 
 
-def insert(connection: sa.Connection, table: sa.Table, values: Row) -> Row:
-    """Add a row and answer it whole, defaults included."""
+def insert(connection: sa.Connection, table: "TypedTable[R]", values: Row) -> R:
+    """Insert a row and return all of it, defaults included."""
     connection.execute(sa.insert(table).values(**values))
-    found = fetch(connection, table, values["id"], client_id=values.get("client_id"))
-    if found is None:
+    stored = fetch(connection, table, values["id"], client_id=values.get("client_id"))
+    if stored is None:
         raise RuntimeError(f"a row of {table.name} vanished inside its own transaction")
-    listings.moved(connection, table, None, found)
-    return found
+    listings.count_change(connection, table, None, cast("Row", stored))
+    return stored
 
 
 def fetch(
-    connection: sa.Connection, table: sa.Table, identifier: str, *, client_id: str | None
-) -> Row | None:
-    """One row of this tenant; None client: any tenant (the supervisor's view)."""
+    connection: sa.Connection, table: "TypedTable[R]", identifier: str, *, client_id: str | None
+) -> R | None:
+    """Fetch one row of a tenant; with `client_id=None` that of any tenant, as the supervisor needs it."""
     query = sa.select(table).where(table.c.id == identifier)
     if client_id is not None:
         query = query.where(table.c.client_id == client_id)
     row = connection.execute(query).mappings().first()
-    return None if row is None else dict(row)
+    return None if row is None else cast("R", dict(row))
+
+
+def fetch_all(connection: sa.Connection, query: "sa.Select[Any]") -> list[Any]:
+    """Every row that a query finds, as a dictionary; the caller annotates the type that the query selects."""
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def change(
-    connection: sa.Connection, table: sa.Table, identifier: str, now: datetime, **values: Any
+    connection: sa.Connection,
+    table: "TypedTable[Any]",
+    identifier: str,
+    now: datetime,
+    **values: Any,
 ) -> None:
-    """Change columns of one row and its `updated_at`."""
+    """Change columns of one row, and its `updated_at`."""
     if listings.may_move(table, values):
         before = fetch(connection, table, identifier, client_id=None)
         if before is not None:
-            listings.moved(connection, table, before, {**before, **values})
+            listings.count_change(connection, table, before, {**before, **values})
     connection.execute(
         sa.update(table).where(table.c.id == identifier).values(updated_at=now, **values)
     )
 
 
-def remove(connection: sa.Connection, table: sa.Table, identifier: str) -> None:
-    """Take one row away."""
+def remove(connection: sa.Connection, table: "TypedTable[Any]", identifier: str) -> None:
+    """Delete one row."""
     before = fetch(connection, table, identifier, client_id=None)
     if before is not None:
         connection.execute(sa.delete(table).where(table.c.id == identifier))
-        listings.moved(connection, table, before, None)
+        listings.count_change(connection, table, before, None)
 
 
 def listed(
     connection: sa.Connection,
-    listing: Listing,
+    listing: Listing[R],
     client_id: str,
     filters: Sequence[sa.ColumnElement[bool]],
     *,
     limit: int,
     offset: int,
-) -> Page:
-    """A page of a tenant's list. Without filters nothing in it takes longer the more rows there are."""
+) -> Page[R]:
+    """One page of a tenant's list. Without filters its cost does not grow with the number of rows."""
     is_counted = not filters and listing in listings.COUNTED
-    known = None if not is_counted else listings.number(connection, listing, client_id)
-    where = [*listing.of(client_id), *filters]
-    return page(connection, listing.table, where, limit=limit, offset=offset, total=known)
+    total = None if not is_counted else listings.number(connection, listing, client_id)
+    where = [*listing.filters(client_id), *filters]
+    return page(connection, listing.table, where, limit=limit, offset=offset, total=total)
 
 
 def page(
     connection: sa.Connection,
-    table: sa.Table,
+    table: "TypedTable[R]",
     where: Sequence[sa.ColumnElement[bool]],
     *,
     limit: int,
     offset: int,
     total: int | None = None,
-) -> Page:
-    """Newest first, ties by id; counts what matches unless the `total` is known.
-
-    The ids are found first, where an index holds all that this takes, and from the end that is nearer: a far page is
-    skipped to without reading rows.
-    """
+) -> Page[R]:
+    """One page, newest first, ties by id; counts the matching rows unless `total` is given."""
     total = count(connection, table, *where) if total is None else total
-    held = max(0, min(limit, total - offset))
-    if held == 0:
+    length = max(0, min(limit, total - offset))
+    if length == 0:
         return Page([], total, limit, offset)
-    behind = total - offset - held
-    newest, oldest = (
-        (table.c.created_at.desc(), table.c.id.desc()),
-        (table.c.created_at, table.c.id),
-    )
-    order, skipped = (oldest, behind) if behind < offset else (newest, offset)
-    ids = sa.select(table.c.id).where(*where).order_by(*order).limit(held).offset(skipped)
+
+    # A covering index gives the ids, read from the nearer end: even a far page skips no whole rows.
+    rest = total - offset - length
+    newest = (table.c.created_at.desc(), table.c.id.desc())
+    oldest = (table.c.created_at, table.c.id)
+    order, skipped = (oldest, rest) if rest < offset else (newest, offset)
+    ids = sa.select(table.c.id).where(*where).order_by(*order).limit(length).offset(skipped)
     chosen = ids.subquery("chosen")
     query = sa.select(table).join(chosen, table.c.id == chosen.c.id).order_by(*newest)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    return Page(found, total, limit, offset)
+    return Page(fetch_all(connection, query), total, limit, offset)
 
 
 def count(connection: sa.Connection, table: sa.Table, *where: sa.ColumnElement[bool]) -> int:
-    """How many rows match."""
+    """Number of rows that match."""
     return connection.execute(
         sa.select(sa.func.count()).select_from(table).where(*where)
     ).scalar_one()
 
 
 def tags_match(table: sa.Table, tags: Mapping[str, str] | None) -> list[sa.ColumnElement[bool]]:
-    """`tags[k]=v` filters, exact and all of them."""
+    """Conditions for `tags[k]=v` filters: every one must match exactly."""
     return [TagValue(table.c.tags, key) == value for key, value in (tags or {}).items()]
 
 
 class TagValue(FunctionElement[str]):
-    """The text under one key of a JSON object. SQLite's own JSON paths cannot name a key with a quote in it."""
+    """The text at one key of a JSON object. SQLite's own JSON paths cannot express a key that contains a quote."""
 
     type = sa.Text()
     inherit_cache = True
@@ -146,11 +153,11 @@ class TagValue(FunctionElement[str]):
 
 @compiles(TagValue)
 def _tag_value(element: Any, compiler: Any, **options: Any) -> str:
-    column, key = (compiler.process(one, **options) for one in element.clauses)
+    column, key = (compiler.process(clause, **options) for clause in element.clauses)
     return f"({column} ->> {key})"
 
 
 @compiles(TagValue, "sqlite")
 def _tag_value_sqlite(element: Any, compiler: Any, **options: Any) -> str:
-    column, key = (compiler.process(one, **options) for one in element.clauses)
+    column, key = (compiler.process(clause, **options) for clause in element.clauses)
     return f"(SELECT value FROM json_each({column}) WHERE key = {key})"  # noqa: S608 - bound names

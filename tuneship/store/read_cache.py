@@ -1,37 +1,41 @@
-"""What was read, for as long as nothing has been written since.
+"""Caches values read from the database until the next write.
 
-One service works on a database (`Database.claim`, the lock on the data directory), and each of its writes goes through
-`Database.write`: so an answer that followed a write never rests on what was read before it. Traffic asks for the same
-few rows again and again, and each reading takes a thread and a millisecond.
+Only one service works on a database (`Database.claim`, the lock on the data directory), and all of its writes go
+through `Database.write`, so a cached value is never older than the last write. Generation reads the same few rows for
+every request, and each read takes a thread and about a millisecond.
 """
 
 from collections.abc import Callable, Hashable
 from typing import Any
 
-MOST_KEPT = 1_000
+MAX_VALUES = 1_000
 
 
 class ReadCache:
-    """Values by key. Find on any thread; read on one that may wait."""
+    """Cached values by key. `find` never blocks; call `read` on a thread that may wait for the database."""
 
     def __init__(self) -> None:
-        """Nothing was read."""
+        """Start empty."""
         self._kept: dict[Hashable, Any] = {}
 
     def clear(self) -> None:
-        """Something was written: what is being read now is not kept either, it belongs to the dictionary of before."""
+        """Drop every value, because something was written."""
+        # A `read` in flight stores into the old dictionary, so its value, which may be stale, is dropped too.
         self._kept = {}
 
     def find(self, key: Hashable) -> Any | None:
-        """What `read` gave for the key, if nothing was written since; not to be changed."""
+        """The cached value, or None; callers must not change it."""
         return self._kept.get(key)
 
     def read(self, key: Hashable, reading: Callable[[], Any]) -> Any:
-        """The value that `reading` returns from the database. None is not kept: callers may ask for what never was."""
+        """Call `reading`, and cache and return its value.
+
+        None is not cached, so that requests for ids that do not exist cannot fill the cache.
+        """
         kept = self._kept
         value = reading()
         if value is not None:
-            if len(kept) >= MOST_KEPT:
+            if len(kept) >= MAX_VALUES:
                 kept.clear()
             kept[key] = value
         return value

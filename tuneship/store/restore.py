@@ -1,7 +1,7 @@
-"""Puts a backup into an empty place: a data directory, and a database, that hold nothing yet. Nothing is overwritten.
+"""Restores a backup into an empty data directory and an empty database; never overwrites anything.
 
-Everything is copied and compared with its digest first, into `<data dir>/restoring`; then it is moved into place, and
-the record that lets a service start comes last.
+Every file is first copied into `<data dir>/restoring` and compared with its digest; then all are moved into place. The
+ownership record, without which no service starts, is written last.
 """
 
 import fcntl
@@ -30,13 +30,13 @@ from tuneship.store.ownership import OWN, RECORD, name_of
 
 RESTORING = "restoring"
 ROWS, HEADS = "rows.sqlite", "heads"
-MAY_BE_THERE = frozenset({"lock", RESTORING, KEY})
+ALLOWED_ENTRIES = frozenset({"lock", RESTORING, KEY})
 EMPTY_FOLDERS = frozenset({BLOBS, "scratch", "work", "logs"})
 
 
 @dataclass(frozen=True)
 class RestoreTarget:
-    """Where a backup is restored to."""
+    """The place that a backup is restored to."""
 
     data_dir: Path
     url: str
@@ -45,27 +45,27 @@ class RestoreTarget:
 
 
 def complete_backup(folder: Path) -> Manifest:
-    """The manifest of a backup. Raises `BackupFault`."""
+    """Read the manifest of a complete backup. Raises `BackupFault` if there is none."""
     manifest = read_manifest(folder)
     if manifest is None:
         is_unfinished = (folder / UNFINISHED).exists()
-        what = "an unfinished backup: it was broken off" if is_unfinished else "no backup"
+        what = "an unfinished backup: it was interrupted" if is_unfinished else "no backup"
         raise BackupFault(f"{folder} holds {what}")
     return manifest
 
 
 @contextmanager
 def prepared(folder: Path, manifest: Manifest, target: RestoreTarget) -> Generator[Path]:
-    """Every file of the backup, compared with its digest, in a folder of the empty data directory.
+    """Copy and verify every file of the backup, into a folder of the empty data directory, which is yielded.
 
-    Raises `BackupFault` when the place is not empty or a file of the backup is not the one that was written.
+    Raises `BackupFault` if the target is not empty or a file does not match its digest.
     """
     _check_empty(target)
     target.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.data_dir.chmod(0o700)
     with _no_service(target.data_dir):
         made = target.data_dir / RESTORING
-        shutil.rmtree(made, ignore_errors=True)  # of a restore that was killed
+        shutil.rmtree(made, ignore_errors=True)  # a killed restore may have left it
         made.mkdir(mode=0o700)
         try:
             _copy(folder / manifest.rows.name, made / ROWS, manifest.rows.sha256)
@@ -89,21 +89,20 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
 
 
 def _check_empty(target: RestoreTarget) -> None:
-    if target.data_dir.exists():
-        for one in target.data_dir.iterdir():
-            if one.name not in MAY_BE_THERE and not (
-                one.name in EMPTY_FOLDERS and not any(one.iterdir())
-            ):
-                raise BackupFault(
-                    f"{target.data_dir} is not empty ({one.name}): restore into a new data directory"
-                )
+    """Refuse a data directory or a database that is in use. Raises `BackupFault`."""
+    for entry in target.data_dir.iterdir() if target.data_dir.exists() else ():
+        is_empty_folder = entry.name in EMPTY_FOLDERS and not any(entry.iterdir())
+        if entry.name not in ALLOWED_ENTRIES and not is_empty_folder:
+            raise BackupFault(
+                f"{target.data_dir} is not empty ({entry.name}): restore into a new data directory"
+            )
     if name_of(target.url, target.data_dir) != OWN and installation.look(target.url).is_used:
         raise BackupFault("the database is not empty: restore into a new one")
 
 
 @contextmanager
 def _no_service(data_dir: Path) -> Generator[None]:
-    """None may start meanwhile: it holds the same lock."""
+    """Hold the lock of the data directory, so that no service starts meanwhile."""
     with (data_dir / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,27 +113,28 @@ def _no_service(data_dir: Path) -> Generator[None]:
 
 @contextmanager
 def restored_rows(made: Path) -> Generator[Database]:
-    """The rows of the backup, brought up to date with this version."""
+    """Open the rows of the backup, migrated to this version."""
     rows = Database(sqlite_url(made / ROWS))
     try:
         yield rows
-        rows.forget()  # everything is in the file itself, nothing in its log
+        rows.truncate_log()  # the file must be complete without its log
     finally:
         rows.close()
 
 
 def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
-    """Move what was prepared into place and fill the database: all of it, or nothing.
+    """Move the prepared files into place and fill the database: everything, or nothing.
 
-    `master_key`: of the backup, where the target has none.
+    `master_key`: the key from the backup if the target has none.
     """
-    with ExitStack() as undone:
+    # Each step registers how it is undone; the callbacks run unless everything succeeded.
+    with ExitStack() as undo:
         if name_of(target.url, target.data_dir) == OWN:
             with restored_rows(made) as rows, rows.read() as source:
                 identity = _identity(source)
-            _move(made / ROWS, target.data_dir / SQLITE_FILE, undone)
-            _move_files(made, target, master_key, undone)
-            _write_record(target, identity, undone)
+            _move(made / ROWS, target.data_dir / SQLITE_FILE, undo)
+            _move_files(made, target, master_key, undo)
+            _write_record(target, identity, undo)
         else:
             with (
                 restored_rows(made) as rows,
@@ -143,9 +143,9 @@ def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
                 database.write() as connection,
             ):
                 copy_rows(source, connection)
-                _move_files(made, target, master_key, undone)
-                _write_record(target, _identity(source), undone)
-        undone.pop_all()
+                _move_files(made, target, master_key, undo)
+                _write_record(target, _identity(source), undo)
+        undo.pop_all()
 
 
 def _identity(rows: sa.Connection) -> str:
@@ -154,7 +154,7 @@ def _identity(rows: sa.Connection) -> str:
 
 @contextmanager
 def _opened(target: RestoreTarget) -> Generator[Database]:
-    """The empty database with its tables, and no service on it."""
+    """Open the empty database with its tables, and keep services from starting on it."""
     database = Database(target.url)
     try:
         database.claim()
@@ -163,28 +163,26 @@ def _opened(target: RestoreTarget) -> Generator[Database]:
         database.close()
 
 
-def _move_files(
-    made: Path, target: RestoreTarget, master_key: str | None, undone: ExitStack
-) -> None:
-    _move(made / BLOBS, target.data_dir / BLOBS, undone)
+def _move_files(made: Path, target: RestoreTarget, master_key: str | None, undo: ExitStack) -> None:
+    _move(made / BLOBS, target.data_dir / BLOBS, undo)
     if (made / HEADS).exists() and not target.heads.exists():
-        _move(made / HEADS, target.heads, undone)
+        _move(made / HEADS, target.heads, undo)
     if master_key is not None:
-        undone.callback(target.master_key.unlink, missing_ok=True)
+        undo.callback(target.master_key.unlink, missing_ok=True)
         target.master_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(target.master_key, master_key)
 
 
-def _move(source: Path, target: Path, undone: ExitStack) -> None:
+def _move(source: Path, target: Path, undo: ExitStack) -> None:
     if target.is_dir():
-        target.rmdir()  # it is empty
+        target.rmdir()  # it is empty: `_check_empty`
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    undone.callback(shutil.move, target, source)
+    undo.callback(shutil.move, target, source)
     shutil.move(source, target)
     flush(target.parent)
 
 
-def _write_record(target: RestoreTarget, identity: str, undone: ExitStack) -> None:
-    """Without a number of starts: whatever the installation has seen since the backup, this is how it goes on."""
-    undone.callback((target.data_dir / RECORD).unlink, missing_ok=True)
+def _write_record(target: RestoreTarget, identity: str, undo: ExitStack) -> None:
+    # The record has no number of starts, since the installation may have been started after the backup.
+    undo.callback((target.data_dir / RECORD).unlink, missing_ok=True)
     write_private(target.data_dir / RECORD, f"id {identity}\n")

@@ -1,4 +1,4 @@
-"""Which files the rows name, with their digests: those of every dataset and every tuned model."""
+"""Lists the files that rows name, with their digests: those of every dataset and every tuned model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class StoredObject:
     """A dataset or a tuned model."""
 
     id: str
-    """Its folder below `blobs`, and the name of its key: `datasets/<id>` or `models/<job id>`."""
+    """Its folder below `blobs`, which also names its data key: `datasets/<id>` or `models/<job id>`."""
     client_id: str
     created_at: datetime
     files: Mapping[str, str]
-    """Path below `blobs`, and SHA-256."""
+    """SHA-256 of each file, by path below `blobs`."""
 
 
 def stored_objects(connection: sa.Connection) -> Iterator[StoredObject]:
-    """Every one, of every tenant."""
+    """Iterate over the datasets and tuned models of all tenants."""
     for row in connection.execute(sa.select(datasets)).mappings():
         files = {row["blob"]: row["sha256"]}
         yield StoredObject(f"datasets/{row['id']}", row["client_id"], row["created_at"], files)

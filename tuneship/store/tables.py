@@ -1,13 +1,44 @@
-"""Every table. Rows hold what the API answers, plus leases, digests and outbox; never prompt or completion text.
+"""Every table. Rows hold the resources of the API, leases, digests and the outbox; never prompt or completion text.
 
-Each resource row carries `client_id`, the tenant; every query of the store takes it.
+Each resource row carries `client_id`, the tenant, and every query for a client filters by it. The types of the rows:
+`row_types.py`.
 """
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.types import TypeDecorator
+
+if TYPE_CHECKING:
+    from tuneship.store.row_types import (
+        ApiKeyRow,
+        AuditRow,
+        DatasetRow,
+        DeliveryRow,
+        DeploymentLogRow,
+        DeploymentRow,
+        EndpointRow,
+        EventRow,
+        IdempotencyRow,
+        InstallationRow,
+        JobLogRow,
+        JobMetricsRow,
+        JobRow,
+        MetricWindowRow,
+        ModelRow,
+        ObjectKeyRow,
+        ResourceCountRow,
+        WebhookRow,
+    )
+
+    R_co = TypeVar("R_co", covariant=True)
+
+    class TypedTable(sa.Table, Generic[R_co]):
+        """A table whose rows have the type `R_co`; only the type checker knows it apart from `sa.Table`."""
+
+else:
+    TypedTable = sa.Table
 
 METADATA = sa.MetaData(
     naming_convention={
@@ -19,20 +50,20 @@ METADATA = sa.MetaData(
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC moment on both databases; SQLite would otherwise forget the zone."""
+    """An aware UTC time on both databases; SQLite alone would lose the time zone."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
-        """Store UTC."""
+        """Convert a time to UTC for storage."""
         if value is None:
             return None
         moment = value.astimezone(UTC)
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
-        """Read UTC."""
+        """Give a stored time its zone, UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
@@ -58,9 +89,11 @@ def _json(name: str, *, optional: bool = False) -> "sa.Column[Any]":
     return sa.Column(name, sa.JSON(none_as_null=True), nullable=optional)
 
 
-def _resource(name: str, *columns: "sa.Column[Any] | sa.Index | sa.UniqueConstraint") -> sa.Table:
-    """A table of one resource: id, tenant, times, tags."""
-    return sa.Table(
+def _resource(
+    name: str, *columns: "sa.Column[Any] | sa.Index | sa.UniqueConstraint"
+) -> "TypedTable[Any]":
+    """Declare the table of a resource: id, tenant, times and tags, then its own columns."""
+    return TypedTable(
         name,
         METADATA,
         _text("id", primary_key=True),
@@ -73,7 +106,7 @@ def _resource(name: str, *columns: "sa.Column[Any] | sa.Index | sa.UniqueConstra
     )
 
 
-api_keys = sa.Table(
+api_keys: "TypedTable[ApiKeyRow]" = TypedTable(
     "api_keys",
     METADATA,
     _text("id", primary_key=True),
@@ -87,7 +120,7 @@ api_keys = sa.Table(
     _moment("last_used_at", optional=True),
 )
 
-datasets = _resource(
+datasets: "TypedTable[DatasetRow]" = _resource(
     "datasets",
     _text("name"),
     _text("description"),
@@ -107,7 +140,7 @@ datasets = _resource(
     sa.Index("ix_datasets_status", "status"),
 )
 
-jobs = _resource(
+jobs: "TypedTable[JobRow]" = _resource(
     "jobs",
     _text("base_model"),
     _text("dataset_id"),
@@ -135,9 +168,11 @@ jobs = _resource(
     _whole("attempt"),
     _moment("lease_until", optional=True),
     _whole("attempts_without_progress"),
-    _whole("epochs_told", server_default="0"),  # of how many an event was sent
-    _whole("progress_attempt", server_default="0"),  # whose lines were stored last
-    _whole("progress_offset", server_default="0"),  # up to this byte of them
+    _whole("epochs_told", server_default="0"),  # number of epochs whose end was sent as an event
+    _whole(
+        "progress_attempt", server_default="0"
+    ),  # the attempt whose progress lines were stored last
+    _whole("progress_offset", server_default="0"),  # how many bytes of them were stored
     sa.Index("ix_jobs_status", "status"),
     sa.Index("ix_jobs_client_id_status_created_at_id", "client_id", "status", "created_at", "id"),
     sa.Index("ix_jobs_client_id_started_at", "client_id", "started_at"),
@@ -145,7 +180,7 @@ jobs = _resource(
 
 
 def _measured_index(*columns: str) -> sa.Index:
-    """Of the steps at which the model was measured: one in a hundred, and looked for again and again."""
+    # Only about one step in a hundred is an evaluation, and those are queried often: a partial index is small.
     return sa.Index(
         f"ix_job_metrics_{'_'.join(columns)}_measured",
         *columns,
@@ -154,7 +189,7 @@ def _measured_index(*columns: str) -> sa.Index:
     )
 
 
-job_metrics = sa.Table(
+job_metrics: "TypedTable[JobMetricsRow]" = TypedTable(
     "job_metrics",
     METADATA,
     _text("job_id", primary_key=True),
@@ -165,14 +200,14 @@ job_metrics = sa.Table(
     _number("epoch"),
     _number("accuracy"),
     _number("perplexity"),
-    # False: the values of an earlier measurement are repeated.
+    # False: accuracy, perplexity and validation loss repeat those of an earlier evaluation.
     sa.Column("evaluated", sa.Boolean, nullable=False, server_default=sa.false()),
     _whole("log_id", server_default="0"),  # the newest entry of the log when the step was stored
     _measured_index("job_id", "step"),
     _measured_index("job_id", "validation_loss", "step"),
 )
 
-job_logs = sa.Table(
+job_logs: "TypedTable[JobLogRow]" = TypedTable(
     "job_logs",
     METADATA,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
@@ -183,7 +218,7 @@ job_logs = sa.Table(
     sa.Index("ix_job_logs_job_id_id", "job_id", "id"),
 )
 
-models = _resource(
+models: "TypedTable[ModelRow]" = _resource(
     "models",
     _text("base_model"),
     _text("name"),
@@ -193,7 +228,7 @@ models = _resource(
     _json("sha256"),
 )
 
-deployments = _resource(
+deployments: "TypedTable[DeploymentRow]" = _resource(
     "deployments",
     _text("model_name"),
     _text("deployment_name"),
@@ -214,7 +249,7 @@ deployments = _resource(
     sa.Index("ix_deployments_client_id_status", "client_id", "status"),
 )
 
-deployment_logs = sa.Table(
+deployment_logs: "TypedTable[DeploymentLogRow]" = TypedTable(
     "deployment_logs",
     METADATA,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
@@ -227,7 +262,7 @@ deployment_logs = sa.Table(
     sa.Index("ix_deployment_logs_deployment_id_timestamp_id", "deployment_id", "timestamp", "id"),
 )
 
-endpoints = _resource(
+endpoints: "TypedTable[EndpointRow]" = _resource(
     "endpoints",
     _text("kind"),
     _text("name"),
@@ -240,7 +275,7 @@ endpoints = _resource(
     sa.Index("ix_endpoints_lease_until", "lease_until"),
 )
 
-events = sa.Table(
+events: "TypedTable[EventRow]" = TypedTable(
     "events",
     METADATA,
     sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
@@ -255,7 +290,7 @@ events = sa.Table(
     sa.Index("ix_events_client_id_position", "client_id", "position"),
 )
 
-webhooks = _resource(
+webhooks: "TypedTable[WebhookRow]" = _resource(
     "webhooks",
     _text("url"),
     _text("description"),
@@ -268,7 +303,7 @@ webhooks = _resource(
     sa.Column("disabled_reason", sa.Text),
 )
 
-deliveries = sa.Table(
+deliveries: "TypedTable[DeliveryRow]" = TypedTable(
     "deliveries",
     METADATA,
     _text("webhook_id", primary_key=True),
@@ -277,9 +312,9 @@ deliveries = sa.Table(
     _whole("attempts"),
     _moment("created_at"),
     _moment("updated_at"),
-    _moment("next_attempt_at", optional=True),  # null: nothing is left to try
+    _moment("next_attempt_at", optional=True),  # null: no further attempt
     sa.Column("response_status", sa.Integer),
-    sa.Column("failure", sa.Text),  # a word of ours, never text of the receiver
+    sa.Column("failure", sa.Text),  # one of our codes, never the receiver's text
     sa.Index("ix_deliveries_webhook_id_next_attempt_at", "webhook_id", "next_attempt_at"),
     sa.Index(
         "ix_deliveries_webhook_id_created_at_event_id", "webhook_id", "created_at", "event_id"
@@ -287,17 +322,17 @@ deliveries = sa.Table(
     sa.Index("ix_deliveries_event_id", "event_id"),
 )
 
-# The keys of sealed files. A row that goes takes what it opened with it.
-object_keys = sa.Table(
+# The keys of sealed files. Deleting a key makes its files unreadable.
+object_keys: "TypedTable[ObjectKeyRow]" = TypedTable(
     "object_keys",
     METADATA,
-    _text("object_id", primary_key=True),  # kind and id, as the folder of its files
+    _text("object_id", primary_key=True),  # kind and id, like the folder of its files
     _text("client_id"),
-    sa.Column("wrapped", sa.LargeBinary, nullable=False),  # by the tenant's key: `keyring.py`
+    sa.Column("wrapped", sa.LargeBinary, nullable=False),  # by the tenant's key: `data_keys.py`
     _moment("created_at"),
 )
 
-idempotency = sa.Table(
+idempotency: "TypedTable[IdempotencyRow]" = TypedTable(
     "idempotency",
     METADATA,
     _text("client_id", primary_key=True),
@@ -311,21 +346,21 @@ idempotency = sa.Table(
     sa.Index("ix_idempotency_created_at", "created_at"),
 )
 
-metric_windows = sa.Table(
+metric_windows: "TypedTable[MetricWindowRow]" = TypedTable(
     "metric_windows",
     METADATA,
     _text("deployment_id", primary_key=True),
     _text("endpoint_id", primary_key=True),
     sa.Column("width", sa.BigInteger, primary_key=True),  # seconds
     sa.Column("start", sa.BigInteger, primary_key=True),
-    sa.Column("window", sa.LargeBinary, nullable=False),  # `metrics/columns.py` says how
+    sa.Column("window", sa.LargeBinary, nullable=False),  # encoded by `metrics/columns.py`
     sa.Column("minutes", sa.LargeBinary),  # an hour's 60 records without their sketches
     sa.Index("ix_metric_windows_width_start", "width", "start"),
-    sqlite_with_rowid=False,  # rows lie in the order in which they are read
+    sqlite_with_rowid=False,  # rows are stored in the order in which they are read
 )
 
-# How many rows a tenant's list has, so that a page needs no count over the table.
-resource_counts = sa.Table(
+# The length of each list of a tenant, so that a page needs no count over the table.
+resource_counts: "TypedTable[ResourceCountRow]" = TypedTable(
     "resource_counts",
     METADATA,
     _text("client_id", primary_key=True),
@@ -333,7 +368,7 @@ resource_counts = sa.Table(
     _whole("number"),
 )
 
-audit = sa.Table(
+audit: "TypedTable[AuditRow]" = TypedTable(
     "audit",
     METADATA,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -352,7 +387,7 @@ audit = sa.Table(
 )
 
 # One row: which installation this database belongs to (`installation.py`).
-installation = sa.Table(
+installation: "TypedTable[InstallationRow]" = TypedTable(
     "installation",
     METADATA,
     _text("id", primary_key=True),

@@ -1,6 +1,6 @@
-"""Whose turn it is to write: in the order of asking, and ahead of everybody for whoever must not wait.
+"""A fair lock for writers: first come, first served, except that urgent writers go first.
 
-A plain lock is fair to nobody: of 32 threads that ask again and again, one may come last each time.
+A plain lock is not fair: among 32 threads that keep taking it, one may never get it in time.
 """
 
 import threading
@@ -10,29 +10,33 @@ from contextlib import contextmanager
 
 
 class TurnTimedOut(Exception):
-    """The patience was over before the turn came."""
+    """The timeout passed before the lock was free."""
 
 
 class WriteQueue:
-    """One holder at a time."""
+    """A fair lock with one holder at a time."""
 
     def __init__(self) -> None:
-        """Nobody holds the turn."""
+        """Start free."""
         self._lock = threading.Lock()
         self._is_taken = False
         self._waiting: deque[threading.Event] = deque()
 
     @contextmanager
-    def turn(self, patience_s: float, *, first: bool = False) -> Generator[None]:
-        """Hold the turn for the block. `first`: be the next, whoever else waits. Raises `TurnTimedOut`."""
-        self._take(patience_s, first=first)
+    def turn(self, timeout_s: float, *, first: bool = False) -> Generator[None]:
+        """Hold the lock for the block; `first`: ahead of all others that wait. Raises `TurnTimedOut`."""
+        self._acquire(timeout_s, first=first)
         try:
             yield
         finally:
             with self._lock:
-                self._pass_on()
+                # The lock stays taken and passes to the next in the queue, so that nobody can overtake it.
+                if self._waiting:
+                    self._waiting.popleft().set()
+                else:
+                    self._is_taken = False
 
-    def _take(self, patience_s: float, *, first: bool) -> None:
+    def _acquire(self, timeout_s: float, *, first: bool) -> None:
         with self._lock:
             if not self._is_taken:
                 self._is_taken = True
@@ -42,17 +46,10 @@ class WriteQueue:
                 self._waiting.appendleft(ticket)
             else:
                 self._waiting.append(ticket)
-        if ticket.wait(patience_s):
+        if ticket.wait(timeout_s):
             return
         with self._lock:
-            if ticket.is_set():  # it came at the last moment
+            if ticket.is_set():  # the lock was passed to us between the timeout and here
                 return
             self._waiting.remove(ticket)
         raise TurnTimedOut
-
-    def _pass_on(self) -> None:
-        """The turn goes from hand to hand, so nobody can overtake those who wait."""
-        if self._waiting:
-            self._waiting.popleft().set()
-        else:
-            self._is_taken = False

@@ -320,7 +320,7 @@ def test_a_file_that_is_deleted_while_the_backup_runs_is_in_it_with_its_row(
 def test_a_dataset_whose_row_and_file_go_while_the_backup_looks_is_not_in_it(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secure: Callable[..., bool] = Backup._secure
+    secure: Callable[..., bool] = Backup._pin
     gone: list[str] = []
 
     def deleting(self: Backup, path: str, digest: str, pins: Path) -> bool:
@@ -332,7 +332,7 @@ def test_a_dataset_whose_row_and_file_go_while_the_backup_looks_is_not_in_it(
             (self.source.data_dir / "blobs" / path).unlink()
         return secure(self, path, digest, pins)
 
-    monkeypatch.setattr(Backup, "_secure", deleting)
+    monkeypatch.setattr(Backup, "_pin", deleting)
     folder = tmp_path / "backup"
     done(installed, "backup", folder)
     manifest = read_manifest(folder)
@@ -346,7 +346,7 @@ def test_a_dataset_whose_row_and_file_go_while_the_backup_looks_is_not_in_it(
 
 
 def test_two_backups_at_the_same_time_are_refused(embedded: Installed, tmp_path: Path) -> None:
-    with backup_module._alone(embedded.data_dir):
+    with backup_module._only_backup(embedded.data_dir):
         assert "another backup" in failed(embedded, "backup", tmp_path / "backup")
 
 

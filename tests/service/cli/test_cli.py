@@ -21,14 +21,8 @@ from tests.support.processes import Serve
 from tuneship.cli.main import app
 from tuneship.contract.errors import AuthenticationError
 from tuneship.contract.scopes import PRESETS, SCOPES
-from tuneship.service.access.api_keys import (
-    Keys,
-    derived_secret,
-    key_id,
-    read_credentials,
-    read_or_make_secret,
-    write_credentials,
-)
+from tuneship.security.master_key import derived_secret, read_or_make_secret
+from tuneship.service.access.api_keys import Keys, key_id, read_credentials, write_credentials
 from tuneship.service.events.audit import sign_head
 from tuneship.store import audit
 from tuneship.store.audit import Chain
@@ -414,7 +408,7 @@ def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> 
     secret = read_or_make_secret(installed.data_dir / "master.key")
     heads = Heads(file, derived_secret(secret, "audit heads"))
     with pytest.raises(
-        HeadsDamaged, match=r"letter\.txt ends with something that is no signed head"
+        HeadsDamaged, match=r"letter\.txt ends with something that is not a signed head"
     ):
         sign_head(installed.database, heads, datetime.now(UTC))
     assert file.read_text() == "Dear Ann,\nsee you on Monday"

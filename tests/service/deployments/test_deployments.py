@@ -15,7 +15,7 @@ from tuneship.security.sealed_files import write_sealed
 from tuneship.service.common.log_recorder import MOST_WAITING, LogRecorder
 from tuneship.store import deployment_logs, tables
 from tuneship.store import queries as rows
-from tuneship.store.deployment_logs import LogEntry, LogPosition, place_of
+from tuneship.store.deployment_logs import LogEntry, LogPosition, position_of
 
 pytestmark = pytest.mark.both_databases
 Start = Callable[..., Service]
@@ -513,7 +513,7 @@ def test_old_lines_and_those_beyond_the_number_are_forgotten(service: Service) -
 
 def test_a_place_survives_its_way_through_a_number(service: Service) -> None:
     place = LogPosition(service.clock(), 2**40 + 7)
-    assert place_of(place.as_number()) == place
+    assert position_of(place.as_number()) == place
 
 
 def test_lines_that_nobody_stores_are_bounded_and_their_number_is_told(service: Service) -> None:

@@ -194,9 +194,9 @@ def test_a_delete_reads_the_endpoints_that_name_the_deployment_and_no_others(
     idle = service.canary("idle", {one: 0, other: 100})
     with service.database.read() as connection:
         for deployment, named in ((one, 1), (other, 6)):
-            found = endpoint_records.live_with(connection, "alice", deployment)
+            found = endpoint_records.endpoints_naming(connection, "alice", deployment)
             assert len(found) == named
-        assert endpoint_records.live_with(connection, "bob", other) == []
+        assert endpoint_records.endpoints_naming(connection, "bob", other) == []
     assert service.call("DELETE", f"/v1/deployments/{one}").status_code == 200
     left = service.call("GET", f"/v1/canary-endpoints/{idle}").json()["deployments"]
     assert [member["id"] for member in left] == [other]

@@ -343,7 +343,7 @@ def test_a_stream_that_fails_breaks_off_and_the_service_goes_on(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(job_stream.job_records, "steps_behind", broken)
+    monkeypatch.setattr(job_stream.job_records, "steps_after", broken)
     with pytest.raises(httpx.RemoteProtocolError):
         whole(live, job_id)
     assert live.call("GET", "/v1/models").status_code == 200

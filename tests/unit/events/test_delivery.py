@@ -1,4 +1,4 @@
-"""What is due is delivered: in its time, signed, at least once, to each receiver on its own."""
+"""Due events are delivered on schedule, signed, at least once, and independently for each receiver."""
 
 import asyncio
 import ipaddress
@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 
 from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer, listening, opened
 from tuneship.events import delivery
-from tuneship.events.attempt import LONGEST_ANSWER, DeliveryOutcome, Sender, default_trust
+from tuneship.events.attempt import MAX_BODY_BYTES, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
 from tuneship.events.delivery import IN_FLIGHT, Deliverer
 from tuneship.events.signing import new_secret
@@ -234,7 +234,7 @@ def test_five_days_of_failures_switch_a_webhook_off(world: World) -> None:
             receiver.answers["/"] = answer(500)
             world.emit()
             await world.until(lambda: world.only()["attempts"] == 1)
-            world.ahead += webhook_records.PATIENCE - timedelta(minutes=1)
+            world.ahead += webhook_records.SWITCH_OFF_AFTER - timedelta(minutes=1)
             await world.until(lambda: world.only()["attempts"] == 2)
             assert world.only(tables.webhooks)["active"]
             world.ahead += timedelta(hours=1)
@@ -253,7 +253,7 @@ def test_a_try_that_fails_after_its_webhook_was_switched_off_is_the_last(world: 
         (due,) = webhook_records.next_due(connection, webhook, world.now(), (), 2)
         webhook_records.switch_off(connection, webhook_id, None, world.now())
         later = world.now() + timedelta(hours=1)
-        webhook_records.failed(connection, due, world.now(), later, failure="timed_out")
+        webhook_records.record_failure(connection, due, world.now(), later, failure="timed_out")
     row = world.only()
     assert (row["status"], row["next_attempt_at"], row["failure"]) == ("dead", None, "timed_out")
 
@@ -312,7 +312,7 @@ def test_the_status_counts_however_long_the_answer(world: World) -> None:
     async def story() -> None:
         async with listening() as receiver, world.delivering():
             world.webhook(receiver.url())
-            receiver.answers["/"] = answer(200, body=b"x" * (LONGEST_ANSWER * 20))
+            receiver.answers["/"] = answer(200, body=b"x" * (MAX_BODY_BYTES * 20))
             world.emit()
             await world.settled()
 
@@ -490,7 +490,7 @@ def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "RECORD_AGAIN_S", 0.001)
-    really, refused = webhook_records.delivered, list[str]()
+    really, refused = webhook_records.record_success, list[str]()
 
     def delivered(connection: sa.Connection, due: Any, *arguments: Any) -> None:
         if len(refused) < 5:
@@ -498,7 +498,7 @@ def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
             raise exc.OperationalError("update", {}, Exception("disk full"))
         really(connection, due, *arguments)
 
-    monkeypatch.setattr(webhook_records, "delivered", delivered)
+    monkeypatch.setattr(webhook_records, "record_success", delivered)
 
     async def story() -> None:
         async with listening() as receiver, world.delivering():

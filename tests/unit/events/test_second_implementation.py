@@ -110,7 +110,7 @@ def test_what_we_sign_is_taken_and_nothing_else(node: Node) -> None:
 def flipped(
     secret: str, headers: dict[str, str], body: bytes
 ) -> list[tuple[str, dict[str, str], bytes]]:
-    """One bit changed: in each byte of the body, of the id, the time and the signature, in turn."""
+    """Flip one bit at a time, in each byte of the body, the id, the time and the signature."""
     cases: list[tuple[str, dict[str, str], bytes]] = []
     for number in range(FLIPS):
         bit, changed = 1 << (number // len(body)) % 6, bytearray(body)

@@ -1,4 +1,4 @@
-"""What both databases promise: whole transactions, one writer, one view, and a way back from outages."""
+"""Both databases give the same guarantees: atomic transactions, one writer, snapshots, and recovery from outages."""
 
 import threading
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from tuneship.store.outbox import emit
 pytestmark = pytest.mark.both_databases
 
 NOW = datetime(2026, 7, 1, 12, 30, 0, 250_000, tzinfo=UTC)
-CLAIM_PATIENCE = "tuneship.store.database.CLAIM_PATIENCE_S"
+CLAIM_PATIENCE = "tuneship.store.database.CLAIM_TIMEOUT_S"
 SUBJECT = {"id": "ft_1", "client_id": "alice"}
 
 

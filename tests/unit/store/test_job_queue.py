@@ -1,4 +1,4 @@
-"""Whose job is next: tenants take turns, and what was interrupted goes on first."""
+"""The queue is fair: interrupted jobs come first, then tenants take turns."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +10,7 @@ from tuneship.contract.jobs import JobStatus
 from tuneship.store import job_queue
 from tuneship.store.database import Database
 from tuneship.store.job_leases import LEASE
-from tuneship.store.job_queue import TenantUsage, turns
+from tuneship.store.job_queue import TenantUsage, fair_order
 
 pytestmark = pytest.mark.both_databases
 
@@ -24,7 +24,7 @@ def fill(database: Database, *names: str) -> None:
 
 def line(database: Database, now: datetime) -> list[str]:
     with database.read() as connection:
-        return job_queue.in_line(connection, now)
+        return job_queue.queue_order(connection, now)
 
 
 def started(database: Database, now: datetime) -> str:
@@ -67,8 +67,8 @@ def test_a_dead_service_gives_no_tenant_a_running_job(database: Database) -> Non
     fill(database, "a1", "a2", "b1")
     assert started(database, NOW) == "a1"
     with database.read() as connection:
-        alive = job_queue._loads(connection, {"a", "b"}, NOW)
-        lapsed = job_queue._loads(connection, {"a", "b"}, NOW + LEASE + timedelta(seconds=1))
+        alive = job_queue._usage(connection, {"a", "b"}, NOW)
+        lapsed = job_queue._usage(connection, {"a", "b"}, NOW + LEASE + timedelta(seconds=1))
     assert alive == {"a": TenantUsage(1, NOW), "b": TenantUsage()}
     assert lapsed == {"a": TenantUsage(0, NOW), "b": TenantUsage()}
 
@@ -84,7 +84,7 @@ def test_a_dead_service_gives_no_tenant_a_running_job(database: Database) -> Non
 )
 def test_turns_by_what_each_tenant_has_had(loads: dict[str, Any], order: list[str]) -> None:
     fresh = [("a", "a1"), ("a", "a2"), ("b", "b1"), ("b", "b2"), ("a", "a3")]
-    assert turns(fresh, loads) == order
+    assert fair_order(fresh, loads) == order
 
 
 def test_a_started_job_is_not_in_line(database: Database) -> None:

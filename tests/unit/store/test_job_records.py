@@ -1,4 +1,4 @@
-"""Rows beside a job: what is evidence, what is told once, and what lies behind a place in its stream."""
+"""The rows of a job: evaluations, messages that are logged once, and pages after a position of its stream."""
 
 import sqlite3
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ def step(number: int, *, evaluated: bool = False) -> dict[str, Any]:
 
 
 def behind(connection: sa.Connection, *, seen: int | None, log_id: int = 0) -> list[int]:
-    found = job_records.steps_behind(connection, "ft_1", step=seen, log_id=log_id, limit=9)
+    found = job_records.steps_after(connection, "ft_1", step=seen, log_id=log_id, limit=9)
     return [one["step"] for one in found]
 
 
@@ -128,9 +128,11 @@ def test_the_end_of_an_epoch_is_told_first_once(database: Database) -> None:
     with database.write() as connection:
         add_job(connection, "ft_1")
         add_job(connection, "ft_2")
-        told = [job_records.is_first_told(connection, "ft_1", epoch) for epoch in (1, 1, 2, 1, 3)]
+        told = [
+            job_records.mark_epoch_reported(connection, "ft_1", epoch) for epoch in (1, 1, 2, 1, 3)
+        ]
         assert told == [True, False, True, False, True]
-        assert job_records.is_first_told(connection, "ft_2", 1)
+        assert job_records.mark_epoch_reported(connection, "ft_2", 1)
 
 
 def test_steps_of_an_older_version_are_evidence_where_their_loss_is_new(tmp_path: Path) -> None:

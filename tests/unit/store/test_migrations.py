@@ -143,7 +143,7 @@ def test_a_migration_that_breaks_off_has_changed_nothing(old: str) -> None:
 def test_a_database_is_not_changed_under_a_service_of_an_older_version(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuneship.store.database.CLAIM_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tuneship.store.database.CLAIM_TIMEOUT_S", 0.2)
     before = seen(old)
     service = sa.create_engine(old)
     with service.connect() as connection:
@@ -152,6 +152,6 @@ def test_a_database_is_not_changed_under_a_service_of_an_older_version(
             Database(old)
     service.dispose()
     assert seen(old) == before
-    monkeypatch.setattr("tuneship.store.database.CLAIM_PATIENCE_S", 120.0)  # for the session to end
+    monkeypatch.setattr("tuneship.store.database.CLAIM_TIMEOUT_S", 120.0)  # for the session to end
     Database(old).close()
     assert seen(old)[0] == HEAD

@@ -10,10 +10,10 @@ from tuneship.store.ownership import (
     DatabaseIsEmpty,
     FilesOfAnotherDatabase,
     OwnershipRecord,
-    check_belonging,
     check_name,
+    check_ownership,
     read_record,
-    record_belonging,
+    record_ownership,
 )
 
 HERE = "postgresql+psycopg://someone:secret@db.example:5433/tuneship"
@@ -29,14 +29,14 @@ def test_a_directory_without_an_id_keeps_to_the_name_of_its_database(
     tmp_path: Path, known: str | None
 ) -> None:
     first = known or own(tmp_path)
-    record_belonging(tmp_path, first, ID, 1)
+    record_ownership(tmp_path, first, ID, 1)
     file = tmp_path / "database"
     file.write_text(file.read_text().splitlines()[0] + "\n")  # as earlier versions wrote it
     check_name(tmp_path, first)
     for other in {own(tmp_path), HERE, HERE.replace("5433", "5432"), f"{HERE}2"} - {first}:
         with pytest.raises(FilesOfAnotherDatabase):
             check_name(tmp_path, other)
-    check_belonging(tmp_path, first, FoundDatabase(is_used=True))
+    check_ownership(tmp_path, first, FoundDatabase(is_used=True))
 
 
 def test_a_directory_of_an_older_version_belongs_to_its_sqlite_file(tmp_path: Path) -> None:
@@ -49,15 +49,15 @@ def test_a_directory_of_an_older_version_belongs_to_its_sqlite_file(tmp_path: Pa
 
 
 def test_passwords_may_change_and_directories_may_move(tmp_path: Path) -> None:
-    record_belonging(tmp_path, HERE, ID, 3)
+    record_ownership(tmp_path, HERE, ID, 3)
     check_name(tmp_path, HERE.replace("someone:secret", "other:word"))
     assert "secret" not in (tmp_path / "database").read_text()
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
-    record_belonging(old, own(old), ID, 3)
+    record_ownership(old, own(old), ID, 3)
     old.rename(new)
     check_name(new, own(new))
-    check_belonging(new, own(new), FoundDatabase(is_used=True, id=ID, starts=3))
+    check_ownership(new, own(new), FoundDatabase(is_used=True, id=ID, starts=3))
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ def test_the_record_is_read_as_services_and_people_write_it(
 def test_the_starts_of_file_and_row_may_differ_by_a_start_that_was_killed(
     tmp_path: Path, starts: int, is_refused: bool
 ) -> None:
-    record_belonging(tmp_path, HERE, ID, 4)
+    record_ownership(tmp_path, HERE, ID, 4)
     found = FoundDatabase(is_used=True, id=ID, starts=starts)
     if not is_refused:
-        check_belonging(tmp_path, HERE, found)
+        check_ownership(tmp_path, HERE, found)
         return
     with pytest.raises(FilesOfAnotherDatabase) as refused:
-        check_belonging(tmp_path, HERE, found)
+        check_ownership(tmp_path, HERE, found)
     assert f"write only the line 'id {ID}' into {tmp_path / 'database'}" in str(refused.value)
 
 
 def test_an_empty_database_is_refused_only_beside_what_it_should_name(tmp_path: Path) -> None:
-    check_belonging(tmp_path, HERE, FoundDatabase())
+    check_ownership(tmp_path, HERE, FoundDatabase())
     (tmp_path / "blobs" / "models" / "ft_1").mkdir(parents=True)
     with pytest.raises(DatabaseIsEmpty, match="files of 1 datasets, models or jobs"):
-        check_belonging(tmp_path, HERE, FoundDatabase())
+        check_ownership(tmp_path, HERE, FoundDatabase())

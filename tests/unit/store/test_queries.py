@@ -40,7 +40,7 @@ def new_row(table: sa.Table, identifier: str, client_id: str, **values: Any) -> 
 
 def counted(connection: sa.Connection) -> dict[tuple[str, str], int]:
     return {
-        (client, listing.name): rows.count(connection, listing.table, *listing.of(client))
+        (client, listing.name): rows.count(connection, listing.table, *listing.filters(client))
         for client in CLIENTS
         for listing in COUNTED
     }
@@ -68,7 +68,7 @@ STEPS = st.lists(
 @given(steps=STEPS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_after_anything_that_happens_the_counters_equal_a_count(
-    database: Database, steps: Sequence[tuple[str, Listing, str, int]]
+    database: Database, steps: Sequence[tuple[str, Listing[Any], str, int]]
 ) -> None:
     with database.write() as connection:
         for table in {listing.table for listing in COUNTED} | {tables.resource_counts}:
@@ -86,7 +86,7 @@ def test_after_anything_that_happens_the_counters_equal_a_count(
 def act(
     connection: sa.Connection,
     step: str,
-    listing: Listing,
+    listing: Listing[Any],
     identifier: str,
     client: str,
     choice: int,

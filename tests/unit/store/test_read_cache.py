@@ -1,4 +1,4 @@
-"""What was read is given again until something is written, and nothing older than an answered write is ever given."""
+"""A value is cached until the next write, and a value older than a finished write is never returned."""
 
 import threading
 from datetime import UTC, datetime
@@ -81,7 +81,7 @@ def test_what_a_reading_raises_is_not_kept_and_neither_is_nothing(database: Data
 def test_it_holds_so_many_values_and_no_more(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_cache, "MOST_KEPT", 3)
+    monkeypatch.setattr(read_cache, "MAX_VALUES", 3)
     database.cache.read(0, lambda: None)
     for number in range(1, 5):
         database.cache.read(number, lambda number=number: number)

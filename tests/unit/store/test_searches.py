@@ -1,4 +1,4 @@
-"""What is looked for often, or while every writer waits, is found by an index: SQLite's own plan says so."""
+"""Frequent queries, and those that run while writers wait, use an index, as SQLite's query plan shows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from tuneship.store.tables import METADATA
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
-    "the queue": lambda connection: job_queue.in_line(connection, NOW),
+    "the queue": lambda connection: job_queue.queue_order(connection, NOW),
     "lapsed leases": lambda connection: endpoint_records.revert_lapsed(connection, NOW),
     "old events": lambda connection: events.forget(connection, NOW),
     "old idempotency keys": lambda connection: idempotency.forget(connection, NOW),
@@ -78,7 +78,7 @@ def steps_of(database: Database, search: Callable[[sa.Connection], Any]) -> int:
 def test_four_times_the_steps_are_less_than_twice_the_work_for_a_curve(
     tmp_path: Any, measured_every: int
 ) -> None:
-    """What is kept comes to its most; what is left out costs nothing."""
+    """The cost grows with the steps that are kept, not with those that are left out."""
     taken: list[int] = []
     for steps in (8_000, 32_000):
         opened = Database(sqlite_url(tmp_path / f"{steps}.sqlite"))

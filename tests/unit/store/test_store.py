@@ -68,7 +68,7 @@ def test_a_stale_attempt_writes_nothing(database: Database) -> None:
     claim(database, NOW + LEASE * 2)
     stale, live = JobLease("ft_1", 1), JobLease("ft_1", 2)
     for change in (
-        lambda one: leases.beat(one, stale, NOW + LEASE * 3),
+        lambda one: leases.heartbeat(one, stale, NOW + LEASE * 3),
         lambda one: leases.write(one, stale, current_step=7),
         lambda one: leases.end(one, stale, JobStatus.COMPLETED, NOW),
     ):

@@ -20,15 +20,14 @@ import sqlalchemy as sa
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
 from tuneship.host.durable import write_private
-from tuneship.startup import StartupError
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.database import Database
-from tuneship.store.queries import Row
+from tuneship.store.queries import Row, fetch_all
+from tuneship.store.row_types import ApiKeyRow
 from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
-SECRET_BYTES = 32
 # Where the public part stands in a key.
 KEY_PART = slice(4, 12)
 # … and in its header.
@@ -99,12 +98,12 @@ class KeyEnded(Exception):
     """The key was revoked or has expired."""
 
 
-def _found(connection: sa.Connection, identifier: str) -> Row:
+def _found(connection: sa.Connection, identifier: str) -> ApiKeyRow:
     query = sa.select(api_keys).where(api_keys.c.id == identifier)
     row = connection.execute(query).mappings().first()
     if row is None:
         raise NoSuchKey(identifier)
-    return dict(row)
+    return cast("ApiKeyRow", dict(row))
 
 
 def _change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
@@ -168,13 +167,13 @@ class Keys:
         entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
         self._chain.add(connection, entry)
 
-    def listed(self) -> list[Row]:
+    def listed(self) -> list[ApiKeyRow]:
         """Every key of every client, oldest first; of its secret only the hash."""
         query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
         with self._database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            return fetch_all(connection, query)
 
-    def revoke(self, identifier: str) -> Row:
+    def revoke(self, identifier: str) -> ApiKeyRow:
         """End a key now; one that was revoked before stays as it is. Raises `NoSuchKey`."""
         with self._database.write() as connection:
             row = _found(connection, identifier)
@@ -182,7 +181,7 @@ class Keys:
                 now = self._clock()
                 _change(connection, identifier, revoked_at=now)
                 self._write_down(connection, "revoke_key", row["client_id"], identifier)
-                row = {**row, "revoked_at": now}
+                row["revoked_at"] = now
         return row
 
     def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:
@@ -324,43 +323,3 @@ def read_credentials(file: Path) -> dict[str, str]:
     except (FileNotFoundError, ValueError):
         return {}
     return cast("dict[str, str]", found) if isinstance(found, dict) else {}
-
-
-class MasterKeyDamaged(StartupError):
-    """The file does not hold what was written into it: nothing that was sealed or hashed with it can be used."""
-
-
-class MasterKeyMissing(StartupError):
-    """There is a database that was made with a master key, and no file with that key."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(
-            f"the master key {file} is missing, and another one would open nothing in the database: "
-            "put it back, mount its place, or name the right file by TUNESHIP_MASTER_KEY_FILE"
-        )
-
-
-def read_or_make_secret(file: Path) -> bytes:
-    """The master key; it is made where there is none, so call it only for a new database. Raises `MasterKeyDamaged`."""
-    if not file.is_file():
-        write_private(file, secrets.token_hex(SECRET_BYTES) + "\n")
-    return read_secret(file)
-
-
-def read_secret(file: Path) -> bytes:
-    """The master key. Raises `MasterKeyMissing`, `MasterKeyDamaged`."""
-    if not file.is_file():
-        raise MasterKeyMissing(file)
-    try:
-        secret = bytes.fromhex(file.read_text().strip())
-    except ValueError:
-        secret = b""
-    if len(secret) != SECRET_BYTES:
-        text = f"{file} does not hold {SECRET_BYTES} bytes in hexadecimal: put the copy of your backup there"
-        raise MasterKeyDamaged(text)
-    return secret
-
-
-def derived_secret(master: bytes, purpose: str) -> bytes:
-    """A secret for one purpose; knowing it tells nothing about the others."""
-    return hmac.digest(master, purpose.encode(), hashlib.sha256)

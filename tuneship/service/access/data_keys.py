@@ -13,9 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.security.master_key import derived_secret
 from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
-from tuneship.service.access.api_keys import derived_secret
 from tuneship.startup import StartupError
 from tuneship.store import tables
 from tuneship.store.database import Database
@@ -111,7 +111,7 @@ class Keyring:
         self._left.clear()
         is_done = False
         try:
-            is_done = database.forget()
+            is_done = database.truncate_log()
         finally:
             if not is_done:
                 self._left.set()

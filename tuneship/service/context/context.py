@@ -150,7 +150,7 @@ class Context:
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
         """A handler looked at deployments of these models: `audit_logging` of a job holds for its model, too."""
-        for job in job_records.safeguards_behind(connection, self.client_id, names):
+        for job in job_records.security_settings_of(connection, self.client_id, names):
             self.trail.touch(job)
 
     def touch_named(self, connection: sa.Connection, identifier: str) -> None:

@@ -44,6 +44,7 @@ from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
 from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 # Columns that a reading fills, as they are before it.
 UNCOUNTED = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}

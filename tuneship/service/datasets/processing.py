@@ -24,7 +24,7 @@ from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopp
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 logger = logging.getLogger(__name__)
 

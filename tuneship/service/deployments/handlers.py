@@ -45,6 +45,7 @@ from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DELETED_DEPLOYMENTS, DEPLOYMENTS
 from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow
 
 DEFAULT_OUTPUT_TOKENS = 256
 DELETED_SHOWN = timedelta(hours=24)
@@ -162,12 +163,12 @@ def _check_name(context: Context, connection: sa.Connection, name: str) -> None:
         raise DeploymentError("the name is taken by another deployment", param="deployment_name")
 
 
-def _fields(context: Context, row: Row) -> dict[str, Any]:
+def _fields(context: Context, row: DeploymentRow) -> dict[str, Any]:
     address = f"{context.parts.public_url}/v1/deployments/{row['id']}/generate"
     return {**row, "endpoint": address, "model_config": row["generation"]}
 
 
-def own_deployment(context: Context, deployment_id: str) -> Row:
+def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
     """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
@@ -175,7 +176,7 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
     return shown_deployment(context, row)
 
 
-def shown_deployment(context: Context, row: Row | None) -> Row:
+def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
     """One of the caller's that was read; the request has looked at it. Raises `ResourceNotFound`."""
     if row is None or _is_forgotten(row, context.now):
         raise ResourceNotFound("there is no such deployment")
@@ -183,7 +184,7 @@ def shown_deployment(context: Context, row: Row | None) -> Row:
     return row
 
 
-def _is_forgotten(row: Row, now: datetime) -> bool:
+def _is_forgotten(row: DeploymentRow, now: datetime) -> bool:
     return row["status"] == DeploymentStatus.DELETED and now - row["updated_at"] > DELETED_SHOWN
 
 
@@ -195,7 +196,7 @@ def get_deployment(context: Context, deployment_id: str) -> Deployment:
     return Deployment(**_fields(context, row))
 
 
-def etag_of(row: Row) -> str:
+def etag_of(row: DeploymentRow) -> str:
     """Of what a PATCH can change, so that a deployment that goes from `updating` to `running` keeps it."""
     settings = json.dumps([row["id"], *(row[name] for name in PATCHED)], sort_keys=True)
     return f'"{hashlib.sha256(settings.encode()).hexdigest()[:32]}"'
@@ -258,7 +259,7 @@ def update_deployment(
 
 
 def _changes(
-    context: Context, connection: sa.Connection, row: Row, update: DeploymentUpdate
+    context: Context, connection: sa.Connection, row: DeploymentRow, update: DeploymentUpdate
 ) -> dict[str, Any]:
     sent = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
     for name, value in sent.items():
@@ -292,7 +293,7 @@ def delete_deployment(
         context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
     if status in GONE:
         return DeploymentDeleted(id=deployment_id, status=status)
-    users = endpoint_records.users_of(connection, context.client_id, deployment_id)
+    users = endpoint_records.endpoints_routing_to(connection, context.client_id, deployment_id)
     if users and not force:
         names = some_of([user["id"] for user in users])
         raise DeploymentError(f"endpoints still send it traffic: {names}")

@@ -11,7 +11,7 @@ from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.deployments.log_filters import conditions_of
 from tuneship.store import deployment_logs
-from tuneship.store.deployment_logs import LogPosition, place_of
+from tuneship.store.deployment_logs import LogPosition, position_of
 from tuneship.store.tables import deployment_logs as table
 
 
@@ -67,4 +67,4 @@ def _place(context: Context, bound_to: str, sent: dict[str, str | None]) -> LogP
     name, token = next(iter(given.items()))
     if len(given) > 1:
         raise refused(name, "must be sent under one name only")
-    return place_of(context.parts.cursors.position(bound_to, token, name))
+    return position_of(context.parts.cursors.position(bound_to, token, name))

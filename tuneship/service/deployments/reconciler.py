@@ -29,7 +29,7 @@ from tuneship.store import deployment_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import check_digest
 from tuneship.store.database import is_away
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class DeploymentKeeper:
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
         self._rounds.start_when_due()
 
-    def _unsettled(self) -> list[Row]:
+    def _unsettled(self) -> list[DeploymentRow]:
         query = sa.select(tables.deployments).where(tables.deployments.c.status.in_(UNSETTLED))
         with self._parts.database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            return rows.fetch_all(connection, query)
 
-    async def _settle(self, row: Row) -> None:
+    async def _settle(self, row: DeploymentRow) -> None:
         given_up = self._troubles.given_up(row["id"])
         try:
             if row["status"] == DeploymentStatus.DELETING:
@@ -97,7 +97,7 @@ class DeploymentKeeper:
         else:
             self._troubles.end(row["id"])
 
-    async def _serve(self, row: Row) -> None:
+    async def _serve(self, row: DeploymentRow) -> None:
         """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
         try:
             served = await self._files.run(self._checked_model, row)
@@ -106,7 +106,7 @@ class DeploymentKeeper:
             return
         await self._load(row, served)
 
-    async def _load(self, row: Row, served: ServedModel) -> None:
+    async def _load(self, row: DeploymentRow, served: ServedModel) -> None:
         group = self._parts.replicas.of(served.base.path)
         wanted = max(1, self._plan.replicas(row))
         try:
@@ -125,13 +125,13 @@ class DeploymentKeeper:
             error=None,
         )
 
-    async def _failed(self, row: Row, error: Exception) -> None:
+    async def _failed(self, row: DeploymentRow, error: Exception) -> None:
         why = "a stored file cannot be read" if isinstance(error, OSError) else str(error)
         failure = {"code": "deployment_error", "message": f"the model cannot be served: {why}"}
         changes = {"status": DeploymentStatus.FAILED, **UNHEALTHY, "error": failure}
         await self._records.run(self._change, row, **changes)
 
-    def _checked_model(self, row: Row) -> ServedModel:
+    def _checked_model(self, row: DeploymentRow) -> ServedModel:
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
             model = rows.fetch(connection, tables.models, row["model_name"], client_id=None)
@@ -148,7 +148,7 @@ class DeploymentKeeper:
             _check_reading(served, served.adapter)
         return served
 
-    async def _remove(self, row: Row, given_up: GivenUp | None) -> None:
+    async def _remove(self, row: DeploymentRow, given_up: GivenUp | None) -> None:
         """Where unloading was given up, the adapter goes with its replica; the deployment is deleted all the same."""
         if given_up is None:
             await self._parts.under_way.drained(row["id"], DRAIN_S)
@@ -157,28 +157,28 @@ class DeploymentKeeper:
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
 
-    async def _unload(self, row: Row) -> None:
+    async def _unload(self, row: DeploymentRow) -> None:
         if not row["model_name"].startswith("ft:") or await self._records.run(self._is_needed, row):
             return
         found = self._parts.catalogue.get(row["model_name"].split(":")[1])
         if found is not None:
             await self._parts.replicas.of(found.path).unload(row["model_name"])
 
-    def _is_needed(self, row: Row) -> bool:
+    def _is_needed(self, row: DeploymentRow) -> bool:
         """Whether another live deployment serves the same model."""
         table = tables.deployments
         with self._parts.database.read() as connection:
             same = (table.c.model_name == row["model_name"]) & (table.c.id != row["id"])
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
-    def _change(self, row: Row, **changes: Any) -> None:
+    def _change(self, row: DeploymentRow, **changes: Any) -> None:
         """Unless the row was changed meanwhile: then the next tick sees it again."""
         with self._parts.database.write() as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:
         """After a restart: load again what was running and did not sleep; only then rounds begin."""
-        by_model: dict[str, list[Row]] = {}
+        by_model: dict[str, list[DeploymentRow]] = {}
         for row in await self._records.run(self._running):
             if not is_asleep(row):
                 by_model.setdefault(row["model_name"], []).append(row)
@@ -191,13 +191,15 @@ class DeploymentKeeper:
         await asyncio.gather(*(self._warm_model(rows, room) for rows in by_model.values()))
         self._rounds.begin()
 
-    def _running(self) -> list[Row]:
+    def _running(self) -> list[DeploymentRow]:
         status = tables.deployments.c.status
         query = sa.select(tables.deployments).where(status == DeploymentStatus.RUNNING)
         with self._parts.database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            return rows.fetch_all(connection, query)
 
-    async def _warm_model(self, deployments: Sequence[Row], room: asyncio.Semaphore) -> None:
+    async def _warm_model(
+        self, deployments: Sequence[DeploymentRow], room: asyncio.Semaphore
+    ) -> None:
         """All deployments of one model: its files are read and checked once."""
         async with room:
             try:

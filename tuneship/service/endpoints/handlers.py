@@ -36,7 +36,7 @@ from tuneship.store import endpoint_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import CANARY_ENDPOINTS, ENDPOINTS
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DeploymentRow, EndpointRow
 
 CANARY = "canary"
 PLAIN = "plain"
@@ -68,7 +68,7 @@ def create_canary_endpoint(context: Context, endpoint: CanaryEndpointCreate) -> 
 
 def _insert(
     context: Context, connection: sa.Connection, kind: str, identifier: str, name: str
-) -> Row:
+) -> EndpointRow:
     """A row without members; its first swap makes it version 1. Raises `QuotaExceeded`."""
     is_live = tables.endpoints.c.status != EndpointStatus.DELETED
     most = context.parts.settings.maximum_endpoints
@@ -126,7 +126,7 @@ def _check_members(
     places = [
         (f"{name}[{at}]", one) for name, members in sets.items() for at, one in enumerate(members)
     ]
-    found: list[Row] = []
+    found: list[DeploymentRow] = []
     for place, member in places:
         row = _member(context, connection, member.id, place.partition("[")[0])
         status = DeploymentStatus(row["status"])
@@ -147,7 +147,9 @@ def _check_target(
     _refuse_another_mode(context, connection, [row], present, "deployment_id")
 
 
-def _member(context: Context, connection: sa.Connection, deployment_id: str, param: str) -> Row:
+def _member(
+    context: Context, connection: sa.Connection, deployment_id: str, param: str
+) -> DeploymentRow:
     row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such deployment", param=param)
@@ -159,7 +161,7 @@ def _member(context: Context, connection: sa.Connection, deployment_id: str, par
 def _refuse_another_mode(
     context: Context,
     connection: sa.Connection,
-    wanted: Iterable[Row],
+    wanted: Iterable[DeploymentRow],
     present: Sequence[Mapping[str, Any]],
     param: str,
 ) -> None:
@@ -183,50 +185,52 @@ def _refuse_idle(status: DeploymentStatus, who: str, param: str) -> None:
         raise DeploymentError(f"{who} is {status}: it cannot take traffic", param=param)
 
 
-def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> Row:
+def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> EndpointRow:
     """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing and for another's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
     return endpoint_in_force(context, row, kind)
 
 
-def endpoint_in_force(context: Context, row: Row | None, kind: str | None = None) -> Row:
+def endpoint_in_force(
+    context: Context, row: EndpointRow | None, kind: str | None = None
+) -> EndpointRow:
     """One of the caller's that was read, as its lease has it now. Raises `ResourceNotFound`."""
     if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
         raise ResourceNotFound("there is no such endpoint")
     return endpoint_records.in_force(row, context.now)
 
 
-def _etag(row: Row) -> str:
+def _etag(row: EndpointRow) -> str:
     return f'"{row["version"]}"'
 
 
-def _check_version(context: Context, row: Row) -> None:
+def _check_version(context: Context, row: EndpointRow) -> None:
     """`If-Match` stops the slower of two drivers."""
     message = f"the endpoint has changed: its version is {row['version']}"
     context.refuse_stale(_etag(row), message)
 
 
-def _answer(context: Context, row: Row) -> CanaryEndpoint:
+def _answer(context: Context, row: EndpointRow) -> CanaryEndpoint:
     context.headers["ETag"] = _etag(row)
     return _rendered(context, row)
 
 
-def _plain_answer(context: Context, row: Row) -> Endpoint:
+def _plain_answer(context: Context, row: EndpointRow) -> Endpoint:
     context.headers["ETag"] = _etag(row)
     return _plain_rendered(context, row)
 
 
-def _url(context: Context, row: Row) -> str:
+def _url(context: Context, row: EndpointRow) -> str:
     return f"{context.parts.public_url}/v1/endpoints/{row['id']}/generate"
 
 
-def _plain_rendered(context: Context, row: Row) -> Endpoint:
+def _plain_rendered(context: Context, row: EndpointRow) -> Endpoint:
     target = row["members"][0]["id"]
     return Endpoint.model_validate({**row, "deployment_id": target, "url": _url(context, row)})
 
 
-def _rendered(context: Context, row: Row) -> CanaryEndpoint:
+def _rendered(context: Context, row: EndpointRow) -> CanaryEndpoint:
     lease: Mapping[str, Any] | None = None
     if row["lease_until"] is not None:
         lease = {
@@ -282,7 +286,9 @@ def list_endpoints(
     )
 
 
-def _page(context: Context, kind: str, limit: int, offset: int, name: str | None) -> rows.Page:
+def _page(
+    context: Context, kind: str, limit: int, offset: int, name: str | None
+) -> "rows.Page[EndpointRow]":
     listing = CANARY_ENDPOINTS if kind == CANARY else ENDPOINTS
     filters = [] if name is None else [tables.endpoints.c.name == name]
     with context.read() as connection:

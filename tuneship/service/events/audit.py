@@ -30,4 +30,6 @@ def list_audit(context: Context, limit: int = 100, after: str | None = None) -> 
     with context.read() as connection:
         found = audit.page_of(connection, context.client_id, after=position, limit=limit)
     last = cursors.issue(list_of, found[-1]["seq"]) if found else after
-    return AuditPage(entries=[AuditEntry(**row) for row in found], pagination=LogCursor(after=last))
+    return AuditPage(
+        entries=[AuditEntry.model_validate(row) for row in found], pagination=LogCursor(after=last)
+    )

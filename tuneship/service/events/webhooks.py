@@ -30,7 +30,7 @@ from tuneship.store import outbox as events
 from tuneship.store import queries as rows
 from tuneship.store import tables, webhook_records
 from tuneship.store.identifiers import new_id
-from tuneship.store.queries import Row
+from tuneship.store.row_types import WebhookRow
 from tuneship.store.webhook_records import ReplayWindow
 
 
@@ -66,11 +66,11 @@ def _check_url(context: Context, url: str) -> None:
         raise InternalError(text, status=503, retry_after=1) from None
 
 
-def _with_secret(row: Row, secret: str) -> WebhookSecret:
+def _with_secret(row: WebhookRow, secret: str) -> WebhookSecret:
     return WebhookSecret.model_validate({**row, "secret": secret})
 
 
-def _own(context: Context, webhook_id: str) -> Row:
+def _own(context: Context, webhook_id: str) -> WebhookRow:
     with context.read() as connection:
         row = rows.fetch(connection, tables.webhooks, webhook_id, client_id=context.client_id)
     if row is None:
@@ -78,7 +78,7 @@ def _own(context: Context, webhook_id: str) -> Row:
     return row
 
 
-def _own_active(context: Context, webhook_id: str) -> Row:
+def _own_active(context: Context, webhook_id: str) -> WebhookRow:
     row = _own(context, webhook_id)
     if not row["active"]:
         raise InvalidRequestError("the webhook is switched off: set active to true", status=409)
@@ -157,7 +157,7 @@ def send_test_event(context: Context, webhook_id: str, test: WebhookTest) -> Del
     about = {"client_id": row["client_id"], "resource_id": webhook_id, "type": test.type}
     summary: dict[str, Any] = {"object": "webhook", "status": "active", "test": True}
     event_id = events.add(connection, about, now, summary)
-    events.address(connection, webhook_id, event_id, now)
+    events.queue_delivery(connection, webhook_id, event_id, now)
     return _delivery(context, webhook_id, event_id)
 
 
@@ -190,7 +190,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
     connection = context.transaction
     _own_active(context, webhook_id)
     _delivery(context, webhook_id, event_id)
-    webhook_records.again(connection, webhook_id, event_id, context.now)
+    webhook_records.resend(connection, webhook_id, event_id, context.now)
     return _delivery(context, webhook_id, event_id)
 
 

@@ -50,7 +50,7 @@ from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import JOBS
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow, JobRow
 
 
 @serves(contract.create_job)
@@ -89,7 +89,7 @@ def create_job(context: Context, job: JobCreate) -> JobCreated:
         context.parts.keyring.make(connection, context.client_id, name, context.now)
     emit(connection, "fine_tuning.job.queued", stored, context.now)
     job_records.add_log(connection, stored["id"], context.now, "info", "job queued")
-    return JobCreated(**stored)
+    return JobCreated.model_validate(stored)
 
 
 def _training_examples(context: Context, job: JobCreate) -> int:
@@ -181,7 +181,10 @@ def list_jobs(
     for row in page.rows:
         context.touch(row)
     return JobPage.model_validate(
-        {"jobs": [JobSummary(**row) for row in page.rows], "pagination": page.pagination}
+        {
+            "jobs": [JobSummary.model_validate(row) for row in page.rows],
+            "pagination": page.pagination,
+        }
     )
 
 
@@ -237,5 +240,6 @@ def get_job_logs(
         entries = job_records.logs_of(connection, job_id, after=position.log_id, limit=limit)
     last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
     return JobLogs(
-        logs=[JobLogEntry(**entry) for entry in entries], pagination=LogCursor(after=last)
+        logs=[JobLogEntry.model_validate(entry) for entry in entries],
+        pagination=LogCursor(after=last),
     )

@@ -15,7 +15,7 @@ from tuneship.store import job_leases as leases
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.outbox import emit
-from tuneship.store.queries import Row
+from tuneship.store.row_types import JobRow
 
 STEP_FIELDS = (
     "step",

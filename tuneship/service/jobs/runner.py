@@ -28,7 +28,7 @@ from tuneship.store import job_queue, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.database import is_away
 from tuneship.store.job_leases import JobLease, LeaseLost
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow, JobRow
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED
 
@@ -133,7 +133,7 @@ class TrainingKeeper:
         finally:
             self._preparing = None
 
-    def _claim(self) -> Row | None:
+    def _claim(self) -> JobRow | None:
         now = self._parts.clock()
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
         held = [claim.job_id for claim in self.held()]

@@ -25,7 +25,7 @@ from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.list_counters import MODELS
-from tuneship.store.queries import Row
+from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.template import PromptTemplate
 
 # Prefix of the id of every fine-tuned model, and of no base model.
@@ -87,7 +87,7 @@ def _base_item(base: CataloguedModel) -> Model:
     )
 
 
-def _tuned_item(parts: Parts, row: Row) -> Model:
+def _tuned_item(parts: Parts, row: ModelRow) -> Model:
     base = parts.catalogue.get(row["base_model"])
     if base is not None and base.fault is not None:
         base = None
