@@ -18,7 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuneship.host.durable import flush
-from tuneship.security.sealed_files import BLOCK, new_key, open_plain, read_plain, write_sealed
+from tuneship.security.sealed_files import (
+    BLOCK_BYTES,
+    new_key,
+    open_plain,
+    read_plain,
+    write_sealed,
+)
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
 
 # The size of the pieces in which a connection delivers an upload.
@@ -57,7 +63,7 @@ def read(path: Path, key: str | None, sha256: str) -> None:
     """Read a dataset as a starting job does: check the digest, then read block by block."""
     check_digest(path, sha256)
     with open_plain(path, key) as file:
-        while file.read(BLOCK):
+        while file.read(BLOCK_BYTES):
             pass
 
 

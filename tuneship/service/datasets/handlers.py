@@ -44,7 +44,6 @@ from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
 from tuneship.store.queries import Row
-from tuneship.store.row_types import DatasetRow
 
 # Columns that a reading fills, as they are before it.
 UNCOUNTED = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
@@ -229,7 +228,7 @@ def fields(row: Row) -> dict[str, Any]:
     return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
 
 
-def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> Row:
+def own_dataset(context: Context, dataset_id: str, param: str | None = None) -> DatasetRow:
     """The caller's dataset. Raises `ResourceNotFound`, for a missing one and for another tenant's alike."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.datasets, dataset_id, client_id=context.client_id)

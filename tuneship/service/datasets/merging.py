@@ -24,7 +24,6 @@ from tuneship.service.datasets.handlers import (
 from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
 from tuneship.store.blobs import StagedFile, check_digest
 from tuneship.store.queries import Row
-from tuneship.store.row_types import DatasetRow
 
 BLOCK_BYTES = 1 << 20
 

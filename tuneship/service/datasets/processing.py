@@ -88,7 +88,7 @@ class DatasetProcessing:
             self._troubles.add(row["id"], error)
         return True
 
-    def _process(self, row: Row) -> None:
+    def _process(self, row: DatasetRow) -> None:
         given_up = self._troubles.given_up(row["id"])
         if given_up is not None:
             text = f"the dataset could not be processed: {given_up}"
@@ -115,7 +115,7 @@ class DatasetProcessing:
                 values["duplicate_examples"] = reading.codes["duplicate_example"]
             self._end(row, values)
 
-    def _read(self, row: Row) -> DatasetReading:
+    def _read(self, row: DatasetRow) -> DatasetReading:
         # A merged dataset may have its counts from its sources: then only repetitions are counted.
         catalogue = self._parts.catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
@@ -126,7 +126,7 @@ class DatasetProcessing:
         with open_plain(path, key) as file:
             return read_dataset(file, row["bytes"], plan)
 
-    def _end(self, row: Row, values: dict[str, Any]) -> None:
+    def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:
         """Write the outcome with its event, unless the dataset was deleted meanwhile."""
         now, table = self._parts.clock(), tables.datasets
         is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)

@@ -12,7 +12,8 @@ from tuneship.contract.errors import InvalidRequestError
 from tuneship.service.context.context import Context
 from tuneship.service.endpoints.handlers import endpoint_in_force
 from tuneship.store import queries as rows
-from tuneship.store.queries import Row
+from tuneship.store import tables
+from tuneship.store.row_types import EndpointRow
 from tuneship.traffic.split import draw_of_key, split_of
 
 R = TypeVar("R")
@@ -28,7 +29,7 @@ class RoutingTarget:
     endpoint_id: str = ""
 
 
-def choose_by_split(context: Context, row: Row | None) -> RoutingTarget:
+def choose_by_split(context: Context, row: EndpointRow | None) -> RoutingTarget:
     """Draw a deployment from an endpoint's split, by the routing key where the request has one.
 
     Raises `ResourceNotFound` where there is no endpoint, `InvalidRequestError` for an inactive one and a bad key.
@@ -57,7 +58,9 @@ async def cached(context: Context, name: tuple[str, str], read: Callable[[sa.Con
     return await asyncio.to_thread(cache.read, key, read_from_database)
 
 
-async def cached_row(context: Context, table: sa.Table, identifier: str) -> Row | None:
+async def cached_row(
+    context: Context, table: "tables.TypedTable[rows.R]", identifier: str
+) -> "rows.R | None":
     """The caller's row with this id; None for a missing one and for another tenant's."""
     return await cached(
         context,

@@ -113,7 +113,7 @@ class GenerationRun:
             jobs = await cached(
                 context,
                 ("safeguards behind", row["model_name"]),
-                lambda connection: job_records.safeguards_behind(
+                lambda connection: job_records.security_settings_of(
                     connection, context.client_id, names
                 ),
             )

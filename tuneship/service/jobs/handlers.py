@@ -104,7 +104,7 @@ def _training_examples(context: Context, job: JobCreate) -> int:
     return dataset["num_examples"]
 
 
-def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> Row:
+def _usable(context: Context, job: JobCreate, dataset_id: str, param: str) -> DatasetRow:
     row = own_dataset(context, dataset_id, param)
     if row["status"] != DatasetStatus.PROCESSED:
         raise DatasetError("the dataset is not processed", param=param, status=409)
@@ -140,7 +140,7 @@ def _new_row(context: Context, job: JobCreate, chosen: dict[str, Any]) -> dict[s
     }
 
 
-def _own_job(context: Context, job_id: str, connection: sa.Connection) -> Row:
+def _own_job(context: Context, job_id: str, connection: sa.Connection) -> JobRow:
     row = rows.fetch(connection, tables.jobs, job_id, client_id=context.client_id)
     if row is None:
         raise ResourceNotFound("there is no such job")
@@ -155,9 +155,10 @@ def get_job(context: Context, job_id: str) -> Job:
         row = _own_job(context, job_id, connection)
         queue_position = None
         if row["status"] == JobStatus.QUEUED:
-            queue_position = job_queue.in_line(connection, context.now).index(job_id) + 1
+            queue_position = job_queue.queue_order(connection, context.now).index(job_id) + 1
     end = forecast_end(row, context.now)
-    return Job(**row, queue_position=queue_position, estimated_completion_at=end)
+    found = {**row, "queue_position": queue_position, "estimated_completion_at": end}
+    return Job.model_validate(found)
 
 
 @serves(contract.list_jobs)

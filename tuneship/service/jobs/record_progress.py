@@ -43,7 +43,7 @@ FARTHEST_S = 10 * 365 * 86_400.0
 Line = dict[str, Any]
 
 
-def forecast_end(job: Row, now: datetime) -> datetime | None:
+def forecast_end(job: JobRow, now: datetime) -> datetime | None:
     """The time at which a running job will end if its next steps take as long as those of this attempt.
 
     None before the attempt's first step.
@@ -114,7 +114,7 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         text = f"epoch {line['epoch']}: validation loss {line['validation_loss']:.4f}"
         job_records.add_log(connection, claim.job_id, now, "info", text)
         # A resumed attempt may complete an epoch again; its event is sent once.
-        if job_records.is_first_told(connection, claim.job_id, line["epoch"]):
+        if job_records.mark_epoch_reported(connection, claim.job_id, line["epoch"]):
             losses = {name: line[name] for name in ("epoch", "training_loss", "validation_loss")}
             emit_event(connection, claim.job_id, "epoch_completed", now, **losses)
     elif kind == "log":

@@ -28,7 +28,7 @@ from tuneship.store import job_queue, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.database import is_away
 from tuneship.store.job_leases import JobLease, LeaseLost
-from tuneship.store.row_types import DatasetRow, JobRow
+from tuneship.store.row_types import JobRow
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
 from tuneship.training.spec import SIGNALLED
 
@@ -110,10 +110,11 @@ class TrainingKeeper:
                 logger.exception("a job could not be cancelled: %s", job["id"])
                 self._troubles.add(job["id"], error)
 
-    def _cancelling(self) -> list[Row]:
+    def _cancelling(self) -> list[JobRow]:
         query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
         with self._parts.database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            cancelling: list[JobRow] = rows.fetch_all(connection, query)
+        return cancelling
 
     # Starting.
 
@@ -157,7 +158,7 @@ class TrainingKeeper:
             self._parts.bell.ring(job["id"])
         return job
 
-    async def _start(self, job: Row) -> None:
+    async def _start(self, job: JobRow) -> None:
         """Start the job's training; where that is impossible, the job fails at once or waits for another attempt."""
         claim = JobLease(job["id"], job["attempt"])
         try:
@@ -190,7 +191,7 @@ class TrainingKeeper:
         self._troubles.end(claim.job_id)
         self._preparing = None
 
-    def _claimed_row(self, claim: JobLease) -> Row:
+    def _claimed_row(self, claim: JobLease) -> JobRow:
         """Read the job's row. Raises `LeaseLost` when the job is not this attempt's any more."""
         with self._parts.database.read() as connection:
             row = rows.fetch(connection, tables.jobs, claim.job_id, client_id=None)
@@ -198,7 +199,7 @@ class TrainingKeeper:
             raise LeaseLost(claim.job_id)
         return row
 
-    async def _start_again(self, claim: JobLease, job: Row, error: Exception) -> None:
+    async def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
         why, now = kind_of(error), self._parts.clock()
         # A database that does not answer is no attempt: it would fail every waiting job.
@@ -268,7 +269,7 @@ class TrainingKeeper:
         elif self._parts.clock() > run.latest_end:
             await self._end_late(run)
 
-    async def _store_earlier(self, job: Row) -> None:
+    async def _store_earlier(self, job: JobRow) -> None:
         """Store what earlier attempts wrote and their service did not live to store; the next one follows it."""
         claim, stored = JobLease(job["id"], job["attempt"]), job["progress_attempt"]
         for number in range(max(1, stored), job["attempt"] + 1):
@@ -292,7 +293,7 @@ class TrainingKeeper:
         now = self._parts.clock()
         with self._parts.database.write() as connection:
             position = {"progress_attempt": attempt.number, "progress_offset": news.offset}
-            leases.beat(connection, attempt.claim, now, **position)
+            leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)
         attempt.offset = news.offset
         self._parts.bell.ring(attempt.claim.job_id)

@@ -89,7 +89,7 @@ def _read_on(parts: Parts, job_id: str, position: StreamPosition) -> _StreamRead
     with parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
         logs = job_records.logs_of(connection, job_id, after=position.log_id, limit=ROWS_AT_ONCE)
-        steps = job_records.steps_behind(
+        steps = job_records.steps_after(
             connection, job_id, step=position.step, log_id=position.log_id, limit=ROWS_AT_ONCE
         )
 

@@ -155,7 +155,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     return Deleted(id=model_id)
 
 
-def _own_model(context: Context, connection: sa.Connection, identifier: str) -> Row:
+def _own_model(context: Context, connection: sa.Connection, identifier: str) -> ModelRow:
     row = rows.fetch(connection, tables.models, identifier, client_id=context.client_id)
     if row is None:
         raise ModelNotFound("model_id names a model that does not exist", param="model_id")
@@ -163,7 +163,7 @@ def _own_model(context: Context, connection: sa.Connection, identifier: str) -> 
     return row
 
 
-def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[Row]) -> None:
+def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[ModelRow]) -> None:
     """Apply the security settings of the models' jobs to this request: a tuned model has none of its own."""
     table = tables.jobs
     query = sa.select(table.c.security_settings).where(
@@ -217,7 +217,7 @@ def served_model(
     return ServedModel(base, Adapter(identifier, folder, key), template, row["blob"])
 
 
-def job_of(connection: sa.Connection, client_id: str, identifier: str) -> Row | None:
+def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow | None:
     """The job that made a fine-tuned model; None for a base model."""
     if not identifier.startswith(TUNED):
         return None

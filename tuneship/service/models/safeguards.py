@@ -127,7 +127,7 @@ def is_sealed_as_asked(
         return context.parts.keyring.is_sealed(connection, object_id)
 
 
-def is_within_reach(context: Context, deployment: Row) -> bool:
+def is_within_reach(context: Context, deployment: DeploymentRow) -> bool:
     """Whether this caller's address may use a deployment; a private one serves only the networks in the settings.
 
     Behind an undeclared proxy the caller's address is unknown, and so in none of them.
