@@ -20,10 +20,10 @@ from prefect.tasks import exponential_backoff
 from tasks.credentials import TuneshipCredentials
 from tuneship.client import (
     ApiError,
-    BadResponse,
     Client,
     DeadlineExceeded,
     ServiceUnreachable,
+    TuneshipError,
     base_url,
 )
 from tuneship.settings import ClientSettings, PipelineSettings
@@ -170,7 +170,7 @@ def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> b
         if error.retryable and error.retry_after:
             time.sleep(error.retry_after)
         return error.retryable
-    except (BadResponse, ServiceUnreachable) as error:
+    except TuneshipError as error:
         return error.retryable
     except Exception:  # noqa: BLE001 - any other error is a fault of the flow, never worth a retry
         return False

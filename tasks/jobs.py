@@ -18,7 +18,7 @@ from prefect.logging import get_logger
 from tasks.api import POLL_TRIES, RETRIES, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
 from tasks.progress import report
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
 from tuneship.contract.common import Tags
 from tuneship.contract.jobs import (
     ENDED,
@@ -113,7 +113,7 @@ def wait_for_jobs(job_ids: Sequence[str], patience: WaitPolicy | None = None) ->
 def _wait(job_ids: Sequence[str], patience: WaitPolicy) -> list[Job]:
     try:
         return _watch(job_ids, patience)
-    except (ApiError, BadResponse, ServiceUnreachable):
+    except TuneshipError:
         raise
     except (
         BaseException

@@ -7,7 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import api
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, TuneshipError
 
 METRICS_TIMEOUT_S = 10.0
 METRICS_DEADLINE_S = 30.0
@@ -43,7 +43,7 @@ def get_deployment_metrics(
 
     try:
         return ask()
-    except (ApiError, BadResponse, ServiceUnreachable) as error:
+    except TuneshipError as error:
         if not error.retryable or (isinstance(error, ApiError) and error.retry_after):
             raise
     return ask()

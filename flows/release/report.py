@@ -20,7 +20,7 @@ from flows.shared.links import show_link
 from flows.shared.markdown import plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import TuneshipError
 from tuneship.contract.jobs import JobMetrics
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable, read_series
@@ -207,7 +207,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
         baseline = ask(result.baseline_deployment_id)
         candidate = ask(result.candidate_deployment_id)
         return read_series(baseline, candidate, release.canary.interval)
-    except (ApiError, BadResponse, ServiceUnreachable, Unusable):
+    except (TuneshipError, Unusable):
         return None
 
 
@@ -217,7 +217,7 @@ def _losses_of(job_id: str | None) -> JobMetrics | None:
         return None
     try:
         return get_job_metrics(job_id)
-    except (ApiError, BadResponse, ServiceUnreachable):
+    except TuneshipError:
         return None
 
 

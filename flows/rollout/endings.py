@@ -5,7 +5,6 @@ Nothing is deleted but the baseline, and that only in the order of `retire`. Nex
 
 from flows.rollout.looks import seen
 from flows.rollout.split import (
-    FAILURES,
     RETURN_TRIES,
     NotConfirmed,
     RolloutSplit,
@@ -14,7 +13,7 @@ from flows.rollout.split import (
     last_intended,
 )
 from tasks.deployments import delete_deployment
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.gates.record import Ended, Look, RolloutRecord, SplitIntended, Verdict
 
 
@@ -68,7 +67,7 @@ def stop(split: RolloutSplit, reason: str) -> Ended:
     split.log.critical("stopped without a way back: %s", reason)
     try:
         split.end_lease()
-    except (*FAILURES, NotConfirmed, SplitLost) as error:
+    except (TuneshipError, NotConfirmed, SplitLost) as error:
         split.log.critical("the lease could not be ended (%s)", describe(error))
     return Ended("aborted", reason)
 
@@ -106,7 +105,7 @@ def retire(split: RolloutSplit) -> list[str]:
         if seen(candidate).status != "running":
             return [f"baseline {baseline} is kept: the candidate is not running"]
         _delete(split, baseline)
-    except (*FAILURES, SplitLost) as error:
+    except (TuneshipError, SplitLost) as error:
         return [f"baseline {baseline} is kept ({describe(error)})"]
     return []
 

@@ -11,11 +11,11 @@ from datetime import datetime
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.rollout.split import FAILURES, RolloutSplit, describe
+from flows.rollout.split import RolloutSplit, describe
 from flows.rollout.traffic_driver import TrafficDriver
 from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.canary import Observed, decide
 from tuneship.gates.record import Look, RolloutRecord
@@ -73,7 +73,7 @@ def seen(deployment_id: str) -> DeploymentState:
         deployment = get_deployment.fn(deployment_id)
     except ResourceNotFound:
         return DeploymentState("missing")
-    except FAILURES as error:
+    except TuneshipError as error:
         raise_if_refused(error)
         return DeploymentState(None)
     is_told = "current_replicas" in deployment.model_fields_set
@@ -93,7 +93,7 @@ def _metrics(split: RolloutSplit, deployment_id: str) -> Json | None:
             start_time=began(split.file.record),
             endpoint_id=split.endpoint_id if split.is_extended else None,
         )
-    except FAILURES as error:
+    except TuneshipError as error:
         raise_if_refused(error)
         split.log.warning("no metrics of %s (%s)", deployment_id, describe(error))
         return None

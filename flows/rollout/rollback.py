@@ -18,7 +18,6 @@ from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
 from flows.rollout.split import (
-    FAILURES,
     PLAIN,
     Log,
     NotConfirmed,
@@ -28,7 +27,7 @@ from flows.rollout.split import (
 )
 from flows.shared.signals import uninterrupted
 from tasks.endpoints import get_canary_endpoint
-from tuneship.client import ServiceUnreachable
+from tuneship.client import ServiceUnreachable, TuneshipError
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
 
@@ -135,7 +134,7 @@ def _return(plan: CanaryPlan, file: RecordFile, log: Log, reason: str) -> None:
     begun = file.record.begun
     try:
         version = None if begun.server else get_canary_endpoint.fn(begun.endpoint_id).version
-    except FAILURES as error:
+    except TuneshipError as error:
         log.critical("the traffic was not returned (%s); the lease will", describe(error))
         return
     abort(RolloutSplit(plan, file, version, log), reason)

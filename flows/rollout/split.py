@@ -19,7 +19,7 @@ from tasks.endpoints import (
     renew_canary_lease,
     update_canary_endpoint,
 )
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
@@ -31,8 +31,6 @@ Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None]
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 ALERT_AT_TRY = 3
-FAILURES = (ApiError, BadResponse, ServiceUnreachable)
-Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
@@ -146,7 +144,7 @@ class RolloutSplit:
                 self.log.warning("the lease was not renewed (%s)", describe(error))
             elif self.verify().lease is None:
                 self.shift(self.file.record.weight, "the lease had ended")
-        except (BadResponse, ServiceUnreachable) as error:
+        except TuneshipError as error:
             self.log.warning("the lease was not renewed (%s)", describe(error))
         else:
             self._check_ours(seen)
@@ -165,7 +163,7 @@ class RolloutSplit:
                 if self.verify().lease is None:
                     return
                 self.version = self.calls.renew(self.endpoint_id, 0).version
-            except FAILURES as error:
+            except TuneshipError as error:
                 self.log.warning("the lease was not ended (%s)", describe(error))
                 time.sleep(pause_s)
         raise NotConfirmed("the end of the lease is not confirmed")
@@ -212,7 +210,7 @@ class RolloutSplit:
                 if self._is_confirmed(answer, weight, lease):
                     return
                 may_be_applied = True
-            except FAILURES as error:
+            except TuneshipError as error:
                 may_be_applied = may_be_applied or not _is_refusal(error)
                 self._judge(error, attempt, weight, may_be_applied)
                 asked_s = _asked_pause_s(error)
@@ -259,7 +257,7 @@ class RolloutSplit:
             alone = {self.plan.baseline_deployment_id: 100}
             return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
 
-    def _judge(self, error: Failure, attempt: int, weight: int, may_be_applied: bool) -> None:
+    def _judge(self, error: TuneshipError, attempt: int, weight: int, may_be_applied: bool) -> None:
         """Go on to the next try, or raise: a refused key stays refused, and a 412 without a doubt is somebody else.
 
         A step up that another try cannot bring either is given up at once; a way back is tried on.
@@ -281,14 +279,14 @@ class RolloutSplit:
             yield min(pause_s, self.plan.look_every_seconds)
 
 
-def _is_refusal(error: Failure) -> bool:
+def _is_refusal(error: TuneshipError) -> bool:
     """For certain nothing was changed: an answer that says so, or no way to the service at all."""
     if isinstance(error, ApiError):
         return error.status < 500 and error.status != 408
     return isinstance(error, ServiceUnreachable) and not error.retryable
 
 
-def _asked_pause_s(error: Failure) -> float:
+def _asked_pause_s(error: TuneshipError) -> float:
     """`Retry-After`, as far as a rollout can wait."""
     asked = error.retry_after if isinstance(error, ApiError) else None
     return min(LONGEST_PAUSE_S, asked or 0.0)

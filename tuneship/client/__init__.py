@@ -4,7 +4,13 @@ What an operation is stands in `tuneship/contract/`; `resources.py` lists the ve
 """
 
 from tuneship.client.clients import AsyncClient, Client, Options, base_url
-from tuneship.contract.errors import ApiError, BadResponse, DeadlineExceeded, ServiceUnreachable
+from tuneship.contract.errors import (
+    ApiError,
+    BadResponse,
+    DeadlineExceeded,
+    ServiceUnreachable,
+    TuneshipError,
+)
 
 __all__ = [
     "ApiError",
@@ -14,5 +20,6 @@ __all__ = [
     "DeadlineExceeded",
     "Options",
     "ServiceUnreachable",
+    "TuneshipError",
     "base_url",
 ]

@@ -1,21 +1,25 @@
-"""Every refusal the service can give, one class per code of §7. The service raises it, the client raises it again.
+"""Every error that a call of the API can raise, under one root; a refusal has one class per code of §7.
 
-    ApiError                          a refusal with a code, a status and a request id
-     |- InvalidRequestError           invalid_request_error      400 (405 408 409 412 413 414 415 431)
-     |- AuthenticationError           authentication_error       401
-     |- PermissionDenied              permission_denied          403
-     |- ResourceNotFound              resource_not_found         404
-     |- ModelNotFound                 model_not_found            404
-     |- ValidationRefused             validation_error           422
-     |- DatasetError                  dataset_error              422 (409)
-     |- DeploymentError               deployment_error           409 (503)
-     |- InstanceTypeUnavailable       instance_type_unavailable  409
-     |- RateLimitExceeded             rate_limit_exceeded        429
-     |- QuotaExceeded                 quota_exceeded             429
-     |- FineTuningError               fine_tuning_error          only inside the record of a failed job
-     `- InternalError                 internal_error             500 (503)
-    BadResponse                       the server answered something that is not of this contract (client only)
-    ServiceUnreachable                no answer came (client only)
+The service raises a refusal and renders it; the client reads it from the answer and raises it again.
+
+    TuneshipError                     any call that failed; `retryable` says whether the same call may succeed later
+     |- ApiError                      the service refused: a code, a status and a request id
+     |   |- InvalidRequestError       invalid_request_error      400 (405 408 409 412 413 414 415 431)
+     |   |- AuthenticationError       authentication_error       401
+     |   |- PermissionDenied          permission_denied          403
+     |   |- ResourceNotFound          resource_not_found         404
+     |   |- ModelNotFound             model_not_found            404
+     |   |- ValidationRefused         validation_error           422
+     |   |- DatasetError              dataset_error              422 (409)
+     |   |- DeploymentError           deployment_error           409 (503)
+     |   |- InstanceTypeUnavailable   instance_type_unavailable  409
+     |   |- RateLimitExceeded         rate_limit_exceeded        429
+     |   |- QuotaExceeded             quota_exceeded             429
+     |   |- FineTuningError           fine_tuning_error          only inside the record of a failed job
+     |   `- InternalError             internal_error             500 (503)
+     |- BadResponse                   the answer is not of this contract (client only)
+     `- ServiceUnreachable            no answer came (client only)
+         `- DeadlineExceeded          none came before the caller's deadline (client only)
 
 Messages name fields, limits and counts, never what the caller sent: it may be a patient's text.
 """
@@ -40,7 +44,14 @@ class ErrorDetail:
         return body if self.line is None else {"line": self.line, **body}
 
 
-class ApiError(Exception):
+class TuneshipError(Exception):
+    """A call of the API failed. Catch it where it does not matter why."""
+
+    retryable: bool
+    """Whether the same call may succeed later."""
+
+
+class ApiError(TuneshipError):
     """A refusal. `status` is the HTTP status, `retryable` whether the same request may succeed later."""
 
     code: ClassVar[str] = "unknown_error"
@@ -181,7 +192,7 @@ class InternalError(ApiError):
     statuses = (500, 503)
 
 
-class BadResponse(Exception):
+class BadResponse(TuneshipError):
     """The server's answer is not of this contract (client only). Names the operation and what is wrong."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
@@ -190,7 +201,7 @@ class BadResponse(Exception):
         self.retryable = retryable
 
 
-class ServiceUnreachable(Exception):
+class ServiceUnreachable(TuneshipError):
     """No answer came: refused, timed out, or the connection broke (client only)."""
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
