@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -24,7 +23,15 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
+from tuneship.contract.common import (
+    ONE_LINE,
+    ComplianceMode,
+    ModelId,
+    ModelName,
+    Name,
+    StrictModel,
+    Tags,
+)
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
@@ -52,14 +59,6 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
 
 
-class _StrictForm(BaseModel):
-    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
 def _without_defaults(schema: dict[str, Any]) -> None:
     for about in schema["properties"].values():
         about.pop("default", None)
@@ -82,7 +81,7 @@ def _fraction_or_steps(value: float) -> float:
     raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
 
 
-class TrainingData(_StrictForm):
+class TrainingData(StrictModel):
     """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
 
     model_config = ConfigDict(
@@ -121,7 +120,7 @@ class TrainingData(_StrictForm):
         return self
 
 
-class SecuritySettings(_StrictForm):
+class SecuritySettings(StrictModel):
     """Safeguards of the jobs and deployments of a release. What is left out is not asked for."""
 
     compliance_mode: ComplianceMode | None = Field(
@@ -155,7 +154,7 @@ class SecuritySettings(_StrictForm):
         return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
 
 
-class DeploymentSettings(_StrictForm):
+class DeploymentSettings(StrictModel):
     """How the tuned model is served."""
 
     compute_type: str = Field(default="cpu", description="cpu or gpu.")
@@ -175,7 +174,7 @@ def _name_first(schema: dict[str, Any]) -> None:
     schema["properties"]["name"].pop("default", None)  # else the form shows no place to type it
 
 
-class EndpointChoice(_StrictForm):
+class EndpointChoice(StrictModel):
     """The canary endpoint whose traffic moves to the new model."""
 
     model_config = ConfigDict(json_schema_extra=_name_first)
@@ -193,7 +192,7 @@ class EndpointChoice(_StrictForm):
         return self
 
 
-class Evaluation(_StrictForm):
+class Evaluation(StrictModel):
     """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
 
     max_rows: int = Field(
@@ -209,7 +208,7 @@ class HyperparameterSet(Hyperparameters):
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 
-class ReleaseParameters(_StrictForm):
+class ReleaseParameters(StrictModel):
     """One release: data, training, gates, deployment, canary."""
 
     # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one

@@ -30,12 +30,22 @@ ComplianceMode = Annotated[
 ]
 
 
-class Request(BaseModel):
-    """A body as a client sends it. Unknown fields are refused: a typo must not switch a safeguard off."""
+class StrictModel(BaseModel):
+    """What people write: bodies, forms and files. Unknown fields and wrong types are refused.
 
+    A typo must not switch a safeguard off.
+    """
+
+    # Fields may begin with `model_`, which pydantic would warn about.
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+class Request(StrictModel):
+    """A body as a client sends it. Errors never quote it."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class CreateRequest(Request):
