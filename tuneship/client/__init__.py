@@ -3,7 +3,8 @@
 What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `core.py` is the core.
 """
 
-from tuneship.client.clients import AsyncClient, Client, Options, base_url
+from tuneship.client.base import Options, base_url
+from tuneship.client.clients import AsyncClient, Client
 from tuneship.contract.errors import (
     ApiError,
     BadResponse,

@@ -6,6 +6,8 @@ are too, each committed before its answer is given. Entries hold ids, counts and
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
 from tuneship.contract.operation import operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class AuditEntry(Reply):
@@ -37,3 +39,10 @@ class AuditPage(Reply):
 def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
     """What was done in this tenant's name, oldest first (additive). Nothing is ever removed."""
     raise NotImplementedError
+
+
+class Audit(Resource[C_co]):
+    """Who did what in this tenant's name."""
+
+    list = Verb(list_audit)
+    iterate = Pages(list_audit, lambda page: page.entries, by_after)

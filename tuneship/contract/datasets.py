@@ -27,6 +27,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.operation import operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class DatasetStatus(StrEnum):
@@ -248,3 +249,15 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
     """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted."""
     raise NotImplementedError
+
+
+class Datasets(Resource[C_co]):
+    """Training data."""
+
+    validate = Verb(validate_dataset)
+    upload = Verb(upload_dataset)
+    get = Verb(get_dataset)
+    list = Verb(list_datasets)
+    iterate = Pages(list_datasets, lambda page: page.datasets)
+    merge = Verb(merge_datasets)
+    delete = Verb(delete_dataset)

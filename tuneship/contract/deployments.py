@@ -36,7 +36,11 @@ from tuneship.contract.errors import (
     ModelNotFound,
     QuotaExceeded,
 )
+from tuneship.contract.generation import generate
+from tuneship.contract.metrics import get_deployment_metrics
 from tuneship.contract.operation import operation
+from tuneship.contract.pages import by_next_token
+from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 Replicas = Annotated[int, Field(ge=0, le=64)]
 ShortText = Annotated[str, Field(min_length=1, max_length=64)]
@@ -399,3 +403,19 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
 ) -> DeploymentLogs:
     """What happened to a deployment (§4.5). `next_token` (or `after`, `cursor`) continues what was asked for."""
     raise NotImplementedError
+
+
+class Deployments(Resource[C_co]):
+    """Models that answer requests."""
+
+    create = Verb(create_deployment)
+    get = Verb(get_deployment)
+    list = Verb(list_deployments)
+    iterate = Pages(list_deployments, lambda page: page.deployments)
+    update = Verb(update_deployment)
+    delete = Verb(delete_deployment)
+    metrics = Verb(get_deployment_metrics)
+    logs = Verb(get_deployment_logs)
+    iterate_logs = Pages(get_deployment_logs, lambda page: page.logs, by_next_token)
+    stream = Streamed(generate)
+    generate = Verb(generate)

@@ -26,7 +26,9 @@ from tuneship.contract.common import (
     absent,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
+from tuneship.contract.generation import generate_by_endpoint
 from tuneship.contract.operation import operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 
 class EndpointStatus(StrEnum):
@@ -267,3 +269,30 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
     """Renew or end the lease (additive); 409 when none is running."""
     raise NotImplementedError
+
+
+class Endpoints(Resource[C_co]):
+    """Addresses that route to one deployment each."""
+
+    create = Verb(create_endpoint)
+    get = Verb(get_endpoint)
+    list = Verb(list_endpoints)
+    iterate = Pages(list_endpoints, lambda page: page.endpoints)
+    update = Verb(update_endpoint)
+    delete = Verb(delete_endpoint)
+    generate = Verb(generate_by_endpoint)
+    stream = Streamed(generate_by_endpoint)
+
+
+class CanaryEndpoints(Resource[C_co]):
+    """Addresses that split their traffic over deployments."""
+
+    create = Verb(create_canary_endpoint)
+    get = Verb(get_canary_endpoint)
+    list = Verb(list_canary_endpoints)
+    iterate = Pages(list_canary_endpoints, lambda page: page.canary_endpoints)
+    update = Verb(update_canary_endpoint)
+    delete = Verb(delete_canary_endpoint)
+    renew_lease = Verb(renew_canary_lease)
+    generate = Verb(generate_by_endpoint)
+    stream = Streamed(generate_by_endpoint)

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
 from tuneship.contract.operation import operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
@@ -112,3 +114,10 @@ def event(row: dict[str, Any]) -> Event:
 def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
     """What happened in the last 30 days, oldest first (additive): for those who cannot be called, or missed a call."""
     raise NotImplementedError
+
+
+class Events(Resource[C_co]):
+    """What happened in the last 30 days."""
+
+    list = Verb(list_events)
+    iterate = Pages(list_events, lambda page: page.events, by_after)

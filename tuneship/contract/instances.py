@@ -2,6 +2,7 @@
 
 from tuneship.contract.common import Reply
 from tuneship.contract.operation import operation
+from tuneship.contract.verbs import C_co, Resource, Verb
 
 
 class InstanceType(Reply):
@@ -27,3 +28,9 @@ class InstanceTypes(Reply):
 def list_instance_types() -> InstanceTypes:
     """List the instance types and what this installation has of them."""
     raise NotImplementedError
+
+
+class InstanceTypeResource(Resource[C_co]):
+    """Instance types."""
+
+    list = Verb(list_instance_types)

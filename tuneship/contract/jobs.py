@@ -1,7 +1,8 @@
 """Fine-tuning jobs on the wire (§2.1, §3, §4.1): create, get, list, cancel, metrics, logs and their stream."""
 
+from collections.abc import AsyncGenerator, Generator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
@@ -33,6 +34,8 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.contract.operation import operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
 
 
 class JobStatus(StrEnum):
@@ -372,3 +375,31 @@ def get_job_logs(
     does not bound it.
     """
     raise NotImplementedError
+
+
+class Jobs(Resource[C_co]):
+    """Fine-tuning jobs."""
+
+    create = Verb(create_job)
+    get = Verb(get_job)
+    list = Verb(list_jobs)
+    iterate = Pages(list_jobs, lambda page: page.jobs)
+    cancel = Verb(cancel_job)
+    metrics = Verb(get_job_metrics)
+    logs = Verb(get_job_logs)
+    iterate_logs = Pages(get_job_logs, lambda page: page.logs, by_after)
+
+    @overload
+    def follow_logs(
+        self: "Jobs[Blocking]", job_id: str, after: str | None = None
+    ) -> Generator[JobLogEntry | JobStep]: ...
+    @overload
+    def follow_logs(
+        self: "Jobs[Asynchronous]", job_id: str, after: str | None = None
+    ) -> AsyncGenerator[JobLogEntry | JobStep]: ...
+    def follow_logs(self: "Jobs[Any]", job_id: str, after: str | None = None) -> Any:
+        """Yield log lines and training steps as they are written, over broken connections, to the job's end.
+
+        Leaving the loop early closes the connection; with an `AsyncClient`, use `contextlib.aclosing`.
+        """
+        return self.client.follow_job(job_id, after)

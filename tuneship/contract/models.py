@@ -19,6 +19,7 @@ from tuneship.contract.common import (
 )
 from tuneship.contract.errors import InvalidRequestError, ModelNotFound
 from tuneship.contract.operation import operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class Model(Reply):
@@ -114,3 +115,13 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
 def delete_model(model_id: ModelId) -> Deleted:
     """Delete a fine-tuned model and its files; one that a deployment names is kept."""
     raise NotImplementedError
+
+
+class Models(Resource[C_co]):
+    """Base models and fine-tuned ones."""
+
+    list = Verb(list_models)
+    iterate = Pages(list_models, lambda page: page.models)
+    get = Verb(get_model)
+    limits = Verb(get_model_limits)
+    delete = Verb(delete_model)

@@ -29,6 +29,7 @@ from tuneship.contract.common import (
 from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
 from tuneship.contract.events import Kind, Subscription
 from tuneship.contract.operation import operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Url = Annotated[
     str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")
@@ -233,3 +234,20 @@ def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery
 def replay_webhook(webhook_id: WebhookId, replay: Replay) -> Replayed:
     """Send again what happened between two moments (additive); by default what died in the last 30 days."""
     raise NotImplementedError
+
+
+class Webhooks(Resource[C_co]):
+    """Receivers of events."""
+
+    create = Verb(create_webhook)
+    get = Verb(get_webhook)
+    list = Verb(list_webhooks)
+    iterate = Pages(list_webhooks, lambda page: page.webhooks)
+    update = Verb(update_webhook)
+    delete = Verb(delete_webhook)
+    rotate_secret = Verb(rotate_webhook_secret)
+    test = Verb(send_test_event)
+    deliveries = Verb(list_webhook_deliveries)
+    iterate_deliveries = Pages(list_webhook_deliveries, lambda page: page.deliveries)
+    retry = Verb(retry_webhook_delivery)
+    replay = Verb(replay_webhook)
