@@ -21,7 +21,7 @@ from flows.shared.markdown import plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
-from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable, read_series
 

@@ -18,7 +18,7 @@ from tuneship.client.base import ENCODING_HEADERS, BaseClient, Options
 from tuneship.client.core import HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Following, Read
 from tuneship.contract.generation import GeneratedText, Generation
-from tuneship.contract.jobs import JobLogEntry, JobStep
+from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.operation import Call, Operation
 from tuneship.contract.pages import Arguments, Paged, Walk
 from tuneship.contract.resources import Api

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from tuneship.client.core import HttpAnswer, Pause, backoff, judge
 from tuneship.client.sse import EventReader, ServerEvent
 from tuneship.contract.errors import BadResponse, ServiceUnreachable
-from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
+from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.jobs import get_job_logs
 from tuneship.contract.operation import Call
 
 MEDIA = "text/event-stream"

@@ -5,7 +5,8 @@ are too, each committed before its answer is given. Entries hold ids, counts and
 """
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import NOON_MS, REQUEST, SUFFIX
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_after
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
@@ -35,7 +36,30 @@ class AuditPage(Reply):
     pagination: LogCursor
 
 
-@operation("GET", "/v1/audit", scope="audit:read")
+@operation(
+    "GET",
+    "/v1/audit",
+    scope="audit:read",
+    example=Example(
+        reply={
+            "entries": [
+                {
+                    "seq": 4711,
+                    "at": NOON_MS,
+                    "key_id": "9f2c41d7",
+                    "action": "generate",
+                    "resource_id": f"dep_{SUFFIX}",
+                    "status": 200,
+                    "address": "10.1.4.20",
+                    "request_id": REQUEST,
+                    "prompt_tokens": 57,
+                    "completion_tokens": 12,
+                }
+            ],
+            "pagination": {"after": "NDcxMQ"},
+        }
+    ),
+)
 def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
     """What was done in this tenant's name, oldest first (additive). Nothing is ever removed."""
     raise NotImplementedError

@@ -26,7 +26,8 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import BASE, DATASET, NOON, OTHER_DATASET, PAGE, TAGS
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
@@ -179,11 +180,65 @@ class DatasetValidation(Reply):
     tokenizer: Annotated[str | None, Field(exclude_if=absent)] = None
 
 
+# Examples of the OpenAPI document.
+EXAMPLE_LINES = (
+    '{"instruction": "Chronic eczema of both hands", "response": "Diseases of the skin"}\n'
+    '{"instruction": "Senile cataract", "response": "Diseases of the eye"}\n'
+)
+
+EXAMPLE_TOKENS = {"prompt_tokens": 48_210, "response_tokens": 9_120}
+
+EXAMPLE_SUMMARY = {
+    "id": DATASET,
+    "name": "icd chapters",
+    "format": "instruction",
+    "num_examples": 1500,
+    "total_tokens": 57_330,
+    "created_at": NOON,
+    "status": "processed",
+    "tags": TAGS,
+}
+
+EXAMPLE_DATASET = {
+    **EXAMPLE_SUMMARY,
+    "description": "Diagnosis texts with their chapter titles.",
+    "tokenizer": BASE,
+}
+
+
 @operation(
     "POST",
     "/v1/datasets/validate",
     scope="datasets:read",
     refusals=(ModelNotFound,),
+    example=Example(
+        {"instruction": {"format": "instruction", "file": EXAMPLE_LINES}},
+        {
+            "is_valid": False,
+            "num_examples": 2,
+            "total_tokens": 57,
+            "token_distribution": {"prompt_tokens": 40, "response_tokens": 17},
+            "format_details": {
+                "format": "instruction",
+                "has_instructions": True,
+                "has_responses": True,
+            },
+            "suggestions": ["Give every line a non-empty response."],
+            "errors": [
+                {
+                    "line": 3,
+                    "field": "response",
+                    "code": "empty_value",
+                    "message": "must not be empty",
+                }
+            ],
+            "warnings": [],
+            "error_count": 1,
+            "errors_truncated": False,
+            "warning_count": 0,
+            "tokenizer": BASE,
+        },
+    ),
 )
 def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Check a JSON Lines file without making a dataset of it (§4.2)."""
@@ -196,6 +251,17 @@ def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation
     scope="datasets:write",
     status=201,
     refusals=(DatasetError, ModelNotFound, QuotaExceeded),
+    example=Example(
+        {
+            "instruction": {
+                "name": "icd chapters",
+                "format": "instruction",
+                "tags": TAGS,
+                "file": EXAMPLE_LINES,
+            }
+        },
+        EXAMPLE_DATASET,
+    ),
 )
 def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Store a JSON Lines file as a dataset (§4.2). A file with a bad line is refused whole.
@@ -206,13 +272,23 @@ def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     raise NotImplementedError
 
 
-@operation("GET", "/v1/datasets/{dataset_id}", scope="datasets:read")
+@operation(
+    "GET",
+    "/v1/datasets/{dataset_id}",
+    scope="datasets:read",
+    example=Example(reply={**EXAMPLE_DATASET, "token_distribution": EXAMPLE_TOKENS}),
+)
 def get_dataset(dataset_id: DatasetId) -> Dataset:
     """Fetch one dataset (§4.2)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/datasets", scope="datasets:read")
+@operation(
+    "GET",
+    "/v1/datasets",
+    scope="datasets:read",
+    example=Example(reply={"datasets": [EXAMPLE_SUMMARY], "pagination": PAGE}),
+)
 def list_datasets(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -228,6 +304,7 @@ def list_datasets(
     "/v1/datasets/{dataset_id}",
     scope="datasets:write",
     refusals=((DatasetError, 409),),
+    example=Example(reply={"id": DATASET, "deleted": True}),
 )
 def delete_dataset(dataset_id: DatasetId) -> Deleted:
     """Remove a dataset and its file (§4.2); 409 while a job that has not ended uses it."""
@@ -244,6 +321,18 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
         DatasetError,
         (DatasetError, 409),
         QuotaExceeded,
+    ),
+    example=Example(
+        {"two": {"dataset_ids": [DATASET, OTHER_DATASET], "name": "both years"}},
+        {
+            **EXAMPLE_DATASET,
+            "id": "ds_1q3w5e7r9t2y4u6i8o0p1a3s",
+            "name": "both years",
+            "description": "",
+            "tags": {},
+            "source_datasets": [DATASET, OTHER_DATASET],
+            "duplicate_examples": 12,
+        },
     ),
 )
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:

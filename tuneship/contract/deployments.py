@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, ConfigDict, Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -27,9 +28,9 @@ from tuneship.contract.common import (
     Tags,
     TagValue,
     Timestamp,
-    TimestampMs,
     absent,
 )
+from tuneship.contract.deployment_logs import DeploymentLogs, LogFilter, LogToken
 from tuneship.contract.errors import (
     DeploymentError,
     InstanceTypeUnavailable,
@@ -38,26 +39,13 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.generation import generate
 from tuneship.contract.metrics import get_deployment_metrics
-from tuneship.contract.operation import operation
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_next_token
 from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 Replicas = Annotated[int, Field(ge=0, le=64)]
 ShortText = Annotated[str, Field(min_length=1, max_length=64)]
 Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-LogFilter = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=1000,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Conditions joined by `,` or ` AND `: `level=error`, `level>=warning`, `component!=replica`,"
-        " `request_id=req_...`, `message~text` (contains).",
-    ),
-]
-LogToken = Annotated[
-    str, Field(max_length=256, description="The last page's `pagination.next_token`.")
-]
 
 
 class DeploymentStatus(StrEnum):
@@ -305,29 +293,6 @@ class DeploymentDeleted(Reply):
         return self.id
 
 
-class DeploymentLogEntry(Reply):
-    """One line of a deployment's log: never a prompt, a completion, a name or a tag."""
-
-    timestamp: TimestampMs
-    level: str
-    message: str
-    component: str
-    request_id: str | None = None
-
-
-class LogContinuation(Reply):
-    """`next_token` continues behind this page; null on the last one."""
-
-    next_token: str | None
-
-
-class DeploymentLogs(Reply):
-    """One page of a deployment's log, in the order that was asked for."""
-
-    logs: list[DeploymentLogEntry]
-    pagination: LogContinuation
-
-
 @operation(
     "POST",
     "/v1/deployments",
@@ -335,6 +300,10 @@ class DeploymentLogs(Reply):
     status=201,
     refusals=(ModelNotFound, DeploymentError, InstanceTypeUnavailable, QuotaExceeded),
     headers=("X-API-Profile",),
+    example=Example(
+        examples.DEPLOYMENT_REQUESTS,
+        examples.CREATED_DEPLOYMENT,
+    ),
 )
 def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
     """Serve a model (§4.4). The answer says `creating`; poll get until `running`."""
@@ -346,13 +315,20 @@ def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
     "/v1/deployments/{deployment_id}",
     scope="deployments:read",
     headers=("X-API-Profile",),
+    example=Example(reply=examples.RUNNING_DEPLOYMENT),
 )
 def get_deployment(deployment_id: DeploymentId) -> Deployment:
     """Fetch one deployment (§4.4)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/deployments", scope="deployments:read", headers=("X-API-Profile",))
+@operation(
+    "GET",
+    "/v1/deployments",
+    scope="deployments:read",
+    headers=("X-API-Profile",),
+    example=Example(reply={"deployments": [examples.DEPLOYMENT_ITEM], "pagination": examples.PAGE}),
+)
 def list_deployments(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -371,6 +347,10 @@ def list_deployments(
     scope="deployments:write",
     refusals=(DeploymentError, InstanceTypeUnavailable),
     headers=("If-Match", "X-API-Profile"),
+    example=Example(
+        examples.DEPLOYMENT_CHANGES,
+        examples.UPDATED_DEPLOYMENT,
+    ),
 )
 def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> DeploymentUpdated:
     """Change replicas, tags or generation defaults (§4.4); fields not sent keep their values."""
@@ -383,13 +363,21 @@ def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> 
     scope="deployments:write",
     refusals=(DeploymentError,),
     headers=("If-Match", "X-API-Profile"),
+    example=Example(
+        reply={"id": examples.CANDIDATE, "deployment_id": examples.CANDIDATE, "status": "deleting"}
+    ),
 )
 def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
     """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/deployments/{deployment_id}/logs", scope="logs:read")
+@operation(
+    "GET",
+    "/v1/deployments/{deployment_id}/logs",
+    scope="logs:read",
+    example=Example(reply=examples.DEPLOYMENT_LOGS),
+)
 def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and three names of one token
     deployment_id: DeploymentId,
     start_time: datetime | None = None,

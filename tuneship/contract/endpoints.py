@@ -26,8 +26,18 @@ from tuneship.contract.common import (
     absent,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
+from tuneship.contract.examples import (
+    BASELINE,
+    CANARY,
+    CANDIDATE,
+    ENDPOINT,
+    LATER,
+    NOON,
+    PAGE,
+    SERVICE,
+)
 from tuneship.contract.generation import generate_by_endpoint
-from tuneship.contract.operation import operation
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 
@@ -161,25 +171,75 @@ class CanaryEndpointPage(Reply):
     pagination: Pagination
 
 
+# Examples of the OpenAPI document.
+EXAMPLE_SPLIT = [
+    {"id": BASELINE, "traffic_percentage": 90},
+    {"id": CANDIDATE, "traffic_percentage": 10},
+]
+
+EXAMPLE_FALLBACK = [
+    {"id": BASELINE, "traffic_percentage": 100},
+    {"id": CANDIDATE, "traffic_percentage": 0},
+]
+
+EXAMPLE_ENDPOINT = {
+    "id": ENDPOINT,
+    "name": "icd",
+    "deployment_id": CANDIDATE,
+    "url": f"{SERVICE}/v1/endpoints/{ENDPOINT}/generate",
+    "created_at": NOON,
+    "updated_at": NOON,
+    "status": "active",
+    "version": 1,
+}
+
+EXAMPLE_CANARY = {
+    "id": CANARY,
+    "name": "icd-release",
+    "deployments": EXAMPLE_SPLIT,
+    "url": f"{SERVICE}/v1/endpoints/{CANARY}/generate",
+    "created_at": NOON,
+    "updated_at": LATER,
+    "status": "active",
+    "version": 3,
+    "lease": {"seconds": 120, "expires_at": "2026-03-01T12:12:00Z", "fallback": EXAMPLE_FALLBACK},
+}
+
+EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}
+
+
 @operation(
     "POST",
     "/v1/endpoints",
     scope="endpoints:write",
     refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
+    example=Example(
+        {"one deployment": {"name": "icd", "deployment_id": CANDIDATE}}, EXAMPLE_ENDPOINT
+    ),
 )
 def create_endpoint(endpoint: EndpointCreate) -> Endpoint:
     """Make an endpoint that routes to one deployment (§4.6)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/endpoints/{endpoint_id}", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/endpoints/{endpoint_id}",
+    scope="endpoints:read",
+    example=Example(reply=EXAMPLE_ENDPOINT),
+)
 def get_endpoint(endpoint_id: AnyEndpointId) -> Endpoint | CanaryEndpoint:
     """Fetch one endpoint; the id of a canary endpoint is found too (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/endpoints", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/endpoints",
+    scope="endpoints:read",
+    example=Example(reply={"endpoints": [EXAMPLE_ENDPOINT], "pagination": PAGE}),
+)
 def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = None) -> EndpointPage:
     """List plain endpoints, newest first (additive)."""
     raise NotImplementedError
@@ -191,6 +251,10 @@ def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = No
     scope="endpoints:write",
     refusals=(DeploymentError, (InvalidRequestError, 409)),
     headers=("If-Match",),
+    example=Example(
+        {"cut over": {"deployment_id": BASELINE}},
+        {**EXAMPLE_ENDPOINT, "deployment_id": BASELINE, "updated_at": LATER, "version": 2},
+    ),
 )
 def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint:
     """Rename an endpoint or cut it over to another deployment at once (additive); obeys `If-Match`."""
@@ -202,6 +266,7 @@ def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint
     "/v1/endpoints/{endpoint_id}",
     scope="endpoints:write",
     headers=("If-Match",),
+    example=Example(reply={"id": ENDPOINT, **EXAMPLE_REMOVED}),
 )
 def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     """Remove an endpoint; its deployment stays (additive)."""
@@ -214,19 +279,40 @@ def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     scope="endpoints:write",
     refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
+    example=Example(
+        {
+            "split": {"name": "icd-release", "deployments": EXAMPLE_FALLBACK},
+            "with a way back": {
+                "name": "icd-release",
+                "deployments": EXAMPLE_SPLIT,
+                "lease": {"seconds": 120, "fallback": EXAMPLE_FALLBACK},
+            },
+        },
+        EXAMPLE_CANARY,
+    ),
 )
 def create_canary_endpoint(endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
     """Make an endpoint that splits its traffic (§4.6)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/canary-endpoints/{endpoint_id}", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/canary-endpoints/{endpoint_id}",
+    scope="endpoints:read",
+    example=Example(reply=EXAMPLE_CANARY),
+)
 def get_canary_endpoint(endpoint_id: CanaryEndpointId) -> CanaryEndpoint:
     """Fetch one canary endpoint (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/canary-endpoints", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/canary-endpoints",
+    scope="endpoints:read",
+    example=Example(reply={"canary_endpoints": [EXAMPLE_CANARY], "pagination": PAGE}),
+)
 def list_canary_endpoints(
     limit: Limit = 20, offset: Offset = 0, name: Name | None = None
 ) -> CanaryEndpointPage:
@@ -240,6 +326,15 @@ def list_canary_endpoints(
     scope="endpoints:write",
     refusals=(DeploymentError,),
     headers=("If-Match",),
+    example=Example(
+        {
+            "shift": {
+                "deployments": EXAMPLE_SPLIT,
+                "lease": {"seconds": 120, "fallback": EXAMPLE_FALLBACK},
+            }
+        },
+        EXAMPLE_CANARY,
+    ),
 )
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
@@ -253,6 +348,7 @@ def update_canary_endpoint(
     "/v1/canary-endpoints/{endpoint_id}",
     scope="endpoints:write",
     headers=("If-Match",),
+    example=Example(reply={"id": CANARY, **EXAMPLE_REMOVED}),
 )
 def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     """Remove a canary endpoint with its lease; its deployments stay (additive)."""
@@ -265,6 +361,7 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     scope="endpoints:write",
     refusals=((InvalidRequestError, 409),),
     headers=("If-Match",),
+    example=Example({"two minutes": {"seconds": 120}}, EXAMPLE_CANARY),
 )
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
     """Renew or end the lease (additive); 409 when none is running."""

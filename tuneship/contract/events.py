@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import EVENT, JOB, NOON_MS
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_after
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
@@ -110,7 +111,22 @@ def event(row: dict[str, Any]) -> Event:
     )
 
 
-@operation("GET", "/v1/events", scope="webhooks:read")
+# Examples of the OpenAPI document.
+EXAMPLE_EVENT = {
+    "id": EVENT,
+    "type": "fine_tuning.job.succeeded",
+    "timestamp": NOON_MS,
+    "created_at": NOON_MS,
+    "data": {"object": "fine_tuning.job", "id": JOB, "status": "completed", "sequence": 5},
+}
+
+
+@operation(
+    "GET",
+    "/v1/events",
+    scope="webhooks:read",
+    example=Example(reply={"events": [EXAMPLE_EVENT], "pagination": {"after": "MTI4"}}),
+)
 def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
     """What happened in the last 30 days, oldest first (additive): for those who cannot be called, or missed a call."""
     raise NotImplementedError

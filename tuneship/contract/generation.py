@@ -1,5 +1,6 @@
 """Text generation on the wire (§2.6, §4.7), for deployments and for endpoints."""
 
+import json
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -7,7 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import CANDIDATE, SUFFIX
+from tuneship.contract.operation import Example, operation
 
 MOST_TURNS = 1000
 
@@ -116,11 +118,46 @@ class BrokenOff(Reply):
     error: dict[str, Any]
 
 
+# Examples of the OpenAPI document.
+EXAMPLE_PROMPT = "Which chapter does chronic eczema of both hands belong to?"
+
+EXAMPLE_REPLY = {
+    "id": f"gen_{SUFFIX}",
+    "deployment_id": CANDIDATE,
+    "prompt": EXAMPLE_PROMPT,
+    "completion": "Diseases of the skin and subcutaneous tissue",
+    "finish_reason": "stop",
+    "usage": {"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 30},
+}
+
+EXAMPLE_LINES = (
+    '{"text":"Diseases of the skin"}\n{"text":" and subcutaneous tissue"}\n'
+    f"{json.dumps(EXAMPLE_REPLY)}\n"
+)
+
+EXAMPLE_EVENTS = (
+    'event: token\ndata: {"text":"Diseases of the skin"}\n\n'
+    'event: token\ndata: {"text":" and subcutaneous tissue"}\n\n'
+    f"event: done\ndata: {json.dumps(EXAMPLE_REPLY)}\n\n"
+)
+
+EXAMPLE = Example(
+    {
+        "prompt": {"prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0.0, "stop": ["\n"]},
+        "messages": {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}]},
+        "stream": {"prompt": EXAMPLE_PROMPT, "stream": True},
+    },
+    EXAMPLE_REPLY,
+    streams={"text/event-stream": EXAMPLE_EVENTS, "application/x-ndjson": EXAMPLE_LINES},
+)
+
+
 @operation(
     "POST",
     "/v1/deployments/{deployment_id}/generate",
     scope="generate",
     refusals=(DeploymentError, (DeploymentError, 503)),
+    example=EXAMPLE,
 )
 def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     """Generate with one deployment (§4.7).
@@ -138,6 +175,7 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     scope="generate",
     refusals=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
     headers=("X-Routing-Key",),
+    example=EXAMPLE,
 )
 def generate_by_endpoint(endpoint_id: AnyEndpointId, request: Generate) -> Generation:
     """Generate through an endpoint; a canary endpoint draws the deployment by its split (§4.6).

@@ -1,7 +1,7 @@
 """Where work can run, on the wire: the instance types of `instance_type`."""
 
 from tuneship.contract.common import Reply
-from tuneship.contract.operation import operation
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Resource, Verb
 
 
@@ -24,7 +24,25 @@ class InstanceTypes(Reply):
     instance_types: list[InstanceType]
 
 
-@operation("GET", "/v1/instance-types", scope="jobs:read")
+@operation(
+    "GET",
+    "/v1/instance-types",
+    scope="jobs:read",
+    example=Example(
+        reply={
+            "instance_types": [
+                {
+                    "name": "local",
+                    "compute_type": "cpu",
+                    "available": True,
+                    "cpus": 2,
+                    "memory_gb": 7.6,
+                    "gpus": 0,
+                }
+            ]
+        }
+    ),
+)
 def list_instance_types() -> InstanceTypes:
     """List the instance types and what this installation has of them."""
     raise NotImplementedError

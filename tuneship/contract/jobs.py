@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, overload
 
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
+from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -13,7 +14,6 @@ from tuneship.contract.common import (
     Int64,
     JobId,
     Limit,
-    LogCursor,
     LogLimit,
     ModelId,
     ModelName,
@@ -22,7 +22,6 @@ from tuneship.contract.common import (
     Reply,
     Tags,
     Timestamp,
-    TimestampMs,
     absent,
 )
 from tuneship.contract.errors import (
@@ -33,7 +32,8 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.operation import operation
+from tuneship.contract.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_after
 from tuneship.contract.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
 
@@ -253,55 +253,6 @@ class JobCancelled(Reply):
     updated_at: Timestamp
 
 
-class JobMetrics(Reply):
-    """Arrays of equal length, one entry a step. A step without evaluation repeats the last validation values."""
-
-    job_id: str
-    steps: list[int]
-    training_loss: list[float | None]
-    validation_loss: list[float | None]
-    learning_rate: list[float | None]
-    epochs: list[float | None]
-    accuracy: list[float | None]
-    perplexity: list[float | None]
-    created_at: Timestamp
-    thinned: Annotated[
-        Literal[True] | None,
-        Field(
-            exclude_if=absent,
-            description="Additive. The job has more than 5,000 steps, and some are left out: kept are the first and "
-            "the last 250, every step at which the model was measured (of more than 2,500 the best and every nth), "
-            "and every nth between.",
-        ),
-    ] = None
-
-
-class JobLogEntry(Reply):
-    """One line of a job's log; never text of a dataset."""
-
-    timestamp: TimestampMs
-    level: str
-    message: str
-
-
-class JobStep(Reply):
-    """One step in the stream of a job: the data of an `event: metrics` frame."""
-
-    step: int
-    training_loss: float
-    validation_loss: float
-    learning_rate: float
-    epoch: float
-    """Epochs done, as a fraction."""
-
-
-class JobLogs(Reply):
-    """One page of a job's log, oldest first."""
-
-    logs: list[JobLogEntry]
-    pagination: LogCursor
-
-
 @operation(
     "POST",
     "/v1/fine-tuning/jobs",
@@ -315,19 +266,34 @@ class JobLogs(Reply):
         InstanceTypeUnavailable,
         QuotaExceeded,
     ),
+    example=Example(
+        examples.JOB_REQUESTS,
+        examples.QUEUED_JOB,
+    ),
 )
 def create_job(job: JobCreate) -> JobCreated:
     """Queue a fine-tuning job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read", headers=("X-API-Profile",))
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs/{job_id}",
+    scope="jobs:read",
+    headers=("X-API-Profile",),
+    example=Example(reply=examples.COMPLETED_JOB),
+)
 def get_job(job_id: JobId) -> Job:
     """Fetch one job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs", scope="jobs:read")
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs",
+    scope="jobs:read",
+    example=Example(reply={"jobs": [examples.JOB_ITEM], "pagination": examples.PAGE}),
+)
 def list_jobs(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -344,13 +310,21 @@ def list_jobs(
     "/v1/fine-tuning/jobs/{job_id}/cancel",
     scope="jobs:write",
     refusals=((InvalidRequestError, 409),),
+    example=Example(
+        reply={"id": examples.JOB, "status": "cancelling", "updated_at": examples.LATER}
+    ),
 )
 def cancel_job(job_id: JobId) -> JobCancelled:
     """Stop a queued or running job (§4.1); again on a job that is being cancelled is the same answer."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}/metrics", scope="metrics:read")
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs/{job_id}/metrics",
+    scope="metrics:read",
+    example=Example(reply=examples.JOB_METRICS),
+)
 def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
     """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
 
@@ -364,6 +338,16 @@ def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
     "/v1/fine-tuning/jobs/{job_id}/logs",
     scope="logs:read",
     headers=("Last-Event-ID",),
+    example=Example(
+        reply={
+            "logs": [{"timestamp": examples.NOON_MS, "level": "info", "message": "job queued"}],
+            "pagination": {"after": "MTIz"},
+        },
+        streams={
+            "text/event-stream": examples.JOB_LOG_EVENTS,
+            "application/x-ndjson": examples.JOB_LOG_LINES,
+        },
+    ),
 )
 def get_job_logs(
     job_id: JobId, limit: LogLimit = 100, after: str | None = None, stream: bool = False

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp, absent
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import CANDIDATE, LATER, NOON
+from tuneship.contract.operation import Example, operation
 
 Numbers = list[float | None] | None
 Counts = list[int | None] | None
@@ -207,7 +208,63 @@ Interval = Annotated[
 ]
 
 
-@operation("GET", "/v1/deployments/{deployment_id}/metrics", scope="metrics:read")
+# Examples of the OpenAPI document.
+EXAMPLE_BUCKETS = {"timestamps": [NOON], "complete": [True]}
+
+EXAMPLE_METRICS = {
+    "deployment_id": CANDIDATE,
+    "start_time": NOON,
+    "end_time": LATER,
+    "interval": "10m",
+    "metrics": {
+        "latency": {
+            **EXAMPLE_BUCKETS,
+            "average": [41.5],
+            "p50": [38.0],
+            "p95": [77.0],
+            "p99": [91.0],
+            "histogram": {"le": [32.0, 64.0, 128.0, None], "counts": [[120, 540, 600, 600]]},
+        },
+        "throughput": {**EXAMPLE_BUCKETS, "requests_per_second": [1.0]},
+        "error_rate": {
+            **EXAMPLE_BUCKETS,
+            "percentage": [0.0],
+            "request_count": [600],
+            "error_count": [0],
+            "cancelled_count": [2],
+            "refused_count": [1],
+            "error_callers": [0],
+        },
+        "token_usage": {
+            **EXAMPLE_BUCKETS,
+            "total": [18_000],
+            "input": [12_600],
+            "output": [5_400],
+            "empty_count": [0],
+        },
+    },
+    "summary": {
+        "latency": {"average": 41.5, "p50": 38.0, "p95": 77.0, "p99": 91.0},
+        "throughput": {"average_requests_per_second": 1.0},
+        "error_rate": {"average_percentage": 0.0, "request_count": 600, "error_count": 0},
+        "token_usage": {"total": 18_000, "input": 12_600, "output": 5_400},
+    },
+    "summary_start_time": NOON,
+    "summary_end_time": LATER,
+    "in_flight": {
+        "requests": 3,
+        "ages_ms": {"le": [100.0, 1000.0, 10_000.0, None], "counts": [2, 3, 3, 3]},
+    },
+    "generate_timeout_seconds": 120.0,
+}
+
+
+@operation(
+    "GET",
+    "/v1/deployments/{deployment_id}/metrics",
+    scope="metrics:read",
+    example=Example(reply=EXAMPLE_METRICS),
+)
 def get_deployment_metrics(
     deployment_id: DeploymentId,
     start_time: datetime | None = None,

@@ -18,7 +18,8 @@ from tuneship.contract.common import (
     Timestamp,
 )
 from tuneship.contract.errors import InvalidRequestError, ModelNotFound
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
@@ -74,7 +75,45 @@ class ModelLimits(Reply):
     ]
 
 
-@operation("GET", "/v1/models", scope="models:read", headers=("X-API-Profile",))
+# Examples of the OpenAPI document.
+EXAMPLE_BASE: dict[str, Any] = {
+    "id": BASE,
+    "name": "tuneship tiny",
+    "version": "1",
+    "description": "A small model that trains on a laptop.",
+    "parameters": 1_016_000,
+    "context_length": 512,
+    "supported_fine_tuning": True,
+    "base_model": None,
+    "fine_tuning_job_id": None,
+    "created_at": None,
+    "fine_tuning_method": None,
+    "tags": {},
+}
+
+EXAMPLE_TUNED = {
+    **EXAMPLE_BASE,
+    "id": MODEL,
+    "name": "icd-chapters",
+    "description": "",
+    "supported_fine_tuning": False,
+    "base_model": BASE,
+    "fine_tuning_job_id": JOB,
+    "created_at": LATER,
+    "fine_tuning_method": "lora",
+    "tags": TAGS,
+}
+
+
+@operation(
+    "GET",
+    "/v1/models",
+    scope="models:read",
+    headers=("X-API-Profile",),
+    example=Example(
+        reply={"models": [EXAMPLE_BASE, EXAMPLE_TUNED], "pagination": {**PAGE, "total": 2}}
+    ),
+)
 def list_models(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -92,6 +131,7 @@ def list_models(
     scope="models:read",
     refusals=(ModelNotFound,),
     headers=("X-API-Profile",),
+    example=Example(reply=EXAMPLE_TUNED),
 )
 def get_model(model_id: ModelId) -> Model:
     """Fetch one model, a base model or a fine-tuned one."""
@@ -99,7 +139,31 @@ def get_model(model_id: ModelId) -> Model:
 
 
 @operation(
-    "GET", "/v1/models/{model_id:path}/limits", scope="models:read", refusals=(ModelNotFound,)
+    "GET",
+    "/v1/models/{model_id:path}/limits",
+    scope="models:read",
+    refusals=(ModelNotFound,),
+    example=Example(
+        reply={
+            "id": BASE,
+            "fine_tuning_methods": ["lora"],
+            "hyperparameters": {
+                "learning_rate": {
+                    "type": "number",
+                    "min": 0.0,
+                    "max": 1.0,
+                    "exclusive_min": True,
+                    "exclusive_max": False,
+                    "default": 0.0002,
+                    "auto": True,
+                    "description": "",
+                }
+            },
+            "target_modules": ["q_proj", "v_proj"],
+            "context_length": 512,
+            "max_output_tokens": 512,
+        }
+    ),
 )
 def get_model_limits(model_id: ModelId) -> ModelLimits:
     """Bounds and defaults of everything that may be asked of a model."""
@@ -111,6 +175,7 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
     "/v1/models/{model_id:path}",
     scope="models:write",
     refusals=(ModelNotFound, (InvalidRequestError, 409)),
+    example=Example(reply={"id": MODEL, "deleted": True}),
 )
 def delete_model(model_id: ModelId) -> Deleted:
     """Delete a fine-tuned model and its files; one that a deployment names is kept."""

@@ -1,50 +1,22 @@
 """The OpenAPI 3.1 document, made from the declared operations alone: `document()`.
 
-Nothing is guessed by a web framework: parameters, bodies and replies are the signatures in `contract/<resource>.py`,
-examples stand in `openapi_examples.py`, refusals follow from method, path and body plus what an operation names.
-`tuneship openapi` prints it, `/openapi.json` serves it, `docs/openapi.json` is the snapshot. How models become schemas:
-`openapi_schemas.py`.
+No web framework guesses anything: parameters, bodies, replies and examples are those of the declarations in
+`contract/<resource>.py`; refusals follow from method, path and body, plus those that an operation names. `tuneship
+openapi` prints the document, `/openapi.json` serves it, and `docs/openapi.json` is the snapshot. How models become
+schemas: `openapi_schemas.py`.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuneship.contract import (
-    audit,
-    datasets,
-    deployments,
-    endpoints,
-    events,
-    generation,
-    instances,
-    jobs,
-    metrics,
-    models,
-    webhooks,
-)
-from tuneship.contract.errors import BY_CODE, ApiError
-from tuneship.contract.openapi_examples import EXAMPLES, Example, refusal_example
+from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
+from tuneship.contract.examples import PATH_VALUES, REQUEST
 from tuneship.contract.openapi_schemas import Schemas, without_references
-from tuneship.contract.openapi_story import PATH_VALUES
 from tuneship.contract.operation import CREATED, DECLARED, Operation, Refusal
+from tuneship.contract.resources import SECTIONS
 
 Json = dict[str, Any]
-
-# Every file of the contract that declares operations, in reading order.
-TAGS = {
-    datasets: "Upload, validate, list, fetch, merge and delete training data.",
-    jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
-    models: "Base models and fine-tuned ones.",
-    deployments: "Models that answer requests.",
-    metrics: "Latency, throughput, errors and tokens of a deployment.",
-    endpoints: "Addresses in front of deployments; canary endpoints split their traffic.",
-    generation: "Text from a deployment or through an endpoint.",
-    webhooks: "Receivers of events, and what became of each event there.",
-    events: "What happened in the last 30 days.",
-    instances: "Where work can run.",
-    audit: "Who did what, sealed row by row.",
-}
 
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
@@ -164,7 +136,7 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
 
 
 def _tags() -> dict[str, str]:
-    return {module.__name__.rpartition(".")[2]: text for module, text in TAGS.items()}
+    return {module.__name__.rpartition(".")[2]: text for module, text in SECTIONS.items()}
 
 
 def _header(name: str) -> Json:
@@ -221,7 +193,6 @@ class _OperationEntry:
         self._schemas = schemas
         self._status = status
         self._has_etag = has_etag
-        self._example = EXAMPLES.get(operation.name, Example())
 
     def as_json(self, shared_responses: dict[str, Json]) -> Json:
         operation = self._operation
@@ -278,9 +249,9 @@ class _OperationEntry:
         operation = self._operation
         schema, required = self._schemas.body_of(operation)
         content: Json = {"schema": schema}
-        if self._example.requests:
+        if operation.example.requests:
             content["examples"] = {
-                name: {"value": value} for name, value in self._example.requests.items()
+                name: {"value": value} for name, value in operation.example.requests.items()
             }
         if operation.is_form:
             content["encoding"] = {"file": {"contentType": "application/jsonl"}}
@@ -292,12 +263,12 @@ class _OperationEntry:
     def _reply(self) -> Json:
         operation = self._operation
         content: Json = {"schema": self._schemas.reply_of(operation)}
-        if self._example.reply is not None:
-            content["example"] = self._example.reply
+        if operation.example.reply is not None:
+            content["example"] = operation.example.reply
         media: Json = {"application/json": content}
         if operation.may_stream:
             for name, schema in self._schemas.frames_of(operation).items():
-                media[name] = {"schema": schema, "example": self._example.streams.get(name)}
+                media[name] = {"schema": schema, "example": operation.example.streams.get(name)}
         return {
             "description": PHRASES[self._status],
             "headers": _header_references([*ON_EVERY_ANSWER, *self._reply_headers()]),
@@ -336,6 +307,27 @@ def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Js
     return {"$ref": f"#/components/responses/{name}"}
 
 
+REFUSAL_TEXTS = {
+    ("validation_error", 422): ("limit must be between 1 and 100", "limit"),
+    ("invalid_request_error", 408): ("the body did not come in time", None),
+    ("invalid_request_error", 409): ("the state of the resource does not allow this", None),
+    ("invalid_request_error", 412): ("the record has changed since it was read", None),
+    ("invalid_request_error", 413): ("the body is larger than 1 MiB", None),
+    ("invalid_request_error", 414): ("the address is longer than 8 KiB", None),
+    ("invalid_request_error", 415): ("the body must be application/json in UTF-8", None),
+    ("invalid_request_error", 431): ("the headers are larger than 16 KiB", None),
+    ("internal_error", 503): ("the database or the disk is not available", None),
+}
+
+
+def _refusal_example(kind: type[ApiError], status: int) -> Json:
+    """The error body of such a refusal."""
+    usual = (kind.__doc__ or "").partition("\n")[0].removesuffix(".").lower()
+    message, param = REFUSAL_TEXTS.get((kind.code, status), (usual, None))
+    details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
+    return kind(message, param=param, details=details, status=status).as_json(REQUEST)
+
+
 def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
     headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
@@ -350,7 +342,7 @@ def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/Error"},
                 "examples": {
-                    code: {"value": refusal_example(kind, status)} for code, kind in kinds.items()
+                    code: {"value": _refusal_example(kind, status)} for code, kind in kinds.items()
                 },
             }
         },

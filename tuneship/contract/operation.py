@@ -15,7 +15,7 @@ form that mypy, pyright and ty all accept. Pure: no I/O here. Next: `contract/op
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, BinaryIO, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
@@ -54,6 +54,20 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What the OpenAPI document shows of an operation.
+
+    A test sends every request through the models and reads every reply back, so an example cannot drift from them.
+    """
+
+    requests: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Bodies that may be sent, by name; the file of a form is its text."""
+    reply: Any = None
+    streams: dict[str, str] = field(default_factory=dict[str, str])
+    """Streamed answers, by media type."""
+
+
+@dataclass(frozen=True)
 class Operation(Generic[P, R]):
     """A declared API call with parameters `P` and reply `R`."""
 
@@ -64,6 +78,7 @@ class Operation(Generic[P, R]):
     refusals: tuple[Refusal, ...]
     """Refusals that only this operation's rules bring; those that method, path and body bring are not repeated."""
     headers: tuple[RequestHeader, ...]
+    example: Example
     declaration: Callable[P, R]
 
     @property
@@ -189,7 +204,7 @@ def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
     return [(name, str(value))]
 
 
-def operation(
+def operation(  # noqa: PLR0913 - everything that a declaration says
     method: Method,
     path: str,
     *,
@@ -197,6 +212,7 @@ def operation(
     status: int = 200,
     refusals: tuple[Refusal, ...] = (),
     headers: tuple[RequestHeader, ...] = (),
+    example: Example = Example(),
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Declare the decorated signature as an API operation (see the module's docstring).
 
@@ -211,6 +227,7 @@ def operation(
             status=status,
             refusals=refusals,
             headers=headers,
+            example=example,
             declaration=declaration,
         )
         DECLARED.append(declared)

@@ -28,7 +28,8 @@ from tuneship.contract.common import (
 )
 from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
 from tuneship.contract.events import Kind, Subscription
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import EVENT, LATER, NOON, NOON_MS, PAGE, WEBHOOK
+from tuneship.contract.operation import Example, operation
 from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Url = Annotated[
@@ -166,49 +167,121 @@ class Replayed(Reply):
 INACTIVE = ((InvalidRequestError, 409),)
 
 
-@operation("POST", "/v1/webhooks", scope="webhooks:write", status=201, refusals=(QuotaExceeded,))
+# Examples of the OpenAPI document.
+EXAMPLE_WEBHOOK = {
+    "id": WEBHOOK,
+    "url": "https://hooks.example.com/tuneship",
+    "events": ["fine_tuning.job.*", "deployment.error"],
+    "description": "Pages the one on duty.",
+    "active": True,
+    "created_at": NOON,
+    "updated_at": NOON,
+}
+
+EXAMPLE_SECRET = {"secret": "whsec_" + "A" * 43 + "="}
+
+EXAMPLE_DELIVERY = {
+    "event_id": EVENT,
+    "type": "fine_tuning.job.succeeded",
+    "status": "delivered",
+    "attempts": 1,
+    "response_status": 204,
+    "failure": None,
+    "next_attempt_at": None,
+    "created_at": NOON_MS,
+    "updated_at": NOON_MS,
+}
+
+
+@operation(
+    "POST",
+    "/v1/webhooks",
+    scope="webhooks:write",
+    status=201,
+    refusals=(QuotaExceeded,),
+    example=Example(
+        {"jobs": {"url": EXAMPLE_WEBHOOK["url"], "events": EXAMPLE_WEBHOOK["events"]}},
+        {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET},
+    ),
+)
 def create_webhook(webhook: WebhookCreate) -> WebhookSecret:
     """Register a receiver; the answer holds its secret, once (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks",
+    scope="webhooks:read",
+    example=Example(reply={"webhooks": [EXAMPLE_WEBHOOK], "pagination": PAGE}),
+)
 def list_webhooks(limit: Limit = 20, offset: Offset = 0) -> WebhookPage:
     """List receivers, newest first (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks/{webhook_id}", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:read",
+    example=Example(reply=EXAMPLE_WEBHOOK),
+)
 def get_webhook(webhook_id: WebhookId) -> Webhook:
     """Fetch one receiver (additive)."""
     raise NotImplementedError
 
 
-@operation("PATCH", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+@operation(
+    "PATCH",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:write",
+    example=Example({"switch off": {"active": False}}, {**EXAMPLE_WEBHOOK, "active": False}),
+)
 def update_webhook(webhook_id: WebhookId, update: WebhookUpdate) -> Webhook:
     """Change address, events or description, or switch it on and off (additive)."""
     raise NotImplementedError
 
 
-@operation("DELETE", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+@operation(
+    "DELETE",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:write",
+    example=Example(reply={"id": WEBHOOK, "deleted": True}),
+)
 def delete_webhook(webhook_id: WebhookId) -> Deleted:
     """Forget a receiver (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/rotate-secret", scope="webhooks:write")
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/rotate-secret",
+    scope="webhooks:write",
+    example=Example({"a day": {"overlap_hours": 24}}, {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET}),
+)
 def rotate_webhook_secret(webhook_id: WebhookId, rotation: SecretRotation) -> WebhookSecret:
     """Make a new secret; the old one signs too for a while (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/test", scope="webhooks:write", refusals=INACTIVE)
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/test",
+    scope="webhooks:write",
+    refusals=INACTIVE,
+    example=Example({"a job": {"type": "fine_tuning.job.succeeded"}}, EXAMPLE_DELIVERY),
+)
 def send_test_event(webhook_id: WebhookId, test: WebhookTest) -> Delivery:
     """Send a test event to this receiver only (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks/{webhook_id}/deliveries", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks/{webhook_id}/deliveries",
+    scope="webhooks:read",
+    example=Example(reply={"deliveries": [EXAMPLE_DELIVERY], "pagination": PAGE}),
+)
 def list_webhook_deliveries(
     webhook_id: WebhookId,
     limit: Limit = 20,
@@ -224,13 +297,23 @@ def list_webhook_deliveries(
     "/v1/webhooks/{webhook_id}/deliveries/{event_id}/retry",
     scope="webhooks:write",
     refusals=INACTIVE,
+    example=Example(reply={**EXAMPLE_DELIVERY, "status": "pending", "response_status": None}),
 )
 def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery:
     """Send one event again, with all its tries (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/replay", scope="webhooks:write", refusals=INACTIVE)
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/replay",
+    scope="webhooks:write",
+    refusals=INACTIVE,
+    example=Example(
+        {"what died": {"since": NOON, "until": LATER, "status": "dead"}},
+        {"id": WEBHOOK, "replayed": 3},
+    ),
+)
 def replay_webhook(webhook_id: WebhookId, replay: Replay) -> Replayed:
     """Send again what happened between two moments (additive); by default what died in the last 30 days."""
     raise NotImplementedError

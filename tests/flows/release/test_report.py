@@ -18,7 +18,7 @@ from flows.release.step_load import ArmLoad, explained, loads_by_step
 from flows.rollout.page import page
 from flows.rollout.result import Change, result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
-from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
 from tuneship.gates.series import read_series
 
