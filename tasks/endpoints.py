@@ -10,13 +10,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.create_once import once
+from tasks.create_once import CREATES, once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     CanaryEndpointCreate,
     CanaryEndpointPage,
     CanaryEndpointUpdate,
-    EndpointDeleted,
+    Endpoint,
+    EndpointCreate,
     LeaseRenewal,
     LeaseRequest,
     Member,
@@ -44,6 +45,13 @@ def create_canary_endpoint(name: str, split: Mapping[str, int], run_key: str) ->
     return client.canary_endpoints.create(wanted)
 
 
+@task(**CREATES, task_run_name="create-endpoint-{endpoint.name}")
+def create_endpoint(endpoint: EndpointCreate, run_key: str) -> Endpoint:
+    """Make an endpoint that does not split its traffic, once for this run."""
+    content = endpoint.model_dump(mode="json")
+    return once(run_key, "create_endpoint", content).endpoints.create(endpoint)
+
+
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-canary-endpoint-{endpoint_id}")
 def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
     """Read the split, its version and its lease."""
@@ -61,12 +69,6 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
 def every_canary_endpoint() -> list[CanaryEndpoint]:
     """All endpoints of this key's tenant, page by page: as many calls as there are pages, so it is no task."""
     return list(api().with_options(timeout_s=CONTROL_TIMEOUT_S).canary_endpoints.iterate())
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-canary-endpoint-{endpoint_id}")
-def delete_canary_endpoint(endpoint_id: str) -> EndpointDeleted:
-    """Remove the endpoint; its deployments stay."""
-    return api().canary_endpoints.delete(endpoint_id)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="shift-{percentage}%")

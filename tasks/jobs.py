@@ -15,21 +15,18 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_logger
 
-from tasks.api import POLL_TRIES, RETRIES, api
+from tasks.api import POLL_TRIES, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
+from tasks.factory import task_of
 from tasks.progress import report
 from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
-from tuneship.contract.common import Tags
+from tuneship.contract import jobs
 from tuneship.contract.jobs import (
     ENDED,
     Job,
-    JobCancelled,
     JobCreate,
     JobCreated,
-    JobLogEntry,
     JobMetrics,
-    JobStatus,
-    JobSummary,
 )
 
 POLL_SECONDS = 1.0
@@ -63,36 +60,10 @@ def create_job(job: JobCreate, run_key: str) -> JobCreated:
     return once(*create).jobs.create(job.model_copy(update={"tags": {**job.tags, **tags}}))
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{job_id}")
-def get_job(job_id: str) -> Job:
-    """Fetch a job."""
-    return api().jobs.get(job_id)
+get_job = task_of(jobs.get_job)
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-jobs")
-def list_jobs(
-    status: JobStatus | None = None, base_model: str | None = None, tags: Tags | None = None
-) -> list[JobSummary]:
-    """Every job of this client, all pages, newest first."""
-    return list(api().jobs.iterate(limit=100, status=status, base_model=base_model, tags=tags))
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="metrics-{job_id}")
-def get_job_metrics(job_id: str) -> JobMetrics:
-    """Fetch losses and accuracy by step."""
-    return api().jobs.metrics(job_id)
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="logs-{job_id}")
-def get_job_logs(job_id: str, after: str | None = None) -> list[JobLogEntry]:
-    """Fetch the next page of a job's log."""
-    return api().jobs.logs(job_id, limit=1000, after=after).logs
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="cancel-{job_id}")
-def cancel_job(job_id: str) -> JobCancelled:
-    """Stop a job."""
-    return api().jobs.cancel(job_id)
+get_job_metrics = task_of(jobs.get_job_metrics)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{job_id}")

@@ -48,7 +48,7 @@ class Prepared:
 def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
     """The same data with every file and dataset by its name. Raises `BadInput` where nothing matches."""
     files = list(dict.fromkeys(file for name in data.files for file in _matching(name)))
-    tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
+    tagged = list_datasets(format=data.format, tags=data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
     usable = [
         one.id
@@ -134,7 +134,7 @@ def _told(file: Path, problem: LineProblem) -> str:
 
 def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
     """The dataset with this file's content: one that the service has, or a new one."""
-    for known in list_datasets(dataset_format, {CONTENT_TAG: digest}):
+    for known in list_datasets(format=dataset_format, tags={CONTENT_TAG: digest}):
         if known.status == DatasetStatus.PROCESSED:
             get_run_logger().info("%s is dataset %s already", file.name, known.id)
             return known.id

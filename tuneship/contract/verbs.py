@@ -130,8 +130,11 @@ class Pages(Generic[P, T]):
         client = resource.client
 
         def walk(*args: P.args, **kwargs: P.kwargs) -> Any:
-            # By name, because the walk replaces single arguments from page to page.
-            signature = inspect.signature(self.paged.operation.declaration)
-            return client.walk(self.paged, signature.bind(*args, **kwargs).arguments)
+            return client.walk(self.paged, self.arguments(*args, **kwargs))
 
         return walk
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The arguments by name: a walk replaces single ones from page to page."""
+        signature = inspect.signature(self.paged.operation.declaration)
+        return signature.bind(*args, **kwargs).arguments
