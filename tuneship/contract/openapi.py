@@ -216,13 +216,8 @@ class _OperationEntry:
     def _path(self) -> Iterable[Json]:
         for name in self._operation.path_parameters:
             schema = self._schemas.path_of(self._operation, name)
-            yield {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "schema": schema,
-                "example": PATH_VALUES[name],
-            }
+            example = {"example": PATH_VALUES[name]} if name in PATH_VALUES else {}
+            yield {"name": name, "in": "path", "required": True, "schema": schema, **example}
 
     def _query(self) -> Iterable[Json]:
         for name, told in self._schemas.query_of(self._operation).items():
