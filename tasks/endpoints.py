@@ -1,7 +1,7 @@
 """Canary endpoints: find, create, read, change the split, renew the lease. One task is one API operation.
 
-A change of the split is sent once, with `If-Match` and without an idempotency key: what a lost answer means is known
-only to who can read the split back (`flows/rollout/split.py`).
+A change of the split is sent once, with `If-Match` and without an idempotency key: after a lost answer, the caller reads
+the split back (`flows/rollout/split.py`).
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from tuneship.contract.endpoints import (
     Member,
 )
 
-# A rollout must go back within a minute of deciding to, so it never waits long for one answer.
+# A rollout must roll back within a minute of the decision, so it never waits long for one answer.
 CONTROL_TIMEOUT_S = 10.0
-# Of an answer that comes byte by byte, and of reading again.
+# For an answer that comes byte by byte, and for retries of a read.
 CONTROL_DEADLINE_S = 30.0
-# How a server refuses that does not offer an operation. 404 may also mean that there is no such
+# Statuses of a server that does not offer an operation. 404 may also mean that there is no such
 # resource.
 NO_SUCH_ROUTE = (404, 405, 501)
 
@@ -61,7 +61,7 @@ def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-canary-endpoints-{name}")
 def list_canary_endpoints(name: str) -> CanaryEndpointPage:
-    """The endpoints with exactly this name: one or none."""
+    """List the endpoints with exactly this name: one or none."""
     client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.list(name=name)
 
@@ -91,6 +91,6 @@ def update_canary_endpoint(
 
 @task(cache_policy=NO_CACHE, task_run_name="renew-lease-{endpoint_id}")
 def renew_canary_lease(endpoint_id: str, seconds: int) -> CanaryEndpoint:
-    """Keep the split for so many more seconds; 0 ends the lease. Asked once: the next look is the retry."""
+    """Keep the split for this many more seconds; 0 ends the lease. Sent once: the next look is the retry."""
     client = api(CONTROL_DEADLINE_S).with_options(tries=1, timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.renew_lease(endpoint_id, LeaseRenewal(seconds=seconds))

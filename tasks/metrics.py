@@ -22,16 +22,15 @@ def get_deployment_metrics(
     end_time: datetime | None = None,
     endpoint_id: str | None = None,
 ) -> dict[str, Any]:
-    """The answer as plain JSON values, asked for twice at most and without a pause: the next look is the retry.
+    """The answer as plain JSON values, requested twice at most and without a pause: the next look is the retry.
 
-    What is asked to wait (`Retry-After`) waits for the next look.
-
-    Plain values, because the gates read every server's series, also what ours would never send. `endpoint_id` leaves
-    out what the deployment served elsewhere; only our service knows it.
+    A request that gets a `Retry-After` is not repeated before the next look. The values are plain because the gates
+    read every server's series, also those that ours would never send. `endpoint_id` leaves out the traffic that the
+    deployment got from elsewhere; only our service knows this parameter.
     """
     client = api(METRICS_DEADLINE_S).with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
 
-    def ask() -> dict[str, Any]:
+    def request() -> dict[str, Any]:
         answer = client.deployments.metrics(
             deployment_id,
             start_time=start_time,
@@ -42,8 +41,8 @@ def get_deployment_metrics(
         return answer.model_dump(mode="json")
 
     try:
-        return ask()
+        return request()
     except TuneshipError as error:
         if not error.retryable or (isinstance(error, ApiError) and error.retry_after):
             raise
-    return ask()
+    return request()

@@ -1,4 +1,4 @@
-"""Webhooks and events: who is told of what, and what has happened. A secret is shown once and is never stored here."""
+"""Webhooks: tasks whose answer holds a signing secret. It is shown once and is never stored here."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tuneship.contract.webhooks import (
     WebhookSecret,
 )
 
-# Options of the tasks whose answer holds a signing secret: Prefect must not write it anywhere.
+# Prefect must not write the secret anywhere.
 SECRET: dict[str, Any] = {**RETRIES, "cache_policy": NO_CACHE, "persist_result": False}
 
 

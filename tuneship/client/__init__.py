@@ -1,6 +1,6 @@
 """The typed client: `client.jobs.create(JobCreate(...))`, sync (`Client`) and async (`AsyncClient`) from one core.
 
-What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `core.py` is the core.
+Operations and their verbs are declared in `tuneship/contract/`; `core.py` decides about retries, errors and replies.
 """
 
 from tuneship.client.base import Options, base_url

@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` share: settings, options, deadlines, and how a call becomes an httpx request."""
+"""The part of both clients without I/O: settings, options, deadlines, and how a call becomes a request."""
 
 import json
 import math
@@ -32,7 +32,7 @@ ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-en
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller may set for a call beside its arguments."""
+    """Settings of a call beside its arguments."""
 
     idempotency_key: str | None = None
     """None: creates, and changes that may be tried again, get a key of their own for each call."""
