@@ -1,7 +1,7 @@
 """Canary endpoints: find, create, read, change the split, renew the lease. One task is one API operation.
 
-A change of the split is sent once, with `If-Match` and without an idempotency key: after a lost answer, the caller reads
-the split back (`flows/rollout/split.py`).
+A change of the split is sent once, with `If-Match` and without an idempotency key. After a lost answer, the caller
+reads the split back (`flows/rollout/split.py`).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The audit log on the wire (additive): who did what to which resource of this tenant, with what outcome.
 
 Changes are always in it. With `security_settings.audit_logging` a job's or deployment's reads, generations and refusals
-are too, each committed before its answer is given. Entries hold ids, counts and the service's own words; no text.
+are in it, too, each committed before its answer is sent. Entries hold ids, counts and the service's own words; no text.
 """
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
@@ -14,7 +14,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 class AuditEntry(Reply):
     """One answer of the service. `seq` numbers the rows of all tenants; `key_id` is the public part of the API key.
 
-    Token counts are those of a generation. One that streams has two entries: at its start, and with counts at its end.
+    Generations have token counts. A streamed one has two entries: one at its start, one with the counts at its end.
     """
 
     seq: int
@@ -61,7 +61,7 @@ class AuditPage(Reply):
     ),
 )
 def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
-    """What was done in this tenant's name, oldest first (additive). Nothing is ever removed."""
+    """List the actions in this tenant's name, oldest first (additive). Entries are never removed."""
     raise NotImplementedError
 
 

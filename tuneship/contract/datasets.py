@@ -32,7 +32,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class DatasetStatus(StrEnum):
-    """A small file is processed while its upload is answered; a big one is first `processing`, then may be `failed`."""
+    """A small file is processed before its upload is answered; a big one is first `processing`, then may fail."""
 
     UPLOADED = "uploaded"
     PROCESSING = "processing"
@@ -41,7 +41,7 @@ class DatasetStatus(StrEnum):
 
 
 def _not_yet(value: object) -> object:
-    """What is planned and not built is told apart from what is no format. Messages never quote what was sent."""
+    """Refuse a format that is planned and not built with a message of its own."""
     if value == "preference":
         raise ValueError(
             "must be instruction or conversation: the format for dpo is not available yet"
@@ -50,7 +50,7 @@ def _not_yet(value: object) -> object:
 
 
 def _without_nul(text: str) -> str:
-    """A form is no JSON, where U+0000 is refused for every field; one of the databases cannot hold it."""
+    """Refuse U+0000, which PostgreSQL cannot store. JSON bodies are checked as a whole; a form is not JSON."""
     if "\x00" in text:
         raise ValueError("must not hold the character U+0000")
     return text
@@ -61,14 +61,14 @@ Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul
 
 
 class DatasetValidate(CreateRequest):
-    """The form of validate, beside its `file`. `base_model`: whose tokenizer counts (additive)."""
+    """The form of validate, beside its `file`. `base_model` chooses the tokenizer that counts (additive)."""
 
     format: UploadFormat
     base_model: ModelId | None = None
 
 
 class DatasetUpload(CreateRequest):
-    """The form of upload, beside its `file`; `tags` travels as JSON text. `base_model`: whose tokenizer counts."""
+    """The form of upload, beside its `file`. `tags` is JSON text; `base_model` chooses the tokenizer that counts."""
 
     name: Name
     format: UploadFormat
@@ -87,7 +87,7 @@ class DatasetMerge(CreateRequest):
 
 
 class TokenDistribution(Reply):
-    """Tokens of the assistant's turns, and of all others; the template is not counted."""
+    """Tokens of the assistant's turns, and of all other turns. The template is not counted."""
 
     prompt_tokens: int
     response_tokens: int
@@ -108,7 +108,7 @@ class DatasetSummary(Reply):
 
 
 class LineProblem(Reply):
-    """One problem of a file: physical line from 1 (null: the whole file), field, code; never the text."""
+    """One problem of a file: line from 1 (null: the whole file), field, code. It never quotes the text."""
 
     line: int | None
     field: str | None
@@ -117,7 +117,7 @@ class LineProblem(Reply):
 
 
 class DatasetCreated(DatasetSummary):
-    """A dataset as upload and merge answer it. A big one is `processing`: its counts are 0 until it is `processed`."""
+    """A dataset in the reply to upload and merge. The counts of a big one are 0 until it is `processed`."""
 
     description: str = ""
     tokenizer: Annotated[
@@ -142,7 +142,7 @@ class DatasetFailure(Reply):
 
 
 class Dataset(DatasetCreated):
-    """A dataset as get answers it."""
+    """A dataset in the reply to get."""
 
     token_distribution: TokenDistribution
     error: Annotated[DatasetFailure | None, Field(exclude_if=absent)] = None
@@ -156,7 +156,7 @@ class DatasetPage(Reply):
 
 
 class FormatDetails(Reply):
-    """What the lines hold."""
+    """The format and the fields of the lines."""
 
     format: str
     has_instructions: bool
@@ -164,7 +164,7 @@ class FormatDetails(Reply):
 
 
 class DatasetValidation(Reply):
-    """The verdict on a file. A bad file is an answer, not an error."""
+    """The result of checking a file. A bad file is an answer, not an error."""
 
     is_valid: bool
     num_examples: int

@@ -40,7 +40,7 @@ class LogContinuation(Reply):
 
 
 class DeploymentLogs(Reply):
-    """One page of a deployment's log, in the order that was asked for."""
+    """One page of a deployment's log, in the requested order."""
 
     logs: list[DeploymentLogEntry]
     pagination: LogContinuation

@@ -1,7 +1,7 @@
 """Deployments on the wire (§2.4, §3, §4.4, §4.5, §4.9): create, get, list, update, delete, logs.
 
-The answers here are the superset of both references (profile `auto`); what a strict client sees of them instead is
-said in `tuneship/service/http/profiles.py`.
+The replies hold the fields of both references (profile `auto`); `tuneship/service/http/profiles.py` reduces them for a
+client that asks for one reference.
 """
 
 from datetime import datetime
@@ -59,26 +59,15 @@ class DeploymentStatus(StrEnum):
     DELETED = "deleted"
 
 
+# The moves of a deployment that serves, and of one that is being started or changed.
+_FROM_RUNNING = frozenset(
+    {DeploymentStatus.UPDATING, DeploymentStatus.FAILED, DeploymentStatus.DELETING}
+)
+_FROM_STARTING = _FROM_RUNNING | {DeploymentStatus.RUNNING}
 MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
-    DeploymentStatus.CREATING: frozenset(
-        {
-            DeploymentStatus.RUNNING,
-            DeploymentStatus.FAILED,
-            DeploymentStatus.UPDATING,
-            DeploymentStatus.DELETING,
-        }
-    ),
-    DeploymentStatus.RUNNING: frozenset(
-        {DeploymentStatus.UPDATING, DeploymentStatus.FAILED, DeploymentStatus.DELETING}
-    ),
-    DeploymentStatus.UPDATING: frozenset(
-        {
-            DeploymentStatus.RUNNING,
-            DeploymentStatus.FAILED,
-            DeploymentStatus.UPDATING,
-            DeploymentStatus.DELETING,
-        }
-    ),
+    DeploymentStatus.CREATING: _FROM_STARTING,
+    DeploymentStatus.RUNNING: _FROM_RUNNING,
+    DeploymentStatus.UPDATING: _FROM_STARTING,
     DeploymentStatus.FAILED: frozenset({DeploymentStatus.UPDATING, DeploymentStatus.DELETING}),
     DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
     DeploymentStatus.DELETED: frozenset(),
@@ -89,7 +78,7 @@ LIVE = frozenset(MOVES) - GONE
 
 
 class ModelConfiguration(Request):
-    """Limits and defaults of generation; null resets a field to the model's own (update only)."""
+    """Limits and defaults of generation. In an update, null resets a field to the model's own value."""
 
     context_length: Annotated[int | None, Field(ge=1)] = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -98,7 +87,7 @@ class ModelConfiguration(Request):
 
 
 class VpcConfig(CreateRequest):
-    """Stored and answered; on one's own machine there is no VPC, so it has no effect."""
+    """A VPC configuration. It is stored and returned, but has no effect on one's own machine, which has no VPC."""
 
     subnet_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list[str])
     security_group_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(
@@ -120,10 +109,12 @@ class DeploymentSecuritySettings(CreateRequest):
 
 
 def _by_either_name(schema: dict[str, Any]) -> None:
-    """The short reference says `model_id`: one of the two names is required."""
+    """Add `model_id`, the short reference's name of `model_name`; one of the two is required."""
     schema["properties"]["model_id"] = schema["properties"]["model_name"] | {"title": "Model Id"}
     schema["required"].remove("model_name")
-    schema["if"] = {"required": ["model_id"]}  # said so, generators still see one class
+    schema["if"] = {
+        "required": ["model_id"]
+    }  # written this way, code generators still see one class
     schema["else"] = {"required": ["model_name"]}
 
 
@@ -181,7 +172,7 @@ CREATE_ONLY = (
 
 
 class DeploymentUpdate(Request):
-    """A merge patch (RFC 7396): what is not sent stays; null removes a tag or resets a `model_config` field."""
+    """A merge patch (RFC 7396): fields that are not sent stay; null removes a tag or resets a `model_config` field."""
 
     deployment_name: Name | None = None
     min_replicas: Replicas | None = None
@@ -204,7 +195,7 @@ class DeploymentUpdate(Request):
 
 
 class DeploymentListItem(Reply):
-    """A deployment in a list, and the root of every other form. Both references' names are answered (§4.9)."""
+    """A deployment in a list, and the base of its other forms. It has the names of both references (§4.9)."""
 
     id: Annotated[str, Field(validation_alias=AliasChoices("id", "deployment_id"))]
     model_name: Annotated[str, Field(validation_alias=AliasChoices("model_name", "model_id"))]
@@ -231,7 +222,7 @@ class DeploymentListItem(Reply):
 
 
 class DeploymentUpdated(DeploymentListItem):
-    """A deployment as update answers it."""
+    """A deployment in the reply to update."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -242,7 +233,7 @@ class DeploymentUpdated(DeploymentListItem):
 
 
 class DeploymentCreated(DeploymentListItem):
-    """A deployment as create answers it."""
+    """A deployment in the reply to create."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -265,7 +256,7 @@ class DeploymentFailure(Reply):
 
 
 class Deployment(DeploymentCreated):
-    """A deployment as get answers it."""
+    """A deployment in the reply to get."""
 
     current_replicas: int = 0
     generation: Annotated[dict[str, Any], Field(alias="model_config")] = Field(
@@ -389,7 +380,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     after: LogToken | None = None,
     cursor: LogToken | None = None,
 ) -> DeploymentLogs:
-    """What happened to a deployment (§4.5). `next_token` (or `after`, `cursor`) continues what was asked for."""
+    """Read a deployment's log (§4.5). `next_token` (or `after`, `cursor`) continues behind the last page."""
     raise NotImplementedError
 
 

@@ -42,7 +42,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 
 class EndpointStatus(StrEnum):
-    """`inactive`: a member was deleted by force; the next valid update makes it active again."""
+    """States of an endpoint. `inactive`: a member was deleted by force; the next valid update activates it again."""
 
     ACTIVE = "active"
     INACTIVE = "inactive"
@@ -57,7 +57,7 @@ class EndpointCreate(CreateRequest):
 
 
 class EndpointUpdate(Request):
-    """What changes; a new `deployment_id` is an atomic cut-over."""
+    """A change of an endpoint; a new `deployment_id` is an atomic cut-over."""
 
     name: Name | None = None
     deployment_id: DeploymentId | None = None
@@ -84,7 +84,7 @@ class EndpointPage(Reply):
 
 
 class EndpointDeleted(Deleted):
-    """The same, for both kinds; the deployments stay as they are."""
+    """The reply to a delete of either kind of endpoint; the deployments stay as they are."""
 
     status: Literal["deleted"] = "deleted"
 
@@ -96,7 +96,7 @@ class Member(CreateRequest):
     traffic_percentage: Annotated[int, Field(ge=0, le=100)]
 
 
-def _whole(members: list[Member]) -> list[Member]:
+def _complete(members: list[Member]) -> list[Member]:
     if len({member.id for member in members}) != len(members):
         raise ValueError("must name different deployments")
     total = sum(member.traffic_percentage for member in members)
@@ -106,7 +106,7 @@ def _whole(members: list[Member]) -> list[Member]:
 
 
 # Different deployments whose shares sum to 100.
-Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_whole)]
+Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_complete)]
 
 
 class LeaseRequest(CreateRequest):
@@ -117,7 +117,7 @@ class LeaseRequest(CreateRequest):
 
 
 class CanaryEndpointUpdate(CreateRequest):
-    """The whole new split; without `lease` a running lease ends and the split stays."""
+    """The whole new split. Without `lease`, a running lease ends and the split stays."""
 
     deployments: Members
     lease: LeaseRequest | None = None
@@ -130,13 +130,13 @@ class CanaryEndpointCreate(CanaryEndpointUpdate):
 
 
 class LeaseRenewal(CreateRequest):
-    """0 ends the lease and keeps the split."""
+    """A renewal of the lease; 0 seconds end it and keep the split."""
 
     seconds: Annotated[int, Field(ge=0, le=604_800)]
 
 
 class MemberShare(Reply):
-    """One deployment's share, as answered."""
+    """One deployment's share of the traffic."""
 
     id: str
     traffic_percentage: int
@@ -257,7 +257,7 @@ def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = No
     ),
 )
 def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint:
-    """Rename an endpoint or cut it over to another deployment at once (additive); obeys `If-Match`."""
+    """Rename an endpoint or cut it over to another deployment at once (additive); respects `If-Match`."""
     raise NotImplementedError
 
 
@@ -282,7 +282,7 @@ def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     example=Example(
         {
             "split": {"name": "icd-release", "deployments": EXAMPLE_FALLBACK},
-            "with a way back": {
+            "with a lease": {
                 "name": "icd-release",
                 "deployments": EXAMPLE_SPLIT,
                 "lease": {"seconds": 120, "fallback": EXAMPLE_FALLBACK},
@@ -339,7 +339,7 @@ def list_canary_endpoints(
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
 ) -> CanaryEndpoint:
-    """Replace the whole split in one transaction (§4.6); `If-Match` refuses when somebody else was faster."""
+    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it when somebody else was faster."""
     raise NotImplementedError
 
 

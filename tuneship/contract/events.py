@@ -18,7 +18,7 @@ from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
-    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease has taken back."""
+    """The 16 kinds of §6, and (additive) a canary split that was reverted when its lease lapsed."""
 
     JOB_QUEUED = "fine_tuning.job.queued"
     JOB_STARTED = "fine_tuning.job.started"
@@ -40,12 +40,12 @@ class EventKind(StrEnum):
 
     @property
     def family(self) -> str:
-        """What it is about: `fine_tuning.job`, `dataset`, `deployment`, `canary_endpoint`; the payload's `object`."""
+        """Kind of the resource, e.g. `fine_tuning.job` or `dataset`; it is the payload's `object`."""
         return self.rpartition(".")[0]
 
 
 KINDS = tuple(str(kind) for kind in EventKind)
-# What a webhook may ask for: everything, a family, or one kind.
+# Subscriptions of a webhook: everything, a family, or one kind.
 SUBSCRIPTIONS = ("*", *sorted({f"{kind.family}.*" for kind in EventKind}), *KINDS)
 
 
@@ -128,12 +128,12 @@ EXAMPLE_EVENT = {
     example=Example(reply={"events": [EXAMPLE_EVENT], "pagination": {"after": "MTI4"}}),
 )
 def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
-    """What happened in the last 30 days, oldest first (additive): for those who cannot be called, or missed a call."""
+    """List the events of the last 30 days, oldest first (additive); for receivers that miss or cannot get calls."""
     raise NotImplementedError
 
 
 class Events(Resource[C_co]):
-    """What happened in the last 30 days."""
+    """Events of the last 30 days."""
 
     list = Verb(list_events)
     iterate = Pages(list_events, lambda page: page.events, by_after)

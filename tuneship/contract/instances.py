@@ -1,4 +1,4 @@
-"""Where work can run, on the wire: the instance types of `instance_type`."""
+"""Instance types on the wire: the values of `instance_type`."""
 
 from tuneship.contract.common import Reply
 from tuneship.contract.operation import Example, operation
@@ -6,7 +6,7 @@ from tuneship.contract.verbs import C_co, Resource, Verb
 
 
 class InstanceType(Reply):
-    """A kind of machine; what is not `available` here is refused with `instance_type_unavailable`."""
+    """A kind of machine. One that is not `available` is refused with `instance_type_unavailable`."""
 
     name: str
     compute_type: str
@@ -44,7 +44,7 @@ class InstanceTypes(Reply):
     ),
 )
 def list_instance_types() -> InstanceTypes:
-    """List the instance types and what this installation has of them."""
+    """List the instance types; those that this installation has are `available`."""
     raise NotImplementedError
 
 

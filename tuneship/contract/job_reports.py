@@ -1,4 +1,4 @@
-"""What a job reports while it trains, on the wire: its metrics by step, its log, and the stream of both."""
+"""Reports of a job on the wire: its metrics by step, its log, and the stream of both."""
 
 from typing import Annotated, Literal
 
@@ -31,7 +31,7 @@ class JobMetrics(Reply):
 
 
 class JobLogEntry(Reply):
-    """One line of a job's log; never text of a dataset."""
+    """One line of a job's log. It never holds text of a dataset."""
 
     timestamp: TimestampMs
     level: str
@@ -46,7 +46,7 @@ class JobStep(Reply):
     validation_loss: float
     learning_rate: float
     epoch: float
-    """Epochs done, as a fraction."""
+    """Epochs that are done, as a fraction."""
 
 
 class JobLogs(Reply):

@@ -69,7 +69,7 @@ Auto = Literal["auto"]
 
 
 class Hyperparameters(CreateRequest):
-    """How to train. The record always echoes the resolved values."""
+    """Hyperparameters of a job. The record always holds the resolved values."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = Field(
         default=2e-4, description="Highest step size, reached after the warm-up."
@@ -97,21 +97,26 @@ class Hyperparameters(CreateRequest):
         description="Layers that get such matrices; default: `all-linear`, every linear one.",
     )
     seed: Annotated[
-        int, Field(ge=0, le=2**31 - 1, description="Of first weights and order of examples.")
+        int,
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description="Seed of the initial weights and of the order of examples.",
+        ),
     ] = 42
     early_stopping_patience: Annotated[
         int | None,
         Field(
             ge=1,
             le=10_000,
-            description="The job ends after so many measurements in a row without a new lowest validation loss; "
+            description="The job ends after this many consecutive measurements without a new lowest validation loss; "
             "default: never early.",
         ),
     ] = None
 
 
 class ComputeConfig(CreateRequest):
-    """Where to train and for how long at most."""
+    """The machine to train on, and the longest time that training may take."""
 
     instance_type: Annotated[str, Field(min_length=1, max_length=64)] = "local"
     instance_count: Annotated[int, Field(ge=1, le=64)] = 1
@@ -128,7 +133,7 @@ class JobSecuritySettings(CreateRequest):
 
 
 FineTuningMethod = Literal["lora"]
-# Methods that clients of such services know and this release does not train.
+# Methods that other services of this kind have, and that this release does not train.
 NAMED_METHODS = frozenset({"full", "dpo"})
 
 
@@ -173,7 +178,7 @@ class JobCreate(CreateRequest):
 
 
 class JobError(Reply):
-    """Why a job failed: `code` is `fine_tuning_error`, `reason` one of a closed list."""
+    """The reason why a job failed: `code` is `fine_tuning_error`, `reason` is one of a closed list."""
 
     code: str
     reason: str
@@ -181,7 +186,7 @@ class JobError(Reply):
 
 
 class JobCreated(Reply):
-    """A job as create answers it; `security_settings` is not echoed (§2.1)."""
+    """A job in the reply to create; `security_settings` is not echoed (§2.1)."""
 
     id: str
     base_model: str
@@ -199,7 +204,7 @@ class JobCreated(Reply):
 
 
 class Job(JobCreated):
-    """A job as get answers it."""
+    """A job in the reply to get."""
 
     fine_tuned_model: str | None = None
     started_at: Timestamp | None = None
@@ -215,16 +220,18 @@ class Job(JobCreated):
         int | None, Field(description="While queued: 1 is the next to start. A forecast.")
     ] = None
     tokens_per_second: Annotated[
-        float | None, Field(description="Learnt lately, without padding; null until measured.")
+        float | None,
+        Field(description="Recent training speed, without padding; null until measured."),
     ] = None
     estimated_completion_at: Annotated[
-        Timestamp | None, Field(description="While running: by the measured time of its steps.")
+        Timestamp | None,
+        Field(description="While running: estimated from the measured time of its steps."),
     ] = None
     error: Annotated[JobError | None, Field(exclude_if=absent)] = None
 
 
 class JobSummary(Reply):
-    """A job as an item of a list (§2.1); `completed_at` only on a completed one."""
+    """A job in a list (§2.1); only a completed one has `completed_at`."""
 
     id: str
     base_model: str
@@ -326,9 +333,9 @@ def cancel_job(job_id: JobId) -> JobCancelled:
     example=Example(reply=examples.JOB_METRICS),
 )
 def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
-    """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
+    """Read losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
 
-    `evaluated_only` keeps the steps at which the model was measured: a repeated value is no new evidence.
+    `evaluated_only` returns only the steps at which the model was measured: a repeated value is no new evidence.
     """
     raise NotImplementedError
 
@@ -352,11 +359,11 @@ def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
 def get_job_logs(
     job_id: JobId, limit: LogLimit = 100, after: str | None = None, stream: bool = False
 ) -> JobLogs:
-    """The job's log, oldest first (§4.1).
+    """Read the job's log, oldest first (§4.1).
 
-    With `stream` it is sent as it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
-    JSON object a line for `Accept: application/x-ndjson`. A stream goes on behind `Last-Event-ID` or `after`; `limit`
-    does not bound it.
+    With `stream` it is sent while it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
+    JSON object a line for `Accept: application/x-ndjson`. A stream continues behind `Last-Event-ID` or `after`;
+    `limit` does not bound it.
     """
     raise NotImplementedError
 

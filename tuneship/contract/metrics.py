@@ -21,7 +21,7 @@ METRIC_NAMES: tuple[MetricName, ...] = ("latency", "throughput", "error_rate", "
 
 
 class Series(Reply):
-    """What every series has: bucket starts, and whether each bucket can still change."""
+    """Fields of every series: the starts of the buckets, and whether each of them can still change."""
 
     timestamps: list[Timestamp | None] | None = None
     complete: list[bool | None] | None = None
@@ -66,8 +66,8 @@ class ErrorRateSeries(Series):
     cancelled_count: Annotated[
         Counts,
         Field(
-            description="Additive. Callers who hung up before their answer ended, whole or streamed, also while it "
-            "waited in the queue. Counted when they hang up."
+            description="Additive. Callers who disconnected before their answer ended, whole or streamed, also while "
+            "it waited in the queue. Counted when they disconnect."
         ),
     ] = None
     refused_count: Annotated[
@@ -98,7 +98,7 @@ class TokenUsageSeries(Series):
 
 
 class MetricSeries(Reply):
-    """The series that were asked for."""
+    """The requested series."""
 
     latency: LatencySeries | None = Field(default=None, exclude_if=absent)
     throughput: ThroughputSeries | None = Field(default=None, exclude_if=absent)
@@ -107,7 +107,7 @@ class MetricSeries(Reply):
 
 
 class LatencySummary(Reply):
-    """Weighted by requests; every field is null where no request succeeded: 0 ms would be the best of all."""
+    """Latency over the whole span. Every field is null where no request succeeded: 0 ms would be the best of all."""
 
     average: float | None = None
     p50: float | None = None
@@ -138,7 +138,7 @@ class TokenUsageSummary(Reply):
 
 
 class MetricSummary(Reply):
-    """One summary for each series that was asked for."""
+    """One summary for each requested series."""
 
     latency: LatencySummary | None = Field(default=None, exclude_if=absent)
     throughput: ThroughputSummary | None = Field(default=None, exclude_if=absent)
@@ -154,14 +154,14 @@ class RequestAges(Reply):
 
 
 class InFlight(Reply):
-    """Requests that are being answered now: those in the queue and streams are among them."""
+    """Requests in flight: those in the queue and streams are among them."""
 
     requests: int
     ages_ms: RequestAges
 
 
 class DeploymentMetrics(Reply):
-    """The answer of §4.5. Times are the service's."""
+    """Metrics of one deployment (§4.5). Times are by the service's clock."""
 
     deployment_id: str
     start_time: Timestamp
@@ -273,5 +273,5 @@ def get_deployment_metrics(
     interval: Interval = "1m",
     endpoint_id: AnyEndpointId | None = None,
 ) -> DeploymentMetrics:
-    """Latency, throughput, errors and tokens of a deployment in buckets (§4.5); default: the last hour by minutes."""
+    """Read latency, throughput, errors and tokens in buckets (§4.5); default: the last hour by minutes."""
     raise NotImplementedError

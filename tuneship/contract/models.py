@@ -48,7 +48,7 @@ class ModelPage(Reply):
 
 
 class HyperparameterLimits(Reply):
-    """What one hyperparameter may be. A bound of null is none of its own; `auto` says that the word is taken too."""
+    """Limits of one hyperparameter. A null bound means no bound; `auto` says that the word `auto` is a value, too."""
 
     type: str
     min: float | int | None
@@ -56,13 +56,13 @@ class HyperparameterLimits(Reply):
     exclusive_min: bool = False
     exclusive_max: bool = False
     default: Any
-    """What is used when the field and those that it depends on are not sent."""
+    """The value when the field, and those that it depends on, are not sent."""
     auto: bool = False
     description: str = ""
 
 
 class ModelLimits(Reply):
-    """What may be asked of a model. A fine-tuned model is not tuned again: no methods, no hyperparameters."""
+    """Limits of a model. A fine-tuned model is not tuned again, so it has no methods and no hyperparameters."""
 
     id: str
     fine_tuning_methods: list[str]
@@ -166,7 +166,7 @@ def get_model(model_id: ModelId) -> Model:
     ),
 )
 def get_model_limits(model_id: ModelId) -> ModelLimits:
-    """Bounds and defaults of everything that may be asked of a model."""
+    """Read the limits and defaults of training and generation with a model."""
     raise NotImplementedError
 
 

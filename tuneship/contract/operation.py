@@ -1,4 +1,4 @@
-"""One operation, said once: a typed function without a body is the whole contract of one API call.
+"""One operation, declared once: a typed function without a body is the whole contract of one API call.
 
     @operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read")
     def get_job(job_id: JobId) -> Job:
@@ -28,7 +28,7 @@ from tuneship.contract.errors import ApiError
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
-# Optional request headers that only some operations look at.
+# Optional request headers that only some operations read.
 RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
 # An error class with its first status, or with the status named.
 Refusal = type[ApiError] | tuple[type[ApiError], int]
@@ -50,12 +50,12 @@ class Call:
     form: dict[str, Any] | None = None
     file: BinaryIO | None = None
     idempotency_key: str | None = None
-    """The same for every try of the call, so that a repeat of what was obeyed changes nothing."""
+    """The same for every try of the call, so that a repeated request changes nothing."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What the OpenAPI document shows of an operation.
+    """Requests and answers of an operation in the OpenAPI document.
 
     A test sends every request through the models and reads every reply back, so an example cannot drift from them.
     """
@@ -76,7 +76,7 @@ class Operation(Generic[P, R]):
     scope: str
     status: int
     refusals: tuple[Refusal, ...]
-    """Refusals that only this operation's rules bring; those that method, path and body bring are not repeated."""
+    """Errors of this operation's own rules; those that follow from method, path and body are not repeated."""
     headers: tuple[RequestHeader, ...]
     example: Example
     declaration: Callable[P, R]
@@ -93,28 +93,28 @@ class Operation(Generic[P, R]):
 
     @property
     def is_creating(self) -> bool:
-        """A create answers with `Location`."""
+        """Whether it creates a resource; such an answer has a `Location`."""
         return self.status == CREATED
 
     @property
     def is_form(self) -> bool:
-        """A file travels in a form."""
+        """Whether it takes a file, in a form."""
         return self.file_parameter is not None
 
     @property
     def is_change(self) -> bool:
-        """Whether it makes, changes or deletes something; generating and validating a file do not."""
+        """Whether it creates, changes or deletes something; generating and validating a file do not."""
         changes = self.method != "GET" and self.scope != "generate"
         return changes and (self.is_creating or not self.is_form)
 
     @property
     def takes_idempotency_key(self) -> bool:
-        """Whether a repeated request is answered from memory: on changes, but a second DELETE needs none."""
+        """Whether it takes an idempotency key: every change but DELETE, which can be repeated without one."""
         return self.is_change and self.method != "DELETE"
 
     @property
     def may_stream(self) -> bool:
-        """Whether the caller may ask for frames instead of one JSON answer."""
+        """Whether the caller may request a stream of events instead of one JSON answer."""
         body = self.body_parameter
         return "stream" in self.hints or (body is not None and "stream" in body[1].model_fields)
 
@@ -163,7 +163,7 @@ class Operation(Generic[P, R]):
         )
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Put the arguments where they belong; `None` in a query means not sent."""
+        """Distribute the arguments over path, query, body and form; `None` in a query is not sent."""
         bound = inspect.signature(self.declaration).bind(*args, **kwargs)
         arguments = dict(bound.arguments)
         path = self.path

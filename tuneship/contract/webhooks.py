@@ -1,4 +1,4 @@
-"""Webhooks on the wire (additive to §6): where events are sent, the secret that signs them, and what became of each.
+"""Webhooks on the wire (additive to §6): receivers of events, signing secrets and deliveries.
 
 Deliveries follow Standard Webhooks 1.0. `docs/webhooks.md` says how to receive and verify them.
 """
@@ -41,7 +41,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def _utc(value: object) -> object:
-    """A moment in a body: its text, with a zone. Anything else stays for pydantic to refuse."""
+    """Parse a time in a body, a text with a zone. Pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
     try:
@@ -56,7 +56,7 @@ Moment = Annotated[datetime, BeforeValidator(_utc)]
 
 
 class DeliveryStatus(StrEnum):
-    """`pending`: tries are left. `dead`: none are left; it can be sent again by retry or replay."""
+    """States of a delivery. `pending`: tries are left. `dead`: none are; retry or replay sends it again."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -73,7 +73,7 @@ class WebhookCreate(CreateRequest):
 
 
 class WebhookUpdate(Request):
-    """A merge patch: what is not sent stays. `active: true` takes up a webhook again that was switched off."""
+    """A merge patch: fields that are not sent stay. `active: true` switches a webhook on again."""
 
     url: Url | None = None
     events: Subscriptions | None = None
@@ -84,26 +84,26 @@ class WebhookUpdate(Request):
     @classmethod
     def _no_null(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            for name, one in cast("dict[str, Any]", value).items():
-                if one is None and name in cls.model_fields:
+            for name, field in cast("dict[str, Any]", value).items():
+                if field is None and name in cls.model_fields:
                     raise PydanticCustomError("null", "cannot be null", {"param": name})
         return cast("Any", value)
 
 
 class SecretRotation(CreateRequest):
-    """For `overlap_hours` both secrets sign, so that receivers can change over; 0 ends the old one at once."""
+    """Both secrets sign for `overlap_hours`, so that receivers can change over; 0 ends the old one at once."""
 
     overlap_hours: Annotated[int, Field(ge=0, le=168)] = 24
 
 
 class WebhookTest(CreateRequest):
-    """The kind that the test event carries; its `data` says `test: true` and names the webhook itself."""
+    """The kind of the test event. Its `data` says `test: true` and names the webhook itself."""
 
     type: Kind = "fine_tuning.job.succeeded"
 
 
 class Replay(CreateRequest):
-    """Send again what happened in a time: what died, what was delivered, what never was addressed here, or all."""
+    """Events of a span of time to send again: the dead, the delivered, those never addressed here, or all."""
 
     since: Moment | None = None
     until: Moment | None = None
@@ -137,7 +137,7 @@ class WebhookPage(Reply):
 
 
 class Delivery(Reply):
-    """What became of one event at one receiver. `failure` is a word of the service, never text of the receiver."""
+    """The delivery of one event to one receiver. `failure` is a word of the service, never text of the receiver."""
 
     event_id: str
     type: str
@@ -249,7 +249,7 @@ def update_webhook(webhook_id: WebhookId, update: WebhookUpdate) -> Webhook:
     example=Example(reply={"id": WEBHOOK, "deleted": True}),
 )
 def delete_webhook(webhook_id: WebhookId) -> Deleted:
-    """Forget a receiver (additive)."""
+    """Delete a receiver (additive)."""
     raise NotImplementedError
 
 
@@ -260,7 +260,7 @@ def delete_webhook(webhook_id: WebhookId) -> Deleted:
     example=Example({"a day": {"overlap_hours": 24}}, {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET}),
 )
 def rotate_webhook_secret(webhook_id: WebhookId, rotation: SecretRotation) -> WebhookSecret:
-    """Make a new secret; the old one signs too for a while (additive)."""
+    """Create a new secret; the old one also signs for a while (additive)."""
     raise NotImplementedError
 
 
@@ -288,7 +288,7 @@ def list_webhook_deliveries(
     offset: Offset = 0,
     status: DeliveryStatus | None = None,
 ) -> DeliveryPage:
-    """What became of the events for this receiver, newest first (additive)."""
+    """List the deliveries of this receiver, newest first (additive)."""
     raise NotImplementedError
 
 
@@ -315,7 +315,7 @@ def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery
     ),
 )
 def replay_webhook(webhook_id: WebhookId, replay: Replay) -> Replayed:
-    """Send again what happened between two moments (additive); by default what died in the last 30 days."""
+    """Send the events between two moments again (additive); by default the dead of the last 30 days."""
     raise NotImplementedError
 
 
