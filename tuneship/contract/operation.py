@@ -170,7 +170,11 @@ class Operation(Generic[P, R]):
         for name in self.path_parameters:
             value = quote(str(arguments.pop(name)), safe="")
             path = re.sub(rf"{{{name}(:path)?}}", lambda _, text=value: text, path)
-        content = self._body_of(arguments)
+        content: dict[str, Any] | None = None
+        if self.body_parameter is not None:
+            model: BaseModel = arguments.pop(self.body_parameter[0])
+            # Omitted, null and default differ: what the caller did not set is not sent.
+            content = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
         file = arguments.pop(self.file_parameter) if self.file_parameter else None
         return Call(
             method=self.method,
@@ -181,22 +185,15 @@ class Operation(Generic[P, R]):
             file=cast("BinaryIO | None", file),
         )
 
-    def _body_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        if self.body_parameter is None:
-            return None
-        model: BaseModel = arguments.pop(self.body_parameter[0])
-        # Omitted, null and default differ: what the caller did not set is not sent.
-        return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
 
 def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
     if value is None:
         return []
     if isinstance(value, Mapping):  # tags[key]=value
         items = cast("Mapping[str, object]", value).items()
-        return [(f"{name}[{key}]", str(one)) for key, one in items]
+        return [(f"{name}[{key}]", str(item)) for key, item in items]
     if isinstance(value, list | tuple):
-        return [(name, str(one)) for one in cast("list[object]", value)]
+        return [(name, str(item)) for item in cast("list[object]", value)]
     if isinstance(value, bool):
         return [(name, "true" if value else "false")]
     if isinstance(value, datetime):
