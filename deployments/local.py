@@ -21,7 +21,7 @@ from deployments.background_processes import AtWork, NotStarted, ProcessFolder
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
 from flows.script.local_processes import PREFECT_SERVER
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, TuneshipError
 from tuneship.settings import (
     ClientSettings,
     LocalSettings,
@@ -231,10 +231,10 @@ def main() -> NoReturn:
             f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in fault.errors() if one["loc"]
         )
         sys.exit(f"a setting is not valid: {names or fault.errors()[0]['msg']}")
-    except (NotStarted, AtWork, SetUpFailed, ServiceUnreachable, BadResponse) as failure:
-        sys.exit(str(failure))
     except ApiError as refusal:
         sys.exit(f"the service refused ({refusal.code}): {refusal.message}")
+    except (NotStarted, AtWork, SetUpFailed, TuneshipError) as failure:
+        sys.exit(str(failure))
     except OSError as fault:
         sys.exit(f"{fault.filename or 'this command'}: {fault.strerror}")
     sys.exit(0)

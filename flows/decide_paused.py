@@ -10,7 +10,7 @@ import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefe
 from typing import Literal
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from flows.rollout.endings import lost, promote, roll_back
 from flows.rollout.looks import read_state
@@ -21,14 +21,13 @@ from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, re
 from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
 from flows.shared.errors import BadInput
 from tasks.endpoints import get_canary_endpoint
+from tuneship.contract.common import StrictModel
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
 
 
 class Decision(BaseModel):
     """A person's decision about a paused rollout."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     rollout_id: str = Field(
         pattern=r"^rollout-[0-9a-f]{16}-[0-9]{4,}$",

@@ -1,7 +1,7 @@
 """Answers of deployments to the same prompts, for the smoke test and the exact-match evaluation.
 
-Greedy, several at once, tried again as the client would: error rates are the canary's matter. Prompts and completions
-stay in memory; nothing of them is logged, stored or shown.
+Generation is greedy, several prompts run at once, and failures are retried as the client would: error rates are judged
+by the canary. Prompts and completions stay in memory; nothing of them is logged, stored or shown.
 """
 
 import time
@@ -33,13 +33,13 @@ def answer_prompts(
     in_flight: int,
     deadline_s: float = ANSWERS_DEADLINE_S,
 ) -> list[list[SmokeAnswer]]:
-    """For each deployment one greedy answer for each prompt, in order. A refusal is one with its status (0: none came).
+    """One list per deployment with its greedy answer to each prompt, in order.
 
-    Each prompt is asked of all before the next one, so that a moment in which the machine is slow meets them alike.
-    What is asked after the deadline has no answer.
+    A failed request has its HTTP status, or 0 when no answer came or the deadline had passed. Each prompt goes to all
+    deployments before the next prompt does, so that a slow moment of the machine affects them alike.
     """
     client = api(deadline_s).with_options(tries=1)
-    questions = [(one, prompt) for prompt in prompts for one in deployment_ids]
+    questions = [(name, prompt) for prompt in prompts for name in deployment_ids]
 
     def ask(question: tuple[str, str]) -> SmokeAnswer:
         return _answer(client, *question, max_tokens)
@@ -49,23 +49,24 @@ def answer_prompts(
         for answer in pool.map(ask, questions):
             answers.append(answer)
             report(purpose, len(answers), len(questions))
-    return [answers[place :: len(deployment_ids)] for place in range(len(deployment_ids))]
+    return [answers[index :: len(deployment_ids)] for index in range(len(deployment_ids))]
 
 
 def _answer(client: Client, deployment_id: str, prompt: str, max_tokens: int) -> SmokeAnswer:
-    """As often as the client would try; the time is that of the last try, without the pauses between."""
+    """Ask with the client's number of tries. The latency is that of the last try, without the pauses."""
+    # Retried here and not by the client, because its own retries would count into the latency.
     answer = _ask_once(client, deployment_id, prompt, max_tokens)
     for attempt in range(1, TRIES):
-        if not isinstance(answer, Again):
+        if not isinstance(answer, RetryableFailure):
             return answer
         time.sleep(answer.after_seconds or FIRST_PAUSE_SECONDS * 2**attempt)
         answer = _ask_once(client, deployment_id, prompt, max_tokens)
-    return SmokeAnswer(status=answer.status) if isinstance(answer, Again) else answer
+    return SmokeAnswer(status=answer.status) if isinstance(answer, RetryableFailure) else answer
 
 
 @dataclass(frozen=True)
-class Again:
-    """A failure that the same request may not meet again."""
+class RetryableFailure:
+    """A failed request that may succeed when it is repeated."""
 
     status: int
     after_seconds: float | None = None
@@ -73,18 +74,19 @@ class Again:
 
 def _ask_once(
     client: Client, deployment_id: str, prompt: str, max_tokens: int
-) -> SmokeAnswer | Again:
+) -> SmokeAnswer | RetryableFailure:
     started = time.monotonic()
     request = Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0)
     try:
         generation = client.deployments.generate(deployment_id, request)
     except ApiError as error:
-        again = Again(error.status, error.retry_after)
-        return again if error.retryable else SmokeAnswer(status=error.status)
+        if error.retryable:
+            return RetryableFailure(error.status, error.retry_after)
+        return SmokeAnswer(status=error.status)
     except DeadlineExceeded:
         return SmokeAnswer(status=0)
     except ServiceUnreachable:
-        return Again(status=0)
+        return RetryableFailure(status=0)
     return SmokeAnswer(
         status=200,
         completion=generation.completion,

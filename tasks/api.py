@@ -1,4 +1,4 @@
-"""The client that every task uses, and which of its errors Prefect should try again.
+"""The client that every task uses, and the errors that Prefect should retry.
 
 Where the client comes from: `connect(settings)` by a script that started its own service, else the environment
 (`TUNESHIP_URL`, `TUNESHIP_API_KEY`, `TUNESHIP_CLIENT_ID`), else the block `tuneship-credentials/default` of the Prefect
@@ -20,20 +20,20 @@ from prefect.tasks import exponential_backoff
 from tasks.credentials import TuneshipCredentials
 from tuneship.client import (
     ApiError,
-    BadResponse,
     Client,
     DeadlineExceeded,
     ServiceUnreachable,
+    TuneshipError,
     base_url,
 )
 from tuneship.settings import ClientSettings, PipelineSettings
 
-# Of each try of a task, all its requests, pages and pauses together: the longest `Retry-After`
-# (300 s) and two slow answers fit in. Kept by the client: Prefect's `timeout_seconds` stops a
-# synchronous task in the main thread only, by an alarm that cuts whatever runs, and its error
-# does not say that the service may have obeyed.
+# For each try of a task, with all its requests, pages and pauses: the longest `Retry-After` (300 s)
+# and two slow answers fit in. The client enforces it, because Prefect's `timeout_seconds` stops a
+# synchronous task in the main thread only, by an alarm that interrupts whatever runs, and its error
+# does not say that the service may have carried out the request.
 CALL_DEADLINE_S = 900.0
-# Of a file on its way: 20 GB at 1 MB/s.
+# For an upload: 20 GB at 1 MB/s.
 UPLOAD_DEADLINE_S = 6 * 3600.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -50,7 +50,7 @@ _connected: list[_Connection] = []
 
 
 def connect(settings: ClientSettings, client: Client | None = None) -> None:
-    """Use this service from now on in this process; `client`: one that the caller has built for it."""
+    """Use this service from now on in this process; `client` replaces the one that would be built for it."""
     disconnect()
     address = one_address(settings.url)
     _connected.append(_Connection(client or Client(settings), _name_of(address), address))
@@ -63,7 +63,7 @@ def disconnect() -> None:
 
 
 def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
-    """The client of this process, for one piece of work that must have its answers within so many seconds from now.
+    """The client of this process, with a deadline this many seconds from now for all its calls.
 
     Past it a call raises `DeadlineExceeded`. Raises `ServiceUnreachable` when nothing says where the service is.
     """
@@ -71,36 +71,36 @@ def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
 
 
 def service_name() -> str:
-    """What the pipeline's records call this service; a name that its next start does not change. Raises like `api`.
+    """The name of this service in the pipeline's records; its restarts do not change it. Raises like `api`.
 
-    The service of this host's data directory has the directory's name, because a script's own one takes another port
-    each time; every other service has its address.
+    The service of this host's data directory is named after the directory, because one that a script starts takes
+    another port each time; any other service is named by its address.
     """
     return _connection().service
 
 
 def service_address() -> str:
-    """The address of this service, in its one spelling. Raises like `api`."""
+    """The address of this service, spelled by `one_address`. Raises like `api`."""
     return _connection().address
 
 
 def is_this_service(recorded: object) -> bool:
-    """Whether a record's name of a service means this one; earlier releases wrote the address as it was typed."""
-    named = str(recorded)
-    return service_name() == (one_address(named) if is_address(named) else named)
+    """Whether a service's name in a record means this one. Earlier releases wrote the address as it was typed."""
+    name = str(recorded)
+    return service_name() == (one_address(name) if is_address(name) else name)
 
 
 def is_address(service: str) -> bool:
-    """Whether a service's name is its address, or else its data directory."""
+    """Whether a service's name is its address; otherwise it is its data directory."""
     return service.lower().startswith(("http://", "https://"))
 
 
 def one_address(url: str) -> str:
-    """One spelling for every way to write an address: `localhost`, `/v1`, a default port, a slash, upper case."""
+    """The same spelling for all ways to write an address: `localhost`, `/v1`, a default port, a slash, upper case."""
     try:
         parts = urlsplit(base_url(url))
         host, port = (parts.hostname or "").rstrip("."), parts.port
-    except ValueError:  # no address at all, as the first call will say
+    except ValueError:  # not an address; the first call will say so
         return url
     if not host:
         return url
@@ -120,16 +120,16 @@ def _connection() -> _Connection:
 def _name_of(address: str) -> str:
     data_dir = PipelineSettings().data_dir.expanduser().resolve()
     if urlsplit(address).hostname not in LOOPBACK:
-        return address  # known by itself, also to hosts without this data directory
+        return address  # hosts without this data directory know it by its address, too
     try:
-        place = json.loads((data_dir / "service.json").read_text())
-    except (OSError, ValueError):  # none has run there
+        written = json.loads((data_dir / "service.json").read_text())
+    except (OSError, ValueError):  # no service has run there
         return address
-    return str(data_dir) if one_address(str(place.get("url"))) == address else address
+    return str(data_dir) if one_address(str(written.get("url"))) == address else address
 
 
 def settings_from_surroundings() -> ClientSettings:
-    """The first place that knows a service. Raises `ServiceUnreachable`."""
+    """Settings from the first place that names a service, in the order above. Raises `ServiceUnreachable`."""
     settings = ClientSettings()
     if settings.url:
         return settings
@@ -147,20 +147,20 @@ def settings_from_surroundings() -> ClientSettings:
 
 
 def _stored_in_prefect() -> ClientSettings | None:
-    """The block's credentials; none without a Prefect server, or where nobody has stored any."""
+    """Credentials of the block; None without a Prefect server, or when nobody has stored any."""
     if not PREFECT_API_URL.value():
         return None
     try:
         block: Any = TuneshipCredentials.load("default", validate=False)
-    except ValueError:  # Prefect's word for a block that does not exist
+    except ValueError:  # Prefect raises it for a block that does not exist
         return None
     return block.client_settings()
 
 
 def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:
-    """Prefect's retry condition: only what the service says is worth another try, or no whole answer at all.
+    """Prefect's retry condition: the service says that a retry may help, or no whole answer came.
 
-    Prefect fixes its pauses before the run, so what the answer asks for (`Retry-After`) is waited for here.
+    Prefect fixes its pauses before the run, so a `Retry-After` is waited for here.
     """
     try:
         state.result()
@@ -170,9 +170,9 @@ def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> b
         if error.retryable and error.retry_after:
             time.sleep(error.retry_after)
         return error.retryable
-    except (BadResponse, ServiceUnreachable) as error:
+    except TuneshipError as error:
         return error.retryable
-    except Exception:  # noqa: BLE001 - any other error is a fault of the flow, never worth a retry
+    except Exception:  # noqa: BLE001 - any other error is a bug of the flow, never worth a retry
         return False
     return False
 
@@ -184,12 +184,12 @@ RETRIES: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": transient,
 }
-# Of each request of a task that waits: it is not repeated as a whole, so its client tries as
-# often as the others.
+# For each request of a task that waits: Prefect does not retry such a task as a whole, so its
+# client makes as many tries as the other tasks do in all.
 POLL_TRIES = 6
 
 
 def idempotency_key(run_key: str, step: str, content: Any = None) -> str:
-    """One key for one create of one run: the same again after a crash, so the service makes it once."""
+    """A key for one create of one run; it is the same after a crash, so the service carries the create out once."""
     text = json.dumps([run_key, step, content], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

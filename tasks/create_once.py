@@ -1,8 +1,8 @@
 """How a task creates something exactly once: a stored result, an `Idempotency-Key` of the run, and tags to find it by.
 
-The stored result spares a second process with the same `run_key` the call; the key closes the gap between the call and
-the store; the tags find what was made when both are a day old, or lost. Results are JSON and hold ids and numbers,
-never text of a dataset.
+With the stored result, a second process with the same `run_key` needs no call; the key covers a crash between the call
+and the storing; the tags find the resource when both are older than a day, or lost. Results are JSON and hold ids and
+numbers, never text of a dataset.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,18 +16,17 @@ from pydantic import BaseModel
 from tasks.api import CALL_DEADLINE_S, RETRIES, api, idempotency_key
 from tuneship.client import ApiError, Client
 
-# On everything that a run creates and that can carry tags: its run key (§2: at most 512
+# Tag with the run key, on everything that a run creates and that can carry tags (§2: at most 512
 # characters).
 RUN_TAG = "pipeline_run"
-# Beside it: which create of that run it came from, by the digest that is its idempotency key,
-# too.
+# Tag with the create of that run that made it: the digest that is its idempotency key, too.
 CREATE_TAG = "pipeline_create"
-# How a server refuses that lists nothing, or not by tags.
+# Statuses of a server that cannot list, or not by tags.
 NO_SUCH_LIST = (400, 404, 405, 422, 501)
 
 
 def _by_run_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """One result for one run, create and service: an id of one service means nothing to another."""
+    """The cache key of a create: its run, arguments and service, since ids are valid at one service only."""
     settings = api().settings
     content = {name: str(value) for name, value in parameters.items()}
     service = [settings.url, settings.client_id]
@@ -50,12 +49,12 @@ def once(run_key: str, step: str, content: Any, deadline_s: float = CALL_DEADLIN
 
 
 def run_tag(run_key: str) -> dict[str, str]:
-    """What is on everything that this run creates."""
+    """The tag of everything that this run creates."""
     return {RUN_TAG: run_key[:512]}
 
 
 def marks(run_key: str, step: str, content: Any) -> dict[str, str]:
-    """The tags of what this run creates in this step of this content."""
+    """The tags of the resource that this run creates in this step from this content."""
     return {**run_tag(run_key), CREATE_TAG: idempotency_key(run_key, step, content)}
 
 
@@ -64,12 +63,12 @@ class Tagged(Protocol):
 
     @property
     def id(self) -> str:
-        """Of the resource."""
+        """The resource's id."""
         ...
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Its own."""
+        """The resource's tags."""
         ...
 
 
@@ -78,24 +77,29 @@ Created = TypeVar("Created", bound=BaseModel)
 
 
 def tagged(listed: Iterable[Item], tags: Mapping[str, str]) -> Iterator[Item]:
-    """Those of a list that carry these tags: a server may know no filter."""
-    return (one for one in listed if tags.items() <= one.tags.items())
+    """The items of a list that carry these tags; checked here, because a server may ignore the filter."""
+    return (item for item in listed if tags.items() <= item.tags.items())
 
 
 def made_before(listed: Iterable[Item], tags: Mapping[str, str]) -> list[Item]:
-    """The same for a task that would create it otherwise. Empty where the server lists nothing: the key is left."""
+    """The tagged items that an earlier process of this run has created.
+
+    Empty when the server cannot list; then the idempotency key alone prevents a second one.
+    """
     try:
-        found = list(tagged(listed, tags))
+        items = list(tagged(listed, tags))
     except ApiError as error:
         if error.status not in NO_SUCH_LIST:
             raise
-        get_run_logger().warning("what this run made before cannot be listed (%d)", error.status)
+        get_run_logger().warning(
+            "resources that this run has created cannot be listed (status %d)", error.status
+        )
         return []
-    for one in found:
-        get_run_logger().info("%s was made by this run before", one.id)
-    return found
+    for item in items:
+        get_run_logger().info("%s was created by this run before", item.id)
+    return items
 
 
 def as_created(form: type[Created], whole: BaseModel) -> Created:
-    """What exists, in the form in which its create answers."""
+    """An existing resource in the form in which its create answers."""
     return form.model_validate(whole.model_dump(include=set(form.model_fields)))

@@ -1,4 +1,4 @@
-"""Where a service is and what opens it, as a Prefect block: set in the UI, kept by the Prefect server."""
+"""Address and credentials of a service as a Prefect block: entered in the UI, kept by the Prefect server."""
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
@@ -17,5 +17,5 @@ class TuneshipCredentials(Block):
     client_id: str
 
     def client_settings(self) -> ClientSettings:
-        """What the client is built from."""
+        """Settings of the client."""
         return ClientSettings(url=self.url, api_key=self.api_key, client_id=self.client_id)

@@ -8,14 +8,15 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.api import POLL_TRIES, RETRIES, UPLOAD_DEADLINE_S, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
-from tuneship.contract.common import Deleted, Tags
+from tasks.factory import task_of, task_of_pages
+from tuneship.contract import datasets
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.datasets import (
     Dataset,
     DatasetCreated,
     DatasetMerge,
+    Datasets,
     DatasetStatus,
-    DatasetSummary,
     DatasetUpload,
     DatasetValidate,
     DatasetValidation,
@@ -39,12 +40,7 @@ def validate_dataset(path: Path, dataset_format: DatasetFormat) -> DatasetValida
         )
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-datasets")
-def list_datasets(
-    dataset_format: DatasetFormat | None = None, tags: Tags | None = None
-) -> list[DatasetSummary]:
-    """Every dataset of this client with all of these tags, all pages, newest first."""
-    return list(api().datasets.iterate(limit=100, format=dataset_format, tags=tags))
+list_datasets = task_of_pages(Datasets.iterate)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{dataset_id}")
@@ -69,10 +65,7 @@ def upload_dataset(path: Path, upload: DatasetUpload, run_key: str) -> DatasetCr
         return client.datasets.upload(upload, file)
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{dataset_id}")
-def get_dataset(dataset_id: str) -> Dataset:
-    """Fetch a dataset's record."""
-    return api().datasets.get(dataset_id)
+get_dataset = task_of(datasets.get_dataset)
 
 
 @task(**CREATES, task_run_name="merge-{merge.name}")
@@ -84,9 +77,3 @@ def merge_datasets(merge: DatasetMerge, run_key: str) -> DatasetCreated:
         if made.status != DatasetStatus.FAILED:
             return as_created(DatasetCreated, api().datasets.get(made.id))
     return once(*create).datasets.merge(merge.model_copy(update={"tags": {**merge.tags, **tags}}))
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-{dataset_id}")
-def delete_dataset(dataset_id: str) -> Deleted:
-    """Delete a dataset for ever. The service refuses while a job needs it."""
-    return api().datasets.delete(dataset_id)

@@ -1,7 +1,7 @@
 """Canary endpoints: find, create, read, change the split, renew the lease. One task is one API operation.
 
-A change of the split is sent once, with `If-Match` and without an idempotency key: what a lost answer means is known
-only to who can read the split back (`flows/rollout/split.py`).
+A change of the split is sent once, with `If-Match` and without an idempotency key. After a lost answer, the caller
+reads the split back (`flows/rollout/split.py`).
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,24 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import RETRIES, api
-from tasks.create_once import once
+from tasks.create_once import CREATES, once
 from tuneship.contract.endpoints import (
     CanaryEndpoint,
     CanaryEndpointCreate,
     CanaryEndpointPage,
     CanaryEndpointUpdate,
-    EndpointDeleted,
+    Endpoint,
+    EndpointCreate,
     LeaseRenewal,
     LeaseRequest,
     Member,
 )
 
-# A rollout must go back within a minute of deciding to, so it never waits long for one answer.
+# A rollout must roll back within a minute of the decision, so it never waits long for one answer.
 CONTROL_TIMEOUT_S = 10.0
-# Of an answer that comes byte by byte, and of reading again.
+# For an answer that comes byte by byte, and for retries of a read.
 CONTROL_DEADLINE_S = 30.0
-# How a server refuses that does not offer an operation. 404 may also mean that there is no such
+# Statuses of a server that does not offer an operation. 404 may also mean that there is no such
 # resource.
 NO_SUCH_ROUTE = (404, 405, 501)
 
@@ -44,6 +45,13 @@ def create_canary_endpoint(name: str, split: Mapping[str, int], run_key: str) ->
     return client.canary_endpoints.create(wanted)
 
 
+@task(**CREATES, task_run_name="create-endpoint-{endpoint.name}")
+def create_endpoint(endpoint: EndpointCreate, run_key: str) -> Endpoint:
+    """Make an endpoint that does not split its traffic, once for this run."""
+    content = endpoint.model_dump(mode="json")
+    return once(run_key, "create_endpoint", content).endpoints.create(endpoint)
+
+
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-canary-endpoint-{endpoint_id}")
 def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
     """Read the split, its version and its lease."""
@@ -53,7 +61,7 @@ def get_canary_endpoint(endpoint_id: str) -> CanaryEndpoint:
 
 @task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-canary-endpoints-{name}")
 def list_canary_endpoints(name: str) -> CanaryEndpointPage:
-    """The endpoints with exactly this name: one or none."""
+    """List the endpoints with exactly this name: one or none."""
     client = api().with_options(timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.list(name=name)
 
@@ -61,12 +69,6 @@ def list_canary_endpoints(name: str) -> CanaryEndpointPage:
 def every_canary_endpoint() -> list[CanaryEndpoint]:
     """All endpoints of this key's tenant, page by page: as many calls as there are pages, so it is no task."""
     return list(api().with_options(timeout_s=CONTROL_TIMEOUT_S).canary_endpoints.iterate())
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="delete-canary-endpoint-{endpoint_id}")
-def delete_canary_endpoint(endpoint_id: str) -> EndpointDeleted:
-    """Remove the endpoint; its deployments stay."""
-    return api().canary_endpoints.delete(endpoint_id)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="shift-{percentage}%")
@@ -89,6 +91,6 @@ def update_canary_endpoint(
 
 @task(cache_policy=NO_CACHE, task_run_name="renew-lease-{endpoint_id}")
 def renew_canary_lease(endpoint_id: str, seconds: int) -> CanaryEndpoint:
-    """Keep the split for so many more seconds; 0 ends the lease. Asked once: the next look is the retry."""
+    """Keep the split for this many more seconds; 0 ends the lease. Sent once: the next look is the retry."""
     client = api(CONTROL_DEADLINE_S).with_options(tries=1, timeout_s=CONTROL_TIMEOUT_S)
     return client.canary_endpoints.renew_lease(endpoint_id, LeaseRenewal(seconds=seconds))

@@ -1,7 +1,7 @@
-"""Fine-tuning jobs: create, get, metrics, logs, cancel, and the wait.
+"""Fine-tuning jobs: create them, read them, and wait for their end.
 
-The wait is one task with one loop, not a task per poll: six hours would be thousands of nodes. When the flow is stopped
-while it waits, it cancels the job at the service: nobody would use the result.
+The wait is one task with one loop: a task per poll would be thousands of nodes in six hours. When the flow is stopped
+while it waits, it cancels the job, because nobody would use the result.
 """
 
 import time
@@ -15,27 +15,24 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_logger
 
-from tasks.api import POLL_TRIES, RETRIES, api
+from tasks.api import POLL_TRIES, api
 from tasks.create_once import CREATES, as_created, made_before, marks, once
+from tasks.factory import task_of
 from tasks.progress import report
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
-from tuneship.contract.common import Tags
+from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
+from tuneship.contract import jobs
 from tuneship.contract.jobs import (
     ENDED,
     Job,
-    JobCancelled,
     JobCreate,
     JobCreated,
-    JobLogEntry,
     JobMetrics,
-    JobStatus,
-    JobSummary,
 )
 
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 5.0
 METRICS_EVERY_POLLS = 5
-# For what also happens outside a run, in a state hook.
+# For code that also runs outside of a task run, in a state hook.
 _LOG = get_logger("tuneship.jobs")
 
 
@@ -45,12 +42,12 @@ class JobOverdue(Exception):
 
 @dataclass(frozen=True)
 class WaitPolicy:
-    """How the wait behaves. `stop_early` reads a job's metrics so far and may say why it should be cancelled."""
+    """Settings of the wait. `stop_early` reads a job's metrics so far and may return a reason to cancel it."""
 
     deadline_seconds: float = 7 * 86400.0
     stop_early: Callable[[str, JobMetrics], str | None] | None = None
     show: Callable[[Mapping[str, JobMetrics]], None] | None = None
-    """Is told the metrics of every job that still trains."""
+    """Called with the metrics of every job that is still training."""
 
 
 @task(**CREATES, task_run_name="create-job-{job.model_name}")
@@ -63,36 +60,8 @@ def create_job(job: JobCreate, run_key: str) -> JobCreated:
     return once(*create).jobs.create(job.model_copy(update={"tags": {**job.tags, **tags}}))
 
 
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="get-{job_id}")
-def get_job(job_id: str) -> Job:
-    """Fetch a job."""
-    return api().jobs.get(job_id)
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="list-jobs")
-def list_jobs(
-    status: JobStatus | None = None, base_model: str | None = None, tags: Tags | None = None
-) -> list[JobSummary]:
-    """Every job of this client, all pages, newest first."""
-    return list(api().jobs.iterate(limit=100, status=status, base_model=base_model, tags=tags))
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="metrics-{job_id}")
-def get_job_metrics(job_id: str) -> JobMetrics:
-    """Fetch losses and accuracy by step."""
-    return api().jobs.metrics(job_id)
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="logs-{job_id}")
-def get_job_logs(job_id: str, after: str | None = None) -> list[JobLogEntry]:
-    """Fetch the next page of a job's log."""
-    return api().jobs.logs(job_id, limit=1000, after=after).logs
-
-
-@task(**RETRIES, cache_policy=NO_CACHE, task_run_name="cancel-{job_id}")
-def cancel_job(job_id: str) -> JobCancelled:
-    """Stop a job."""
-    return api().jobs.cancel(job_id)
+get_job = task_of(jobs.get_job)
+get_job_metrics = task_of(jobs.get_job_metrics)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-{job_id}")
@@ -106,25 +75,24 @@ def wait_for_job(job_id: str, patience: WaitPolicy | None = None) -> Job:
 
 @task(cache_policy=NO_CACHE, task_run_name="wait-for-jobs")
 def wait_for_jobs(job_ids: Sequence[str], patience: WaitPolicy | None = None) -> list[Job]:
-    """The same for jobs that train side by side; in the order in which they are given."""
+    """Wait for jobs that train side by side, as `wait_for_job` does; returned in the given order."""
     return _wait(job_ids, patience or WaitPolicy())
 
 
 def _wait(job_ids: Sequence[str], patience: WaitPolicy) -> list[Job]:
     try:
         return _watch(job_ids, patience)
-    except (ApiError, BadResponse, ServiceUnreachable):
+    except TuneshipError:
         raise
-    except (
-        BaseException
-    ):  # a stopped flow (KeyboardInterrupt, SIGTERM, Prefect's cancel) and JobOverdue
+    # A stopped flow (KeyboardInterrupt, SIGTERM, Prefect's cancel) and JobOverdue.
+    except BaseException:
         for job_id in job_ids:
             stop_job(job_id)
         raise
 
 
 def stop_job(job_id: str) -> None:
-    """Cancel a job unless it has ended; for clean-up, so it never raises what would hide the cause."""
+    """Cancel a job unless it has ended. It logs failures instead of raising them, which would hide the cause."""
     try:
         api().jobs.cancel(job_id)
     except ApiError as error:
@@ -136,36 +104,33 @@ def stop_job(job_id: str) -> None:
 
 def _watch(job_ids: Sequence[str], patience: WaitPolicy) -> list[Job]:
     deadline = time.monotonic() + patience.deadline_seconds
-    show = _progress_artifact(job_ids)
+    show_progress = _progress_artifact(job_ids)
     seen: dict[str, Job] = {}
     polls = 0
     while True:
         for job_id in job_ids:
             if job_id not in seen or seen[job_id].status not in ENDED:
-                seen[job_id] = _poll(job_id, seen.get(job_id))
+                job = api().with_options(tries=POLL_TRIES).jobs.get(job_id)
+                if job_id not in seen or job.status != seen[job_id].status:
+                    get_run_logger().info("job %s is %s", job_id, job.status)
+                seen[job_id] = job
         percent = _progress(list(seen.values()))
         running = [job_id for job_id, job in seen.items() if job.status not in ENDED]
         if not running:
-            show(percent)
+            show_progress(percent)
             return [seen[job_id] for job_id in job_ids]
         if time.monotonic() > deadline:
             raise JobOverdue(f"not ended after their deadline: {', '.join(running)}")
         polls += 1
         if polls % METRICS_EVERY_POLLS == 0:
-            show(percent)
+            show_progress(percent)
             _look_at_metrics(running, patience)
         time.sleep(min(LONGEST_POLL_SECONDS, POLL_SECONDS * (1 + polls // 120)))
 
 
-def _poll(job_id: str, before: Job | None) -> Job:
-    job = api().with_options(tries=POLL_TRIES).jobs.get(job_id)
-    if before is None or job.status != before.status:
-        get_run_logger().info("job %s is %s", job_id, job.status)
-    return job
-
-
 def _progress(jobs: Sequence[Job]) -> float:
-    """Percent of all steps; tells whoever listens, too. A job that has ended has no steps left."""
+    """Percent of all steps that are done; it is also reported to the listeners."""
+    # A job that has ended counts only the steps that it made: the others will never come.
     total = sum(job.current_step if job.status in ENDED else job.total_steps for job in jobs)
     done = sum(job.current_step for job in jobs)
     detail = _detail(jobs[0]) if len(jobs) == 1 else ", ".join(job.status for job in jobs)
@@ -174,7 +139,7 @@ def _progress(jobs: Sequence[Job]) -> float:
 
 
 def _progress_artifact(job_ids: Sequence[str]) -> Callable[[float], None]:
-    """One artifact on the run's page, updated in place; one that cannot be written never stops a training."""
+    """Makes an artifact on the run's page and returns a function that updates it. Its failures are only logged."""
     what = f"training: {', '.join(job_ids)}"
     made: list[UUID] = []
 

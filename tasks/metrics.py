@@ -38,8 +38,8 @@ def get_deployment_metrics(
         )
 
     try:
-        return ask()
-    except (ApiError, BadResponse, ServiceUnreachable) as error:
+        return request()
+    except TuneshipError as error:
         if not error.retryable or (isinstance(error, ApiError) and error.retry_after):
             raise
-    return ask()
+    return request()

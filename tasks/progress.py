@@ -1,6 +1,6 @@
-"""How far a long task is, for whoever watches: a script draws a bar; a worker has its logs and artifacts instead.
+"""Progress of long tasks, reported to listeners: a script draws a bar; a worker has its logs and artifacts instead.
 
-Knows no terminal. The one listener is set by `flows/script/main.py`.
+It knows no terminal. `flows/script/main.py` sets the only listener.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ _listeners: list[Callable[[TaskProgress], None]] = []
 
 
 def listen(listener: Callable[[TaskProgress], None]) -> None:
-    """Tell `listener` about all progress of this process from now on."""
+    """Call `listener` with all progress of this process from now on."""
     _listeners.append(listener)
 
 
 def report(work: str, done: float, total: float, detail: str = "") -> None:
-    """Tell whoever listens."""
+    """Report progress to the listeners."""
     for listener in _listeners:
         listener(TaskProgress(work, done, total, detail))

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -24,7 +23,15 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tuneship.contract.common import ONE_LINE, ComplianceMode, ModelId, ModelName, Name, Tags
+from tuneship.contract.common import (
+    ONE_LINE,
+    ComplianceMode,
+    ModelId,
+    ModelName,
+    Name,
+    StrictModel,
+    Tags,
+)
 from tuneship.contract.dataset_lines import DatasetFormat
 from tuneship.contract.deployments import DeploymentCreate, DeploymentSecuritySettings
 from tuneship.contract.jobs import ComputeConfig, Hyperparameters, JobCreate, JobSecuritySettings
@@ -87,7 +94,7 @@ def _fraction_or_steps(value: float) -> float:
     raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
 
 
-class TrainingData(_StrictForm):
+class TrainingData(StrictModel):
     """JSON Lines files, datasets that the service has already, or both; more than one are merged in this order."""
 
     model_config = ConfigDict(
@@ -180,7 +187,7 @@ def _name_first(schema: dict[str, Any]) -> None:
     schema["properties"]["name"].pop("default", None)  # else the form shows no place to type it
 
 
-class EndpointChoice(_StrictForm):
+class EndpointChoice(StrictModel):
     """The canary endpoint whose traffic moves to the new model."""
 
     model_config = ConfigDict(json_schema_extra=_name_first)
@@ -198,7 +205,7 @@ class EndpointChoice(_StrictForm):
         return self
 
 
-class Evaluation(_StrictForm):
+class Evaluation(StrictModel):
     """Exact match on validation rows by greedy generation, before and after. It decides nothing."""
 
     max_rows: int = Field(
@@ -214,7 +221,7 @@ class HyperparameterSet(Hyperparameters):
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 
-class ReleaseParameters(_StrictForm):
+class ReleaseParameters(StrictModel):
     """One release: data, training, gates, deployment, canary."""
 
     # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.forms.release_form import ReleaseParameters
+from tuneship.contract.common import StrictModel
 
 TrainOn = Annotated[
     Literal["everything", "what is new"],
@@ -19,8 +20,6 @@ MinimumNewExamples = Annotated[
 
 class RetrainFile(BaseModel):
     """The parameter file of `python flows/retrain.py`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     release: ReleaseParameters
     train_on: TrainOn = "everything"

@@ -7,11 +7,12 @@ deleted; the rules are those of `flows/release/clean_up.py`.
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.release.clean_up import FAILURES, undo
+from flows.release.clean_up import undo
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import GuardView
 from flows.rollout.record_file import RecordFolder
 from tasks.api import is_this_service
+from tuneship.client import TuneshipError
 from tuneship.gates.plan import CanaryPlan
 
 
@@ -26,7 +27,7 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
             elif _is_silent(record, watch) and record.hold():
                 notes += _close(record, watch)
                 closed.append(record.run_key)
-        except FAILURES as error:
+        except TuneshipError as error:
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
         except Exception as error:  # no single record may stop the others
             watch.log.exception("the release %s is left as it is", record.run_key)

@@ -17,12 +17,11 @@ from flows.shared.signals import uninterrupted
 from tasks.api import api
 from tasks.create_once import NO_SUCH_LIST, run_tag, tagged
 from tasks.jobs import stop_job
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.settings import PipelineSettings
 
-FAILURES = (ApiError, BadResponse, ServiceUnreachable)
 _LOG = get_logger("tuneship.clean_up")
 
 
@@ -36,7 +35,7 @@ def discard_deployments(record: ReleaseRecord) -> list[str]:
             notes += _discard(candidate, _why_kept(candidate, endpoint))
         if baseline is not None and endpoint is None:
             notes += _discard(baseline, None)
-    except FAILURES as error:
+    except TuneshipError as error:
         notes.append(f"deployments of this run are kept: {type(error).__name__}")
     return notes
 
@@ -86,7 +85,7 @@ def is_gone(deployment_id: str) -> bool:
         return api().deployments.get(deployment_id).status in GONE
     except ApiError as error:
         return error.status == 404
-    except (BadResponse, ServiceUnreachable):
+    except TuneshipError:
         return False
 
 
@@ -116,7 +115,7 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
 def undo(record: ReleaseRecord) -> list[str]:
     """Stop the job and delete the deployments of a release whose traffic was returned. Returns notes on what is kept.
 
-    Raises one of `FAILURES`, with nothing done, where the service does not answer.
+    Raises `TuneshipError`, with nothing done, where the service does not answer.
     """
     try:
         _add_unanswered(record)

@@ -138,7 +138,7 @@ def _problems(file: Path, dataset_format: DatasetFormat) -> list[str]:
 
 def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
     """The dataset with this file's content: one that the service has, or a new one."""
-    for known in list_datasets(dataset_format, {CONTENT_TAG: digest}):
+    for known in list_datasets(format=dataset_format, tags={CONTENT_TAG: digest}):
         if known.status == DatasetStatus.PROCESSED:
             get_run_logger().info("%s is dataset %s already", file.name, known.id)
             return known.id

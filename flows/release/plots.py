@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from flows.rollout.result import Change
-from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.job_reports import JobMetrics
 from tuneship.gates.frames import series_frame
 from tuneship.gates.series import RolloutSeries
 from tuneship.gates.training_gates import TrainingRules

@@ -220,7 +220,7 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
         baseline = ask(result.baseline_deployment_id)
         candidate = ask(result.candidate_deployment_id)
         return read_series(baseline, candidate, release.canary.interval)
-    except (ApiError, BadResponse, ServiceUnreachable, Unusable):
+    except (TuneshipError, Unusable):
         return None
 
 

@@ -13,7 +13,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from flows.release.plots import Limit, plot_losses
-from tuneship.contract.jobs import JobMetrics
+from tuneship.contract.job_reports import JobMetrics
 
 
 class TrainingPage:

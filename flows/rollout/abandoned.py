@@ -16,8 +16,9 @@ from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder, read_record
 from flows.rollout.rollback import STOP_TRIES, end_stopped
-from flows.rollout.split import FAILURES, PLAIN, Log, RolloutSplit, SplitLost, describe
+from flows.rollout.split import PLAIN, Log, RolloutSplit, SplitLost, describe
 from tasks.endpoints import get_canary_endpoint
+from tuneship.client import TuneshipError
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
@@ -62,7 +63,7 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
                 if left is not None:
                     found.append(_finish(left, watch))
                     notes += left.file.unwritten
-        except FAILURES as error:
+        except TuneshipError as error:
             notes.append(f"{path.stem} is left as it is ({describe(error)})")
         except Exception as error:  # no single record may stop the others
             watch.log.exception("%s is left as it is", path.stem)

@@ -5,7 +5,6 @@ Only the baseline is ever deleted, and only in the order of `retire`. Next: `shi
 
 from flows.rollout.looks import read_state
 from flows.rollout.split import (
-    FAILURES,
     RETURN_TRIES,
     NotConfirmed,
     RolloutSplit,
@@ -14,7 +13,7 @@ from flows.rollout.split import (
     last_intended,
 )
 from tasks.deployments import delete_deployment
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.gates.record import Ended, Look, RolloutRecord, SplitIntended, Verdict
 
 
@@ -68,7 +67,7 @@ def stop(split: RolloutSplit, reason: str) -> Ended:
     split.log.critical("stopped without a rollback: %s", reason)
     try:
         split.end_lease()
-    except (*FAILURES, NotConfirmed, SplitLost) as error:
+    except (TuneshipError, NotConfirmed, SplitLost) as error:
         split.log.critical("the lease could not be ended (%s)", describe(error))
     return Ended("aborted", reason)
 

@@ -11,11 +11,11 @@ from datetime import datetime
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.rollout.split import FAILURES, RolloutSplit, describe
+from flows.rollout.split import RolloutSplit, describe
 from flows.rollout.traffic_driver import TrafficDriver
 from tasks.deployments import get_deployment
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide

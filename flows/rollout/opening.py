@@ -13,7 +13,6 @@ from flows.rollout.page import show
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder
 from flows.rollout.result import RolloutResult, rejected
 from flows.rollout.split import (
-    FAILURES,
     Log,
     RolloutSplit,
     SplitLost,
@@ -30,7 +29,7 @@ from tasks.endpoints import (
     list_canary_endpoints,
 )
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.answers import read_series

@@ -18,7 +18,6 @@ from flows.rollout.endings import is_baked, lost, promote, roll_back
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFolder, records_in_use
 from flows.rollout.split import (
-    FAILURES,
     PLAIN,
     Log,
     NotConfirmed,
@@ -28,7 +27,7 @@ from flows.rollout.split import (
 )
 from flows.shared.signals import uninterrupted
 from tasks.endpoints import get_canary_endpoint
-from tuneship.client import ServiceUnreachable
+from tuneship.client import ServiceUnreachable, TuneshipError
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
 

@@ -19,7 +19,7 @@ from tasks.endpoints import (
     renew_canary_lease,
     update_canary_endpoint,
 )
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
 from tuneship.contract.errors import DeploymentError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
@@ -31,8 +31,6 @@ Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None]
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 ALERT_AT_TRY = 3
-FAILURES = (ApiError, BadResponse, ServiceUnreachable)
-Failure = ApiError | BadResponse | ServiceUnreachable
 
 
 class SplitLost(Exception):
@@ -145,7 +143,7 @@ class RolloutSplit:
                 self.log.warning("the lease was not renewed (%s)", describe(error))
             elif self.verify().lease is None:
                 self.shift(self.file.record.weight, "the lease had ended")
-        except (BadResponse, ServiceUnreachable) as error:
+        except TuneshipError as error:
             self.log.warning("the lease was not renewed (%s)", describe(error))
         else:
             self._check_ours(seen)
@@ -164,7 +162,7 @@ class RolloutSplit:
                 if self.verify().lease is None:
                     return
                 self.version = self.calls.renew(self.endpoint_id, 0).version
-            except FAILURES as error:
+            except TuneshipError as error:
                 self.log.warning("the lease was not ended (%s)", describe(error))
                 time.sleep(pause_s)
         raise NotConfirmed("the end of the lease is not confirmed")

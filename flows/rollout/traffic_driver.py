@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from flows.shared.errors import BadInput
-from tuneship.client import ApiError, AsyncClient, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, AsyncClient, ServiceUnreachable, TuneshipError
 from tuneship.contract.generation import Generate, Generation
 from tuneship.gates.kinds import BAD_ANSWERS
 from tuneship.gates.plan import DriverTraffic
@@ -177,7 +177,7 @@ class TrafficDriver:
                 self.counts.answered(await self._whole(own_client, request))
         except ApiError as error:
             self._judge(error, served_by)
-        except (BadResponse, ServiceUnreachable, TimeoutError):
+        except (TuneshipError, TimeoutError):
             self.counts.broke_off(served_by[0] if served_by else None)
             self._slow_until = self._loop.time() + 1.0
         finally:

@@ -33,7 +33,7 @@ from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tasks.api import api, connect, disconnect
 from tasks.deployments import DeploymentNotRunning
 from tasks.jobs import JobOverdue
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
 # By outcome; everything else is 1, and after a signal 128 + its number.
@@ -49,9 +49,7 @@ EXIT_CODES = {
 STOPS = (Stopped, KeyboardInterrupt, TerminationSignal)
 EXPECTED = (
     BadInput,
-    ApiError,
-    BadResponse,
-    ServiceUnreachable,
+    TuneshipError,
     CompanionFailed,
     JobOverdue,
     DeploymentNotRunning,

@@ -2,16 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.rollout.abandoned import AbandonedRollout
 from flows.upkeep.watch import Alarm
+from tuneship.contract.common import StrictModel
 
 
 class GuardRules(BaseModel):
     """The guard's time limits."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     silence_seconds: int = Field(
         default=60,

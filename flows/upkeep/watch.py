@@ -21,13 +21,13 @@ from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
 from flows.rollout.abandoned import GuardView
-from flows.rollout.split import FAILURES, Log, describe
+from flows.rollout.split import Log, describe
 from flows.shared.journal import FileLock, Journal, damage_of
 from flows.shared.markdown import code
 from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.answers import Metrics
@@ -132,7 +132,7 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
     notes: list[str] = []
     try:
         endpoints = every_canary_endpoint()
-    except FAILURES as error:
+    except TuneshipError as error:
         is_bare = isinstance(error, ApiError) and error.status in NO_SUCH_ROUTE
         return [], [] if is_bare else [f"no endpoint was watched ({describe(error)})"]
     for served in filter(None, map(_served, endpoints)):
@@ -142,7 +142,7 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
             notes += noted
         except Unusable as error:
             notes.append(f"{served.deployment_id} was not watched: {error}")
-        except FAILURES as error:
+        except TuneshipError as error:
             notes.append(f"{served.deployment_id} was not watched ({describe(error)})")
         except Exception as error:  # one deployment, whatever is wrong, must not stop the others
             watch.log.exception("%s was not watched", served.deployment_id)

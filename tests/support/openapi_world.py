@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from tests.support.in_process import Service
-from tuneship.contract import openapi_story as told
+from tuneship.contract import examples
 from tuneship.contract.openapi import document
 
 Json = dict[str, Any]
@@ -93,19 +93,19 @@ def _webhook(service: Service) -> str:
 def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
     """The service's document, with real ids in its examples and instead of the patterns of ids."""
     service.names["hooks.example.com"] = ["9.9.9.9"]
-    examples = {
-        told.MODEL: kept["model"][1],
-        told.DATASET: kept["ds"][0],
-        told.OTHER_DATASET: kept["ds"][1],
-        told.BASELINE: kept["dep"][0],
-        told.CANDIDATE: kept["dep"][1],
-        told.JOB: kept["ft"][0],
-        told.CANARY: kept["cep"][0],
-        told.WEBHOOK: kept["wh"][0],
-        told.EVENT: kept["evt"][0],
+    real_values = {
+        examples.MODEL: kept["model"][1],
+        examples.DATASET: kept["ds"][0],
+        examples.OTHER_DATASET: kept["ds"][1],
+        examples.BASELINE: kept["dep"][0],
+        examples.CANDIDATE: kept["dep"][1],
+        examples.JOB: kept["ft"][0],
+        examples.CANARY: kept["cep"][0],
+        examples.WEBHOOK: kept["wh"][0],
+        examples.EVENT: kept["evt"][0],
     }
     text = json.dumps(document(service.url))
-    for example, real in examples.items():
+    for example, real in real_values.items():
         text = text.replace(example, real)
     whole = json.loads(text)
     for methods in whole["paths"].values():

@@ -1,10 +1,17 @@
 """The typed client: `client.jobs.create(JobCreate(...))`, sync (`Client`) and async (`AsyncClient`) from one core.
 
-What an operation is stands in `tuneship/contract/`; `resources.py` lists the verbs, `core.py` is the core.
+Operations and their verbs are declared in `tuneship/contract/`; `core.py` decides about retries, errors and replies.
 """
 
-from tuneship.client.clients import AsyncClient, Client, Options, base_url
-from tuneship.contract.errors import ApiError, BadResponse, DeadlineExceeded, ServiceUnreachable
+from tuneship.client.base import Options, base_url
+from tuneship.client.clients import AsyncClient, Client
+from tuneship.contract.errors import (
+    ApiError,
+    BadResponse,
+    DeadlineExceeded,
+    ServiceUnreachable,
+    TuneshipError,
+)
 
 __all__ = [
     "ApiError",
@@ -14,5 +21,6 @@ __all__ = [
     "DeadlineExceeded",
     "Options",
     "ServiceUnreachable",
+    "TuneshipError",
     "base_url",
 ]

@@ -1,6 +1,6 @@
-"""The core of both clients: a generator that yields requests and pauses and is told answers.
+"""The core of both clients: a generator that yields requests and pauses, and receives answers.
 
-It knows retries, errors and replies, and no I/O. Next: `clients.py`, the few lines that obey it.
+It decides about retries, errors and replies, and does no I/O. Next: `clients.py`, which carries out its steps.
 """
 
 import ssl
@@ -29,20 +29,20 @@ R = TypeVar("R")
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_PAUSE_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
-# Together as long as the service keeps a key for a request that does not end.
+# Added up, they are as long as the service reserves an idempotency key for an unfinished request.
 PAUSES_WHILE_BUSY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 @dataclass(frozen=True)
 class Pause:
-    """The core asks to be called again after so many seconds."""
+    """A step: wait for this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What came back: an HTTP answer, or the reason why none came."""
+    """The result of a request: an HTTP answer, or the reason why none came."""
 
     response: httpx.Response | None = None
     failure: httpx.HTTPError | httpx.InvalidURL | None = None
@@ -54,10 +54,10 @@ Conversation = Generator[Call | Pause, HttpAnswer | None, R]
 def converse(
     operation: Operation[P, R], call: Call, tries: int, draw: Callable[[], float]
 ) -> Conversation[R]:
-    """Send `call` up to `tries` times and return the reply, or raise what the last try brought.
+    """Send `call` up to `tries` times and return the reply, or raise the error of the last try.
 
-    `draw` gives a number in [0, 1) for the jitter (full jitter, 0.5 s to 30 s; a `Retry-After` wins). A DELETE whose
-    answer was lost has succeeded when its repeat finds nothing: both times the caller gets what was asked for.
+    `draw` returns a number in [0, 1) for the jitter (full jitter, 0.5 s to 30 s; a `Retry-After` takes precedence). A
+    DELETE whose answer was lost has succeeded when its retry finds nothing.
     """
     failure: Exception | None = None
     may_be_deleted = False
@@ -65,8 +65,11 @@ def converse(
         answer = yield from _answered(call)
         failure, pause = judge(operation, answer)
         if may_be_deleted and isinstance(failure, ResourceNotFound | ModelNotFound):
-            return _deleted(operation, call)
-        may_be_deleted |= call.method == "DELETE" and _may_have_been_obeyed(answer)
+            # An earlier try has deleted it, and its reply was lost. Replies to a DELETE have these fields.
+            identifier = unquote(call.path.rpartition("/")[2])
+            fields = {"id": identifier, "deleted": True, "status": "deleted"}
+            return operation.reply_type.validate_python(fields)
+        may_be_deleted |= call.method == "DELETE" and _may_have_been_carried_out(answer)
         if failure is None and answer.response is not None:
             if attempt == tries or call.method != "GET" or _is_json(answer.response):
                 return _reply(operation, answer.response)
@@ -81,16 +84,23 @@ def converse(
 
 
 def _answered(call: Call) -> Conversation[HttpAnswer]:
-    """Send the call; while the service is still at an earlier try of it, wait for that one's answer.
+    """Send the call, and wait while the service is still working on an earlier try of it.
 
-    To give up instead would let the caller begin a new call, with a new key, of what is being done already.
+    Giving up instead would make the caller start a new call, with a new key, of work that is being done already.
     """
     pauses = iter(PAUSES_WHILE_BUSY_S)
     while True:
         answer = yield call
         if answer is None:
-            raise RuntimeError("a request was yielded and no answer was sent")
-        seconds = next(pauses, None) if _is_still_busy(call, answer) else None
+            raise RuntimeError("a request was yielded, but no answer was sent back")
+        response = answer.response
+        is_still_busy = (
+            call.idempotency_key is not None
+            and response is not None
+            and response.status_code == 409
+            and response.headers.get("x-should-retry") == "true"
+        )
+        seconds = next(pauses, None) if is_still_busy else None
         if seconds is None:
             return answer
         yield Pause(seconds)
@@ -98,40 +108,23 @@ def _answered(call: Call) -> Conversation[HttpAnswer]:
             call.file.seek(0)
 
 
-def _is_still_busy(call: Call, answer: HttpAnswer) -> bool:
-    response = answer.response
-    return (
-        call.idempotency_key is not None
-        and response is not None
-        and response.status_code == 409
-        and response.headers.get("x-should-retry") == "true"
-    )
-
-
-def _may_have_been_obeyed(answer: HttpAnswer) -> bool:
+def _may_have_been_carried_out(answer: HttpAnswer) -> bool:
     """Whether the service may have acted although its answer did not come through."""
     if answer.response is not None:
-        return answer.response.status_code in (502, 504)  # of a proxy
+        return answer.response.status_code in (502, 504)  # a proxy lost the service's answer
     never_sent = httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
     return not isinstance(answer.failure, never_sent)
 
 
-def _deleted(operation: Operation[..., R], call: Call) -> R:
-    """The reply that was lost, as far as anybody needs it; its fields are those of every reply to a DELETE."""
-    identifier = unquote(call.path.rpartition("/")[2])
-    fields = {"id": identifier, "deleted": True, "status": "deleted"}
-    return operation.reply_type.validate_python(fields)
-
-
 def backoff(pause: float, failures: int, draw: Callable[[], float]) -> float:
-    """Seconds to wait: what the answer asked for, else a random part of a span that doubles with each failure."""
+    """Seconds to wait: the pause that the answer requires, else a random part of a span that doubles each time."""
     return pause if pause > 0 else max(0.05, draw() * min(LONGEST_PAUSE_S, 0.5 * 2**failures))
 
 
 def judge(
     operation: Operation[..., Any], answer: HttpAnswer
 ) -> tuple[Exception | None, float | None]:
-    """The failure in an answer, and the pause before another try: None = do not, 0 = the usual back-off."""
+    """The error in an answer, and the seconds to wait before a retry: None is no retry, 0 the usual backoff."""
     if answer.response is None:
         may_pass = not _is_certain(answer.failure)
         message = f"{operation.name}: no answer ({type(answer.failure).__name__})"
@@ -139,9 +132,10 @@ def judge(
     response = answer.response
     if response.is_success:
         return None, None
-    error = error_from_answer(response.status_code, _decoded(response))
+    error = error_from_answer(response.status_code, response.json() if _is_json(response) else None)
     error.headers = dict(response.headers)
     should = response.headers.get("x-should-retry")
+    # The service knows best; a proxy says nothing, so its status decides.
     error.retryable = (
         should == "true"
         if should in ("true", "false")
@@ -153,7 +147,7 @@ def judge(
 
 
 def _is_certain(failure: Exception | None) -> bool:
-    """Whether another try must fail too: the address is wrong, or TLS does not come about."""
+    """Whether a retry must fail, too: the address is wrong, or there is no TLS connection."""
     cause: BaseException | None = failure
     while cause is not None:
         if isinstance(cause, ssl.SSLError | httpx.UnsupportedProtocol | httpx.InvalidURL):
@@ -163,25 +157,18 @@ def _is_certain(failure: Exception | None) -> bool:
 
 
 def retry_after_seconds(value: str | None, now: datetime) -> float | None:
-    """Capped, so that a wrong server cannot park a pipeline for days."""
+    """Seconds of a `Retry-After` header, capped so that a faulty server cannot stop a pipeline for days."""
     seconds = seconds_to_wait(value, now)
     return None if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S)
 
 
 def _is_json(response: httpx.Response) -> bool:
-    """A reading that was cut short is worth another try."""
+    """Whether the body is whole JSON; one that was cut short is worth a retry."""
     try:
         response.json()
     except ValueError:
         return False
     return True
-
-
-def _decoded(response: httpx.Response) -> object:
-    try:
-        return response.json()
-    except ValueError:
-        return None
 
 
 def _reply(operation: Operation[..., R], response: httpx.Response) -> R:

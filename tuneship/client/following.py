@@ -1,6 +1,6 @@
-"""Following a job's stream without I/O: open, read, and open again behind the last event when the line breaks.
+"""Following a job's stream without I/O: open it, read it, and open it again behind the last event when it breaks off.
 
-A generator like the core in `core.py`: it yields what is to be done and what was found, and is told what came.
+Like the core in `core.py`, this is a generator: it yields steps and entries, and receives answers and blocks.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -13,37 +13,38 @@ from pydantic import BaseModel, ValidationError
 from tuneship.client.core import HttpAnswer, Pause, backoff, judge
 from tuneship.client.sse import EventReader, ServerEvent
 from tuneship.contract.errors import BadResponse, ServiceUnreachable
-from tuneship.contract.jobs import JobLogEntry, JobStep, get_job_logs
+from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.jobs import get_job_logs
 from tuneship.contract.operation import Call
 
 MEDIA = "text/event-stream"
-# The service says something every 15 s; after three times that the line is dead.
+# The service sends something every 15 s; after three times that the connection counts as dead.
 SILENCE_S = 45.0
 FRAMES: dict[str, type[BaseModel]] = {"log": JobLogEntry, "metrics": JobStep}
 
 
 @dataclass(frozen=True)
 class Open:
-    """Send the call and keep the answer open; end an earlier one. Told: `HttpAnswer`."""
+    """A step: close an earlier answer, send the call, and keep its answer open. Its result is an `HttpAnswer`."""
 
     call: Call
 
 
 @dataclass(frozen=True)
 class Read:
-    """Wait for the next block of the open answer. Told: `Block`."""
+    """A step: wait for the next block of the open answer. Its result is a `Block`."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes of the answer; none at its end or when the line broke."""
+    """Bytes of the open answer; None at its end, or when the connection broke."""
 
     content: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What the caller is given."""
+    """An entry for the caller."""
 
     entry: Any
 
@@ -52,8 +53,8 @@ Following = Generator[Open | Read | Pause | Followed, HttpAnswer | Block | None,
 
 
 @dataclass
-class _Place:
-    """How far the stream has come."""
+class _Progress:
+    """How far the stream has been read."""
 
     after: str | None
     failures: int = 0
@@ -63,52 +64,58 @@ class _Place:
 def follow_job(job_id: str, after: str | None, tries: int, draw: Callable[[], float]) -> Following:
     """The job's log lines and training steps until the job has ended.
 
-    `tries` bounds the failures in a row, as of any call; bytes of the service start the count again. `draw` as in
-    `converse`. Raises what a refusal or the last failure brought.
+    `tries` bounds the consecutive failures, as for any call; bytes from the service reset the count. For `draw` see
+    `converse`. Raises the refusal or the last failure.
     """
-    place = _Place(after)
+    progress = _Progress(after)
     while True:
-        answer = yield Open(get_job_logs.bind(job_id, after=place.after, stream=True))
+        answer = yield Open(get_job_logs.bind(job_id, after=progress.after, stream=True))
         if not isinstance(answer, HttpAnswer):
-            raise TypeError("an answer was asked for")
+            raise TypeError("the result of Open is an HttpAnswer")
         failure, pause = judge(get_job_logs, answer)
         if failure is None:
-            yield from _entries(reader_of("get_job_logs", answer.response), place)
-            if place.has_ended:
+            yield from _entries(reader_of("get_job_logs", answer.response), progress)
+            if progress.has_ended:
                 return
             failure, pause = ServiceUnreachable("get_job_logs: the stream broke off"), 0.0
-        place.failures += 1
-        if pause is None or place.failures >= tries:
+        progress.failures += 1
+        if pause is None or progress.failures >= tries:
             raise failure
-        yield Pause(backoff(pause, place.failures, draw))
+        yield Pause(backoff(pause, progress.failures, draw))
 
 
-def _entries(reader: EventReader, place: _Place) -> Following:
-    """What one answer holds, until the job's end or the answer's."""
+def _entries(reader: EventReader, progress: _Progress) -> Following:
+    """Yield the entries of one answer, until the job's end or the answer's."""
     while (content := content_of((yield Read()))) is not None:
-        place.failures = 0
+        progress.failures = 0
         for event in reader.feed(content):
-            place.after = event.id or place.after
+            progress.after = event.id or progress.after
             if event.kind == "done":
-                place.has_ended = True
+                progress.has_ended = True
                 return
+            # Newer services may send other kinds of events; they are skipped.
             if event.kind in FRAMES:
                 yield Followed(read_event("get_job_logs", FRAMES, event))
 
 
+def media_of(response: httpx.Response | None) -> str:
+    """Media type of an answer without its parameters; empty without one."""
+    header = response.headers.get("content-type", "") if response is not None else ""
+    return header.partition(";")[0].strip()
+
+
 def reader_of(name: str, response: httpx.Response | None) -> EventReader:
-    """For the events of an answer. Raises `BadResponse` for one of another kind."""
-    media = response.headers.get("content-type", "") if response is not None else ""
-    if media.partition(";")[0].strip() != MEDIA:
+    """A reader for the events of an answer. Raises `BadResponse` for an answer of another media type."""
+    if media_of(response) != MEDIA:
         raise BadResponse(f"{name}: the answer is no stream of events")
     return EventReader()
 
 
-def content_of(told: HttpAnswer | Block | None) -> bytes | None:
-    """What was read; None at the end of the answer."""
-    if not isinstance(told, Block):
-        raise TypeError("a block was asked for")
-    return told.content
+def content_of(result: HttpAnswer | Block | None) -> bytes | None:
+    """Bytes that a `Read` has brought; None at the end of the answer."""
+    if not isinstance(result, Block):
+        raise TypeError("the result of Read is a Block")
+    return result.content
 
 
 def read_event(name: str, frames: Mapping[str, type[BaseModel]], event: ServerEvent) -> Any:

@@ -1,9 +1,7 @@
-"""Reading a generation as it is written, without I/O: open it as any call, then give its pieces until its end.
+"""Reading a streamed generation without I/O: open it like any call, then yield its pieces until its end.
 
-A server that does not stream answers whole; then the reply is the only piece.
-
-Opening is tried again like any call; a stream that has begun is not, since its text would come a second time. A
-generator like the core in `core.py`.
+A server that does not stream sends the whole reply, which then is the only piece. Opening is retried like any call; a
+stream that has begun is not, since its text would come twice. Like the core in `core.py`, this is a generator.
 """
 
 from collections.abc import Callable
@@ -19,10 +17,11 @@ from tuneship.client.following import (
     Open,
     Read,
     content_of,
+    media_of,
     read_event,
     reader_of,
 )
-from tuneship.client.sse import EventReader, ServerEvent
+from tuneship.client.sse import EventReader
 from tuneship.contract.errors import BadResponse, ServiceUnreachable, error_from_answer
 from tuneship.contract.generation import BrokenOff, GeneratedText, Generation
 from tuneship.contract.operation import Call, Operation
@@ -32,7 +31,7 @@ FRAMES: dict[str, type[BaseModel]] = {
     "done": Generation,
     "error": BrokenOff,
 }
-# Of what broke off: a status of its own can no longer be sent then.
+# Status of a stream that fails after it has begun: its own status was sent long before.
 FAILED_STATUS = 500
 
 
@@ -44,16 +43,16 @@ def streaming(call: Call) -> Call:
 def stream_generation(
     operation: Operation[..., Any], call: Call, tries: int, draw: Callable[[], float]
 ) -> Following:
-    """Pieces of text, at the end the whole reply. Raises as any call, and `ApiError` for a stream that broke off."""
+    """Pieces of text, and the whole reply at the end. Raises like any call, and `ApiError` for an `error` event."""
     name = operation.name
     for attempt in range(1, tries + 1):
         answer = yield Open(call)
         if not isinstance(answer, HttpAnswer):
-            raise TypeError("an answer was asked for")
+            raise TypeError("the result of Open is an HttpAnswer")
         failure, pause = judge(operation, answer)
         if failure is None:
-            if _is_whole(answer):
-                yield from _only_piece(name)
+            if media_of(answer.response) == "application/json":
+                yield from _whole_reply(name)
             else:
                 yield from _pieces(name, reader_of(name, answer.response))
             return
@@ -65,19 +64,19 @@ def stream_generation(
 def _pieces(name: str, reader: EventReader) -> Following:
     while (content := content_of((yield Read()))) is not None:
         for event in reader.feed(content):
-            if event.kind in FRAMES:
-                yield Followed(_entry(name, event))
+            # Newer services may send other kinds of events; they are skipped.
+            if event.kind not in FRAMES:
+                continue
+            entry = read_event(name, FRAMES, event)
+            if isinstance(entry, BrokenOff):
+                raise error_from_answer(FAILED_STATUS, entry.model_dump())
+            yield Followed(entry)
             if event.kind == "done":
                 return
     raise ServiceUnreachable(f"{name}: the stream broke off")
 
 
-def _is_whole(answer: HttpAnswer) -> bool:
-    media = answer.response.headers.get("content-type", "") if answer.response is not None else ""
-    return media.partition(";")[0].strip() == "application/json"
-
-
-def _only_piece(name: str) -> Following:
+def _whole_reply(name: str) -> Following:
     content = b""
     while (block := content_of((yield Read()))) is not None:
         content += block
@@ -85,10 +84,3 @@ def _only_piece(name: str) -> Following:
         yield Followed(Generation.model_validate_json(content))
     except ValidationError:
         raise BadResponse(f"{name}: the answer is not readable") from None
-
-
-def _entry(name: str, event: ServerEvent) -> GeneratedText | Generation:
-    entry = read_event(name, FRAMES, event)
-    if isinstance(entry, BrokenOff):
-        raise error_from_answer(FAILED_STATUS, entry.model_dump())
-    return entry

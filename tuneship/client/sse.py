@@ -1,4 +1,4 @@
-"""Reading server-sent events from blocks of bytes, cut anywhere. Knows the format (WHATWG) and no meaning."""
+"""Parsing server-sent events (WHATWG) from blocks of bytes that may be cut anywhere. It knows no event's meaning."""
 
 import re
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from tuneship.contract.errors import BadResponse
 
-# Bytes; a server that sends more without an end must not fill our memory.
-LONGEST_EVENT = 1 << 20
-# A carriage return at the end of a block may be half of an end.
+# A server that sends more without ending the event must not fill our memory.
+LONGEST_EVENT_BYTES = 1 << 20
+# A carriage return at the end of a block may be the first half of a line end.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """One event; `id` is the last one that was sent, here or before."""
+    """One event; `id` is the last id that was sent, with this event or before it."""
 
     kind: str
     data: str
@@ -22,48 +22,42 @@ class ServerEvent:
 
 
 class EventReader:
-    """Takes blocks, gives events. One reader reads one answer."""
+    """Parses the events of one answer, block by block."""
 
     def __init__(self) -> None:
-        """Nothing has come."""
+        """Start before the first byte."""
         self._buffer = b""
         self._kind = "message"
         self._data: list[str] = []
-        self._held = 0
+        self._data_length = 0
         self._id: str | None = None
 
     def feed(self, block: bytes) -> Iterator[ServerEvent]:
-        """The events that this block completes. Raises `BadResponse` for one without an end or not in UTF-8."""
+        """The events that this block completes. Raises `BadResponse` for one that is too long or not in UTF-8."""
         *lines, self._buffer = LINE_END.split(self._buffer + block)
         for line in lines:
-            event = self._line(_text(line))
-            if event is not None:
-                yield event
-        if len(self._buffer) + self._held > LONGEST_EVENT:
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                raise BadResponse("the stream is not in UTF-8") from None
+            if text:
+                self._take_field(text)
+            else:
+                # An empty line ends the event; one without data is dropped, as the standard says.
+                if self._data:
+                    yield ServerEvent(self._kind, "\n".join(self._data), self._id)
+                self._kind, self._data, self._data_length = "message", [], 0
+        if len(self._buffer) + self._data_length > LONGEST_EVENT_BYTES:
             raise BadResponse("the stream holds an event without an end")
 
-    def _line(self, line: str) -> ServerEvent | None:
-        if not line:
-            return self._dispatched()
+    def _take_field(self, line: str) -> None:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "event":
             self._kind = value
         elif name == "data":
             self._data.append(value)
-            self._held += len(value)
+            self._data_length += len(value)
         elif name == "id" and "\0" not in value:
             self._id = value or None
-        return None  # a comment (no name) or an unknown field
-
-    def _dispatched(self) -> ServerEvent | None:
-        event = ServerEvent(self._kind, "\n".join(self._data), self._id) if self._data else None
-        self._kind, self._data, self._held = "message", [], 0
-        return event
-
-
-def _text(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise BadResponse("the stream is not in UTF-8") from None
+        # Any other line is a comment (it has no name) or an unknown field.

@@ -1,16 +1,15 @@
-"""A file that says how far its upload is."""
+"""A file that reports how much of it has been uploaded."""
 
 import os
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
-# Told the bytes that were read so far and the bytes in all; a repeated try starts at the front
-# again.
+# Called with the bytes read so far and the bytes in all; a retry starts at the front again.
 Progress = Callable[[int, int], None]
 
 
 class Readable(Protocol):
-    """What httpx reads of an upload, block by block: memory stays the same for any size."""
+    """The part of a file that httpx uses. It reads block by block, so memory stays the same for any size."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
@@ -18,7 +17,7 @@ class Readable(Protocol):
 
 
 class WatchedFile:
-    """Reads another file and tells `progress` after each block."""
+    """Reads another file and calls `progress` after each block."""
 
     def __init__(self, file: BinaryIO, progress: Progress) -> None:
         """Measure the file; it must be seekable, as a retry must be."""
@@ -29,16 +28,16 @@ class WatchedFile:
         file.seek(place)
 
     def read(self, size: int = -1, /) -> bytes:
-        """A block of the file."""
+        """Read a block of the file."""
         block = self._file.read(size)
         if block:
             self._progress(self._file.tell(), self._size)
         return block
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """As of the file."""
+        """Seek in the file."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """As of the file."""
+        """Position in the file, in bytes."""
         return self._file.tell()

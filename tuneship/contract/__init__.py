@@ -1,1 +1,1 @@
-"""The wire: models, operations, errors. Pydantic and the standard library only."""
+"""The API on the wire: models, operations, errors. It uses pydantic and the standard library only."""

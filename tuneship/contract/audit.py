@@ -1,17 +1,20 @@
 """The audit log on the wire (additive): who did what to which resource of this tenant, with what outcome.
 
 Changes are always in it. With `security_settings.audit_logging` a job's or deployment's reads, generations and refusals
-are too, each committed before its answer is given. Entries hold ids, counts and the service's own words; no text.
+are in it, too, each committed before its answer is sent. Entries hold ids, counts and the service's own words; no text.
 """
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import NOON_MS, REQUEST, SUFFIX
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class AuditEntry(Reply):
     """One answer of the service. `seq` numbers the rows of all tenants; `key_id` is the public part of the API key.
 
-    Token counts are those of a generation. One that streams has two entries: at its start, and with counts at its end.
+    Generations have token counts. A streamed one has two entries: one at its start, one with the counts at its end.
     """
 
     seq: int
@@ -33,7 +36,37 @@ class AuditPage(Reply):
     pagination: LogCursor
 
 
-@operation("GET", "/v1/audit", scope="audit:read")
+@operation(
+    "GET",
+    "/v1/audit",
+    scope="audit:read",
+    example=Example(
+        reply={
+            "entries": [
+                {
+                    "seq": 4711,
+                    "at": NOON_MS,
+                    "key_id": "9f2c41d7",
+                    "action": "generate",
+                    "resource_id": f"dep_{SUFFIX}",
+                    "status": 200,
+                    "address": "10.1.4.20",
+                    "request_id": REQUEST,
+                    "prompt_tokens": 57,
+                    "completion_tokens": 12,
+                }
+            ],
+            "pagination": {"after": "NDcxMQ"},
+        }
+    ),
+)
 def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
-    """What was done in this tenant's name, oldest first (additive). Nothing is ever removed."""
+    """List the actions in this tenant's name, oldest first (additive). Entries are never removed."""
     raise NotImplementedError
+
+
+class Audit(Resource[C_co]):
+    """Who did what in this tenant's name."""
+
+    list = Verb(list_audit)
+    iterate = Pages(list_audit, lambda page: page.entries, by_after)

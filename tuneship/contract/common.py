@@ -1,4 +1,4 @@
-"""What every resource file of the contract shares: request and reply models, ids, names, tags, time, pages."""
+"""Parts that every resource file of the contract uses: base models, ids, names, tags, times, pages."""
 
 import re
 from datetime import UTC, datetime
@@ -15,27 +15,37 @@ from pydantic import (
     model_validator,
 )
 
-# Validation context of the service. Ids are opaque to a client (§1), so only their maker checks
-# their shape.
+# Validation context of the service. Ids are opaque to a client (§1), so only the service checks
+# their form.
 SERVICE = "service"
 
 
 ComplianceMode = Annotated[
     Literal["none", "hipaa"],
     Field(
-        description="`hipaa` turns every other safeguard on; one that is sent and says otherwise is refused by name. "
+        description="`hipaa` turns every other safeguard on; a setting that contradicts it is refused by name. "
         "What is in this mode answers to requests over TLS or from the service's own machine, with keys of at most "
         "90 days."
     ),
 ]
 
 
-class Request(BaseModel):
-    """A body as a client sends it. Unknown fields are refused: a typo must not switch a safeguard off."""
+class StrictModel(BaseModel):
+    """Base of everything that people write: bodies, forms and files. Unknown fields and wrong types are refused.
 
+    A typo must not switch a safeguard off.
+    """
+
+    # Fields may begin with `model_`, which pydantic would warn about.
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+class Request(StrictModel):
+    """A body as a client sends it. Errors never quote it."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class CreateRequest(Request):
@@ -47,7 +57,7 @@ class CreateRequest(Request):
         if not isinstance(value, dict):
             return value
         fields = cast("dict[str, Any]", value)
-        return {key: one for key, one in fields.items() if one is not None}
+        return {key: field for key, field in fields.items() if field is not None}
 
 
 class Reply(BaseModel):
@@ -57,13 +67,13 @@ class Reply(BaseModel):
 
 
 class LogCursor(Reply):
-    """`after` continues behind the last entry; nothing new echoes it; null only without any entry."""
+    """`after` continues behind the last entry; it stays when there is nothing new, and is null without any entry."""
 
     after: str | None
 
 
 def absent(value: object) -> bool:
-    """For `Field(exclude_if=absent)`: the key is left out until there is a value."""
+    """Whether a field has no value: `Field(exclude_if=absent)` leaves the key out of the reply."""
     return value is None
 
 
@@ -79,7 +89,7 @@ def _of_kind(prefix: str) -> AfterValidator:
 
 
 def _shown(prefix: str) -> WithJsonSchema:
-    """The shape as the document shows it; `_of_kind` checks it only in the service."""
+    """The form of an id in the OpenAPI document; `_of_kind` checks it in the service only."""
     return WithJsonSchema({"type": "string", "pattern": f"^{prefix}_[0-9a-z]{{20,32}}$"})
 
 
@@ -107,12 +117,12 @@ Int64 = Annotated[int, Field(le=2**63 - 1)]
 
 
 def render_time(moment: datetime) -> str:
-    """`YYYY-MM-DDThh:mm:ssZ` (§1)."""
+    """The time as `YYYY-MM-DDThh:mm:ssZ` (§1)."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def render_time_ms(moment: datetime) -> str:
-    """The form of log entries, with milliseconds."""
+    """The time with milliseconds, as in log entries."""
     text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

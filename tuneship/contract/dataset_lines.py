@@ -24,7 +24,7 @@ class _Weighted(TypedDict, total=False):
 
 
 class Message(_Weighted):
-    """One turn; `weight` 0 takes an assistant turn out of the loss."""
+    """One turn; `weight` 0 leaves an assistant turn out of the loss."""
 
     role: str
     content: str
@@ -32,7 +32,7 @@ class Message(_Weighted):
 
 @dataclass(frozen=True)
 class ExampleProblem(Exception):
-    """Why a line is refused: a code of the report, the field, a message without content."""
+    """A line is refused: a code of the report, the field, and a message without content."""
 
     code: str
     field: str | None
@@ -47,7 +47,7 @@ def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
 def decode_line(line: bytes) -> Mapping[str, Any]:
     """The JSON object of a line. Raises `ExampleProblem`."""
     try:
-        value = strict_json.parse(line, strict_json.MOST_VALUES_OF_LINE)
+        value = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
     except strict_json.JsonRefused as refused:
         code = "invalid_utf8" if refused.fault == "nul" else refused.fault
         raise ExampleProblem(code, None, refused.message) from None
@@ -92,7 +92,9 @@ def _instruction(line: Mapping[str, Any]) -> list[Message]:
 
 
 def _required(line: Mapping[str, Any], field: str) -> str:
-    name = field if field in line else next((one for one in ALIASES[field] if one in line), None)
+    name = (
+        field if field in line else next((alias for alias in ALIASES[field] if alias in line), None)
+    )
     if name is None:
         raise ExampleProblem("missing_field", field, "is required")
     return _text(line[name], name)
@@ -163,8 +165,8 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
 def _check_turns(messages: list[Message], field: str) -> None:
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
-        place = roles.index("system", 1)
-        raise ExampleProblem("invalid_role", f"{field}[{place}].role", "system stands only first")
+        index = roles.index("system", 1)
+        raise ExampleProblem("invalid_role", f"{field}[{index}].role", "system stands only first")
     if "user" not in roles:
         raise ExampleProblem("missing_field", field, "needs at least one user turn")
     if roles[-1] != "assistant":

@@ -26,11 +26,13 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import BASE, DATASET, NOON, OTHER_DATASET, PAGE, TAGS
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class DatasetStatus(StrEnum):
-    """A small file is processed while its upload is answered; a big one is first `processing`, then may be `failed`."""
+    """A small file is processed before its upload is answered; a big one is first `processing`, then may fail."""
 
     UPLOADED = "uploaded"
     PROCESSING = "processing"
@@ -39,7 +41,7 @@ class DatasetStatus(StrEnum):
 
 
 def _not_yet(value: object) -> object:
-    """What is planned and not built is told apart from what is no format. Messages never quote what was sent."""
+    """Refuse a format that is planned and not built with a message of its own."""
     if value == "preference":
         raise ValueError(
             "must be instruction or conversation: the format for dpo is not available yet"
@@ -48,7 +50,7 @@ def _not_yet(value: object) -> object:
 
 
 def _without_nul(text: str) -> str:
-    """A form is no JSON, where U+0000 is refused for every field; one of the databases cannot hold it."""
+    """Refuse U+0000, which PostgreSQL cannot store. JSON bodies are checked as a whole; a form is not JSON."""
     if "\x00" in text:
         raise ValueError("must not hold the character U+0000")
     return text
@@ -59,14 +61,14 @@ Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul
 
 
 class DatasetValidate(CreateRequest):
-    """The form of validate, beside its `file`. `base_model`: whose tokenizer counts (additive)."""
+    """The form of validate, beside its `file`. `base_model` chooses the tokenizer that counts (additive)."""
 
     format: UploadFormat
     base_model: ModelId | None = None
 
 
 class DatasetUpload(CreateRequest):
-    """The form of upload, beside its `file`; `tags` travels as JSON text. `base_model`: whose tokenizer counts."""
+    """The form of upload, beside its `file`. `tags` is JSON text; `base_model` chooses the tokenizer that counts."""
 
     name: Name
     format: UploadFormat
@@ -85,7 +87,7 @@ class DatasetMerge(CreateRequest):
 
 
 class TokenDistribution(Reply):
-    """Tokens of the assistant's turns, and of all others; the template is not counted."""
+    """Tokens of the assistant's turns, and of all other turns. The template is not counted."""
 
     prompt_tokens: int
     response_tokens: int
@@ -106,7 +108,7 @@ class DatasetSummary(Reply):
 
 
 class LineProblem(Reply):
-    """One problem of a file: physical line from 1 (null: the whole file), field, code; never the text."""
+    """One problem of a file: line from 1 (null: the whole file), field, code. It never quotes the text."""
 
     line: int | None
     field: str | None
@@ -115,7 +117,7 @@ class LineProblem(Reply):
 
 
 class DatasetCreated(DatasetSummary):
-    """A dataset as upload and merge answer it. A big one is `processing`: its counts are 0 until it is `processed`."""
+    """A dataset in the reply to upload and merge. The counts of a big one are 0 until it is `processed`."""
 
     description: str = ""
     tokenizer: Annotated[
@@ -140,7 +142,7 @@ class DatasetFailure(Reply):
 
 
 class Dataset(DatasetCreated):
-    """A dataset as get answers it."""
+    """A dataset in the reply to get."""
 
     token_distribution: TokenDistribution
     error: Annotated[DatasetFailure | None, Field(exclude_if=absent)] = None
@@ -154,7 +156,7 @@ class DatasetPage(Reply):
 
 
 class FormatDetails(Reply):
-    """What the lines hold."""
+    """The format and the fields of the lines."""
 
     format: str
     has_instructions: bool
@@ -162,7 +164,7 @@ class FormatDetails(Reply):
 
 
 class DatasetValidation(Reply):
-    """The verdict on a file. A bad file is an answer, not an error."""
+    """The result of checking a file. A bad file is an answer, not an error."""
 
     is_valid: bool
     num_examples: int
@@ -178,11 +180,65 @@ class DatasetValidation(Reply):
     tokenizer: Annotated[str | None, Field(exclude_if=absent)] = None
 
 
+# Examples of the OpenAPI document.
+EXAMPLE_LINES = (
+    '{"instruction": "Chronic eczema of both hands", "response": "Diseases of the skin"}\n'
+    '{"instruction": "Senile cataract", "response": "Diseases of the eye"}\n'
+)
+
+EXAMPLE_TOKENS = {"prompt_tokens": 48_210, "response_tokens": 9_120}
+
+EXAMPLE_SUMMARY = {
+    "id": DATASET,
+    "name": "icd chapters",
+    "format": "instruction",
+    "num_examples": 1500,
+    "total_tokens": 57_330,
+    "created_at": NOON,
+    "status": "processed",
+    "tags": TAGS,
+}
+
+EXAMPLE_DATASET = {
+    **EXAMPLE_SUMMARY,
+    "description": "Diagnosis texts with their chapter titles.",
+    "tokenizer": BASE,
+}
+
+
 @operation(
     "POST",
     "/v1/datasets/validate",
     scope="datasets:read",
     refusals=(ModelNotFound,),
+    example=Example(
+        {"instruction": {"format": "instruction", "file": EXAMPLE_LINES}},
+        {
+            "is_valid": False,
+            "num_examples": 2,
+            "total_tokens": 57,
+            "token_distribution": {"prompt_tokens": 40, "response_tokens": 17},
+            "format_details": {
+                "format": "instruction",
+                "has_instructions": True,
+                "has_responses": True,
+            },
+            "suggestions": ["Give every line a non-empty response."],
+            "errors": [
+                {
+                    "line": 3,
+                    "field": "response",
+                    "code": "empty_value",
+                    "message": "must not be empty",
+                }
+            ],
+            "warnings": [],
+            "error_count": 1,
+            "errors_truncated": False,
+            "warning_count": 0,
+            "tokenizer": BASE,
+        },
+    ),
 )
 def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Check a JSON Lines file without making a dataset of it (§4.2)."""
@@ -195,6 +251,17 @@ def validate_dataset(form: DatasetValidate, file: BinaryIO) -> DatasetValidation
     scope="datasets:write",
     status=201,
     refusals=(DatasetError, ModelNotFound, QuotaExceeded),
+    example=Example(
+        {
+            "instruction": {
+                "name": "icd chapters",
+                "format": "instruction",
+                "tags": TAGS,
+                "file": EXAMPLE_LINES,
+            }
+        },
+        EXAMPLE_DATASET,
+    ),
 )
 def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Store a JSON Lines file as a dataset (§4.2). A file with a bad line is refused whole.
@@ -205,13 +272,23 @@ def upload_dataset(form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     raise NotImplementedError
 
 
-@operation("GET", "/v1/datasets/{dataset_id}", scope="datasets:read")
+@operation(
+    "GET",
+    "/v1/datasets/{dataset_id}",
+    scope="datasets:read",
+    example=Example(reply={**EXAMPLE_DATASET, "token_distribution": EXAMPLE_TOKENS}),
+)
 def get_dataset(dataset_id: DatasetId) -> Dataset:
     """Fetch one dataset (§4.2)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/datasets", scope="datasets:read")
+@operation(
+    "GET",
+    "/v1/datasets",
+    scope="datasets:read",
+    example=Example(reply={"datasets": [EXAMPLE_SUMMARY], "pagination": PAGE}),
+)
 def list_datasets(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -227,6 +304,7 @@ def list_datasets(
     "/v1/datasets/{dataset_id}",
     scope="datasets:write",
     refusals=((DatasetError, 409),),
+    example=Example(reply={"id": DATASET, "deleted": True}),
 )
 def delete_dataset(dataset_id: DatasetId) -> Deleted:
     """Remove a dataset and its file (§4.2); 409 while a job that has not ended uses it."""
@@ -244,7 +322,31 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
         (DatasetError, 409),
         QuotaExceeded,
     ),
+    example=Example(
+        {"two": {"dataset_ids": [DATASET, OTHER_DATASET], "name": "both years"}},
+        {
+            **EXAMPLE_DATASET,
+            "id": "ds_1q3w5e7r9t2y4u6i8o0p1a3s",
+            "name": "both years",
+            "description": "",
+            "tags": {},
+            "source_datasets": [DATASET, OTHER_DATASET],
+            "duplicate_examples": 12,
+        },
+    ),
 )
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
     """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted."""
     raise NotImplementedError
+
+
+class Datasets(Resource[C_co]):
+    """Training data."""
+
+    validate = Verb(validate_dataset)
+    upload = Verb(upload_dataset)
+    get = Verb(get_dataset)
+    list = Verb(list_datasets)
+    iterate = Pages(list_datasets, lambda page: page.datasets)
+    merge = Verb(merge_datasets)
+    delete = Verb(delete_dataset)

@@ -1,7 +1,7 @@
 """Deployments on the wire (§2.4, §3, §4.4, §4.5, §4.9): create, get, list, update, delete, logs.
 
-The answers here are the superset of both references (profile `auto`); what a strict client sees of them instead is
-said in `tuneship/service/http/profiles.py`.
+The replies hold the fields of both references (profile `auto`); `tuneship/service/http/profiles.py` reduces them for a
+client that asks for one reference.
 """
 
 from datetime import datetime
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, ConfigDict, Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -27,33 +28,24 @@ from tuneship.contract.common import (
     Tags,
     TagValue,
     Timestamp,
-    TimestampMs,
     absent,
 )
+from tuneship.contract.deployment_logs import DeploymentLogs, LogFilter, LogToken
 from tuneship.contract.errors import (
     DeploymentError,
     InstanceTypeUnavailable,
     ModelNotFound,
     QuotaExceeded,
 )
-from tuneship.contract.operation import operation
+from tuneship.contract.generation import generate
+from tuneship.contract.metrics import get_deployment_metrics
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.pages import by_next_token
+from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 Replicas = Annotated[int, Field(ge=0, le=64)]
 ShortText = Annotated[str, Field(min_length=1, max_length=64)]
 Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-LogFilter = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=1000,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Conditions joined by `,` or ` AND `: `level=error`, `level>=warning`, `component!=replica`,"
-        " `request_id=req_...`, `message~text` (contains).",
-    ),
-]
-LogToken = Annotated[
-    str, Field(max_length=256, description="The last page's `pagination.next_token`.")
-]
 
 
 class DeploymentStatus(StrEnum):
@@ -67,26 +59,15 @@ class DeploymentStatus(StrEnum):
     DELETED = "deleted"
 
 
+# The moves of a deployment that serves, and of one that is being started or changed.
+_FROM_RUNNING = frozenset(
+    {DeploymentStatus.UPDATING, DeploymentStatus.FAILED, DeploymentStatus.DELETING}
+)
+_FROM_STARTING = _FROM_RUNNING | {DeploymentStatus.RUNNING}
 MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
-    DeploymentStatus.CREATING: frozenset(
-        {
-            DeploymentStatus.RUNNING,
-            DeploymentStatus.FAILED,
-            DeploymentStatus.UPDATING,
-            DeploymentStatus.DELETING,
-        }
-    ),
-    DeploymentStatus.RUNNING: frozenset(
-        {DeploymentStatus.UPDATING, DeploymentStatus.FAILED, DeploymentStatus.DELETING}
-    ),
-    DeploymentStatus.UPDATING: frozenset(
-        {
-            DeploymentStatus.RUNNING,
-            DeploymentStatus.FAILED,
-            DeploymentStatus.UPDATING,
-            DeploymentStatus.DELETING,
-        }
-    ),
+    DeploymentStatus.CREATING: _FROM_STARTING,
+    DeploymentStatus.RUNNING: _FROM_RUNNING,
+    DeploymentStatus.UPDATING: _FROM_STARTING,
     DeploymentStatus.FAILED: frozenset({DeploymentStatus.UPDATING, DeploymentStatus.DELETING}),
     DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
     DeploymentStatus.DELETED: frozenset(),
@@ -97,7 +78,7 @@ LIVE = frozenset(MOVES) - GONE
 
 
 class ModelConfiguration(Request):
-    """Limits and defaults of generation; null resets a field to the model's own (update only)."""
+    """Limits and defaults of generation. In an update, null resets a field to the model's own value."""
 
     context_length: Annotated[int | None, Field(ge=1)] = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -106,7 +87,7 @@ class ModelConfiguration(Request):
 
 
 class VpcConfig(CreateRequest):
-    """Stored and answered; on one's own machine there is no VPC, so it has no effect."""
+    """A VPC configuration. It is stored and returned, but has no effect on one's own machine, which has no VPC."""
 
     subnet_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(default_factory=list[str])
     security_group_ids: Annotated[list[ShortText], Field(max_length=64)] = Field(
@@ -128,10 +109,12 @@ class DeploymentSecuritySettings(CreateRequest):
 
 
 def _by_either_name(schema: dict[str, Any]) -> None:
-    """The short reference says `model_id`: one of the two names is required."""
+    """Add `model_id`, the short reference's name of `model_name`; one of the two is required."""
     schema["properties"]["model_id"] = schema["properties"]["model_name"] | {"title": "Model Id"}
     schema["required"].remove("model_name")
-    schema["if"] = {"required": ["model_id"]}  # said so, generators still see one class
+    schema["if"] = {
+        "required": ["model_id"]
+    }  # written this way, code generators still see one class
     schema["else"] = {"required": ["model_name"]}
 
 
@@ -189,7 +172,7 @@ CREATE_ONLY = (
 
 
 class DeploymentUpdate(Request):
-    """A merge patch (RFC 7396): what is not sent stays; null removes a tag or resets a `model_config` field."""
+    """A merge patch (RFC 7396): fields that are not sent stay; null removes a tag or resets a `model_config` field."""
 
     deployment_name: Name | None = None
     min_replicas: Replicas | None = None
@@ -212,7 +195,7 @@ class DeploymentUpdate(Request):
 
 
 class DeploymentListItem(Reply):
-    """A deployment in a list, and the root of every other form. Both references' names are answered (§4.9)."""
+    """A deployment in a list, and the base of its other forms. It has the names of both references (§4.9)."""
 
     id: Annotated[str, Field(validation_alias=AliasChoices("id", "deployment_id"))]
     model_name: Annotated[str, Field(validation_alias=AliasChoices("model_name", "model_id"))]
@@ -239,7 +222,7 @@ class DeploymentListItem(Reply):
 
 
 class DeploymentUpdated(DeploymentListItem):
-    """A deployment as update answers it."""
+    """A deployment in the reply to update."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -250,7 +233,7 @@ class DeploymentUpdated(DeploymentListItem):
 
 
 class DeploymentCreated(DeploymentListItem):
-    """A deployment as create answers it."""
+    """A deployment in the reply to create."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -273,7 +256,7 @@ class DeploymentFailure(Reply):
 
 
 class Deployment(DeploymentCreated):
-    """A deployment as get answers it."""
+    """A deployment in the reply to get."""
 
     current_replicas: int = 0
     generation: Annotated[dict[str, Any], Field(alias="model_config")] = Field(
@@ -301,29 +284,6 @@ class DeploymentDeleted(Reply):
         return self.id
 
 
-class DeploymentLogEntry(Reply):
-    """One line of a deployment's log: never a prompt, a completion, a name or a tag."""
-
-    timestamp: TimestampMs
-    level: str
-    message: str
-    component: str
-    request_id: str | None = None
-
-
-class LogContinuation(Reply):
-    """`next_token` continues behind this page; null on the last one."""
-
-    next_token: str | None
-
-
-class DeploymentLogs(Reply):
-    """One page of a deployment's log, in the order that was asked for."""
-
-    logs: list[DeploymentLogEntry]
-    pagination: LogContinuation
-
-
 @operation(
     "POST",
     "/v1/deployments",
@@ -331,6 +291,10 @@ class DeploymentLogs(Reply):
     status=201,
     refusals=(ModelNotFound, DeploymentError, InstanceTypeUnavailable, QuotaExceeded),
     headers=("X-API-Profile",),
+    example=Example(
+        examples.DEPLOYMENT_REQUESTS,
+        examples.CREATED_DEPLOYMENT,
+    ),
 )
 def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
     """Serve a model (§4.4). The answer says `creating`; poll get until `running`."""
@@ -342,13 +306,20 @@ def create_deployment(deployment: DeploymentCreate) -> DeploymentCreated:
     "/v1/deployments/{deployment_id}",
     scope="deployments:read",
     headers=("X-API-Profile",),
+    example=Example(reply=examples.RUNNING_DEPLOYMENT),
 )
 def get_deployment(deployment_id: DeploymentId) -> Deployment:
     """Fetch one deployment (§4.4)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/deployments", scope="deployments:read", headers=("X-API-Profile",))
+@operation(
+    "GET",
+    "/v1/deployments",
+    scope="deployments:read",
+    headers=("X-API-Profile",),
+    example=Example(reply={"deployments": [examples.DEPLOYMENT_ITEM], "pagination": examples.PAGE}),
+)
 def list_deployments(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -367,6 +338,10 @@ def list_deployments(
     scope="deployments:write",
     refusals=(DeploymentError, InstanceTypeUnavailable),
     headers=("If-Match", "X-API-Profile"),
+    example=Example(
+        examples.DEPLOYMENT_CHANGES,
+        examples.UPDATED_DEPLOYMENT,
+    ),
 )
 def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> DeploymentUpdated:
     """Change replicas, tags or generation defaults (§4.4); fields not sent keep their values."""
@@ -379,13 +354,21 @@ def update_deployment(deployment_id: DeploymentId, update: DeploymentUpdate) -> 
     scope="deployments:write",
     refusals=(DeploymentError,),
     headers=("If-Match", "X-API-Profile"),
+    example=Example(
+        reply={"id": examples.CANDIDATE, "deployment_id": examples.CANDIDATE, "status": "deleting"}
+    ),
 )
 def delete_deployment(deployment_id: DeploymentId, force: bool = False) -> DeploymentDeleted:
     """Drain and remove a deployment (§4.4); refused while an endpoint sends it traffic, unless forced."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/deployments/{deployment_id}/logs", scope="logs:read")
+@operation(
+    "GET",
+    "/v1/deployments/{deployment_id}/logs",
+    scope="logs:read",
+    example=Example(reply=examples.DEPLOYMENT_LOGS),
+)
 def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and three names of one token
     deployment_id: DeploymentId,
     start_time: datetime | None = None,
@@ -397,5 +380,21 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
     after: LogToken | None = None,
     cursor: LogToken | None = None,
 ) -> DeploymentLogs:
-    """What happened to a deployment (§4.5). `next_token` (or `after`, `cursor`) continues what was asked for."""
+    """Read a deployment's log (§4.5). `next_token` (or `after`, `cursor`) continues behind the last page."""
     raise NotImplementedError
+
+
+class Deployments(Resource[C_co]):
+    """Models that answer requests."""
+
+    create = Verb(create_deployment)
+    get = Verb(get_deployment)
+    list = Verb(list_deployments)
+    iterate = Pages(list_deployments, lambda page: page.deployments)
+    update = Verb(update_deployment)
+    delete = Verb(delete_deployment)
+    metrics = Verb(get_deployment_metrics)
+    logs = Verb(get_deployment_logs)
+    iterate_logs = Pages(get_deployment_logs, lambda page: page.logs, by_next_token)
+    stream = Streamed(generate)
+    generate = Verb(generate)

@@ -26,11 +26,23 @@ from tuneship.contract.common import (
     absent,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import (
+    BASELINE,
+    CANARY,
+    CANDIDATE,
+    ENDPOINT,
+    LATER,
+    NOON,
+    PAGE,
+    SERVICE,
+)
+from tuneship.contract.generation import generate_by_endpoint
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
 
 class EndpointStatus(StrEnum):
-    """`inactive`: a member was deleted by force; the next valid update makes it active again."""
+    """States of an endpoint. `inactive`: a member was deleted by force; the next valid update activates it again."""
 
     ACTIVE = "active"
     INACTIVE = "inactive"
@@ -45,7 +57,7 @@ class EndpointCreate(CreateRequest):
 
 
 class EndpointUpdate(Request):
-    """What changes; a new `deployment_id` is an atomic cut-over."""
+    """A change of an endpoint; a new `deployment_id` is an atomic cut-over."""
 
     name: Name | None = None
     deployment_id: DeploymentId | None = None
@@ -72,7 +84,7 @@ class EndpointPage(Reply):
 
 
 class EndpointDeleted(Deleted):
-    """The same, for both kinds; the deployments stay as they are."""
+    """The reply to a delete of either kind of endpoint; the deployments stay as they are."""
 
     status: Literal["deleted"] = "deleted"
 
@@ -84,7 +96,7 @@ class Member(CreateRequest):
     traffic_percentage: Annotated[int, Field(ge=0, le=100)]
 
 
-def _whole(members: list[Member]) -> list[Member]:
+def _complete(members: list[Member]) -> list[Member]:
     if len({member.id for member in members}) != len(members):
         raise ValueError("must name different deployments")
     total = sum(member.traffic_percentage for member in members)
@@ -94,7 +106,7 @@ def _whole(members: list[Member]) -> list[Member]:
 
 
 # Different deployments whose shares sum to 100.
-Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_whole)]
+Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValidator(_complete)]
 
 
 class LeaseRequest(CreateRequest):
@@ -105,7 +117,7 @@ class LeaseRequest(CreateRequest):
 
 
 class CanaryEndpointUpdate(CreateRequest):
-    """The whole new split; without `lease` a running lease ends and the split stays."""
+    """The whole new split. Without `lease`, a running lease ends and the split stays."""
 
     deployments: Members
     lease: LeaseRequest | None = None
@@ -118,13 +130,13 @@ class CanaryEndpointCreate(CanaryEndpointUpdate):
 
 
 class LeaseRenewal(CreateRequest):
-    """0 ends the lease and keeps the split."""
+    """A renewal of the lease; 0 seconds end it and keep the split."""
 
     seconds: Annotated[int, Field(ge=0, le=604_800)]
 
 
 class MemberShare(Reply):
-    """One deployment's share, as answered."""
+    """One deployment's share of the traffic."""
 
     id: str
     traffic_percentage: int
@@ -159,25 +171,75 @@ class CanaryEndpointPage(Reply):
     pagination: Pagination
 
 
+# Examples of the OpenAPI document.
+EXAMPLE_SPLIT = [
+    {"id": BASELINE, "traffic_percentage": 90},
+    {"id": CANDIDATE, "traffic_percentage": 10},
+]
+
+EXAMPLE_FALLBACK = [
+    {"id": BASELINE, "traffic_percentage": 100},
+    {"id": CANDIDATE, "traffic_percentage": 0},
+]
+
+EXAMPLE_ENDPOINT = {
+    "id": ENDPOINT,
+    "name": "icd",
+    "deployment_id": CANDIDATE,
+    "url": f"{SERVICE}/v1/endpoints/{ENDPOINT}/generate",
+    "created_at": NOON,
+    "updated_at": NOON,
+    "status": "active",
+    "version": 1,
+}
+
+EXAMPLE_CANARY = {
+    "id": CANARY,
+    "name": "icd-release",
+    "deployments": EXAMPLE_SPLIT,
+    "url": f"{SERVICE}/v1/endpoints/{CANARY}/generate",
+    "created_at": NOON,
+    "updated_at": LATER,
+    "status": "active",
+    "version": 3,
+    "lease": {"seconds": 120, "expires_at": "2026-03-01T12:12:00Z", "fallback": EXAMPLE_FALLBACK},
+}
+
+EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}
+
+
 @operation(
     "POST",
     "/v1/endpoints",
     scope="endpoints:write",
     refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
+    example=Example(
+        {"one deployment": {"name": "icd", "deployment_id": CANDIDATE}}, EXAMPLE_ENDPOINT
+    ),
 )
 def create_endpoint(endpoint: EndpointCreate) -> Endpoint:
     """Make an endpoint that routes to one deployment (§4.6)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/endpoints/{endpoint_id}", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/endpoints/{endpoint_id}",
+    scope="endpoints:read",
+    example=Example(reply=EXAMPLE_ENDPOINT),
+)
 def get_endpoint(endpoint_id: AnyEndpointId) -> Endpoint | CanaryEndpoint:
     """Fetch one endpoint; the id of a canary endpoint is found too (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/endpoints", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/endpoints",
+    scope="endpoints:read",
+    example=Example(reply={"endpoints": [EXAMPLE_ENDPOINT], "pagination": PAGE}),
+)
 def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = None) -> EndpointPage:
     """List plain endpoints, newest first (additive)."""
     raise NotImplementedError
@@ -189,9 +251,13 @@ def list_endpoints(limit: Limit = 20, offset: Offset = 0, name: Name | None = No
     scope="endpoints:write",
     refusals=(DeploymentError, (InvalidRequestError, 409)),
     headers=("If-Match",),
+    example=Example(
+        {"cut over": {"deployment_id": BASELINE}},
+        {**EXAMPLE_ENDPOINT, "deployment_id": BASELINE, "updated_at": LATER, "version": 2},
+    ),
 )
 def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint:
-    """Rename an endpoint or cut it over to another deployment at once (additive); obeys `If-Match`."""
+    """Rename an endpoint or cut it over to another deployment at once (additive); respects `If-Match`."""
     raise NotImplementedError
 
 
@@ -200,6 +266,7 @@ def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint
     "/v1/endpoints/{endpoint_id}",
     scope="endpoints:write",
     headers=("If-Match",),
+    example=Example(reply={"id": ENDPOINT, **EXAMPLE_REMOVED}),
 )
 def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     """Remove an endpoint; its deployment stays (additive)."""
@@ -212,19 +279,40 @@ def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
     scope="endpoints:write",
     refusals=(ResourceNotFound, DeploymentError, (InvalidRequestError, 409)),
     status=201,
+    example=Example(
+        {
+            "split": {"name": "icd-release", "deployments": EXAMPLE_FALLBACK},
+            "with a lease": {
+                "name": "icd-release",
+                "deployments": EXAMPLE_SPLIT,
+                "lease": {"seconds": 120, "fallback": EXAMPLE_FALLBACK},
+            },
+        },
+        EXAMPLE_CANARY,
+    ),
 )
 def create_canary_endpoint(endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
     """Make an endpoint that splits its traffic (§4.6)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/canary-endpoints/{endpoint_id}", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/canary-endpoints/{endpoint_id}",
+    scope="endpoints:read",
+    example=Example(reply=EXAMPLE_CANARY),
+)
 def get_canary_endpoint(endpoint_id: CanaryEndpointId) -> CanaryEndpoint:
     """Fetch one canary endpoint (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/canary-endpoints", scope="endpoints:read")
+@operation(
+    "GET",
+    "/v1/canary-endpoints",
+    scope="endpoints:read",
+    example=Example(reply={"canary_endpoints": [EXAMPLE_CANARY], "pagination": PAGE}),
+)
 def list_canary_endpoints(
     limit: Limit = 20, offset: Offset = 0, name: Name | None = None
 ) -> CanaryEndpointPage:
@@ -238,11 +326,20 @@ def list_canary_endpoints(
     scope="endpoints:write",
     refusals=(DeploymentError,),
     headers=("If-Match",),
+    example=Example(
+        {
+            "shift": {
+                "deployments": EXAMPLE_SPLIT,
+                "lease": {"seconds": 120, "fallback": EXAMPLE_FALLBACK},
+            }
+        },
+        EXAMPLE_CANARY,
+    ),
 )
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
 ) -> CanaryEndpoint:
-    """Replace the whole split in one transaction (§4.6); `If-Match` refuses when somebody else was faster."""
+    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it when somebody else was faster."""
     raise NotImplementedError
 
 
@@ -251,6 +348,7 @@ def update_canary_endpoint(
     "/v1/canary-endpoints/{endpoint_id}",
     scope="endpoints:write",
     headers=("If-Match",),
+    example=Example(reply={"id": CANARY, **EXAMPLE_REMOVED}),
 )
 def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     """Remove a canary endpoint with its lease; its deployments stay (additive)."""
@@ -263,7 +361,35 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     scope="endpoints:write",
     refusals=((InvalidRequestError, 409),),
     headers=("If-Match",),
+    example=Example({"two minutes": {"seconds": 120}}, EXAMPLE_CANARY),
 )
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
     """Renew or end the lease (additive); 409 when none is running."""
     raise NotImplementedError
+
+
+class Endpoints(Resource[C_co]):
+    """Addresses that route to one deployment each."""
+
+    create = Verb(create_endpoint)
+    get = Verb(get_endpoint)
+    list = Verb(list_endpoints)
+    iterate = Pages(list_endpoints, lambda page: page.endpoints)
+    update = Verb(update_endpoint)
+    delete = Verb(delete_endpoint)
+    generate = Verb(generate_by_endpoint)
+    stream = Streamed(generate_by_endpoint)
+
+
+class CanaryEndpoints(Resource[C_co]):
+    """Addresses that split their traffic over deployments."""
+
+    create = Verb(create_canary_endpoint)
+    get = Verb(get_canary_endpoint)
+    list = Verb(list_canary_endpoints)
+    iterate = Pages(list_canary_endpoints, lambda page: page.canary_endpoints)
+    update = Verb(update_canary_endpoint)
+    delete = Verb(delete_canary_endpoint)
+    renew_lease = Verb(renew_canary_lease)
+    generate = Verb(generate_by_endpoint)
+    stream = Streamed(generate_by_endpoint)

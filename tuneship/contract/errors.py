@@ -1,21 +1,25 @@
-"""Every refusal the service can give, one class per code of §7. The service raises it, the client raises it again.
+"""Every error that a call of the API can raise, under one root; a refusal has one class per code of §7.
 
-    ApiError                          a refusal with a code, a status and a request id
-     |- InvalidRequestError           invalid_request_error      400 (405 408 409 412 413 414 415 431)
-     |- AuthenticationError           authentication_error       401
-     |- PermissionDenied              permission_denied          403
-     |- ResourceNotFound              resource_not_found         404
-     |- ModelNotFound                 model_not_found            404
-     |- ValidationRefused             validation_error           422
-     |- DatasetError                  dataset_error              422 (409)
-     |- DeploymentError               deployment_error           409 (503)
-     |- InstanceTypeUnavailable       instance_type_unavailable  409
-     |- RateLimitExceeded             rate_limit_exceeded        429
-     |- QuotaExceeded                 quota_exceeded             429
-     |- FineTuningError               fine_tuning_error          only inside the record of a failed job
-     `- InternalError                 internal_error             500 (503)
-    BadResponse                       the server answered something that is not of this contract (client only)
-    ServiceUnreachable                no answer came (client only)
+The service raises a refusal and renders it; the client reads it from the answer and raises it again.
+
+    TuneshipError                     any call that failed; `retryable` says whether the same call may succeed later
+     |- ApiError                      the service refused: a code, a status and a request id
+     |   |- InvalidRequestError       invalid_request_error      400 (405 408 409 412 413 414 415 431)
+     |   |- AuthenticationError       authentication_error       401
+     |   |- PermissionDenied          permission_denied          403
+     |   |- ResourceNotFound          resource_not_found         404
+     |   |- ModelNotFound             model_not_found            404
+     |   |- ValidationRefused         validation_error           422
+     |   |- DatasetError              dataset_error              422 (409)
+     |   |- DeploymentError           deployment_error           409 (503)
+     |   |- InstanceTypeUnavailable   instance_type_unavailable  409
+     |   |- RateLimitExceeded         rate_limit_exceeded        429
+     |   |- QuotaExceeded             quota_exceeded             429
+     |   |- FineTuningError           fine_tuning_error          only inside the record of a failed job
+     |   `- InternalError             internal_error             500 (503)
+     |- BadResponse                   the answer is not of this contract (client only)
+     `- ServiceUnreachable            no answer came (client only)
+         `- DeadlineExceeded          none came before the caller's deadline (client only)
 
 Messages name fields, limits and counts, never what the caller sent: it may be a patient's text.
 """
@@ -40,7 +44,14 @@ class ErrorDetail:
         return body if self.line is None else {"line": self.line, **body}
 
 
-class ApiError(Exception):
+class TuneshipError(Exception):
+    """A call of the API failed. Catch it where it does not matter why."""
+
+    retryable: bool
+    """Whether the same call may succeed later."""
+
+
+class ApiError(TuneshipError):
     """A refusal. `status` is the HTTP status, `retryable` whether the same request may succeed later."""
 
     code: ClassVar[str] = "unknown_error"
@@ -168,7 +179,7 @@ class QuotaExceeded(ApiError):
 
 
 class FineTuningError(ApiError):
-    """Why a job failed. It stands in the job's record, never as an HTTP answer."""
+    """The reason why a job failed. It is in the job's record, and is never an HTTP answer."""
 
     code = "fine_tuning_error"
     statuses = (500,)
@@ -181,26 +192,26 @@ class InternalError(ApiError):
     statuses = (500, 503)
 
 
-class BadResponse(Exception):
-    """The server's answer is not of this contract (client only). Names the operation and what is wrong."""
+class BadResponse(TuneshipError):
+    """The server's answer is not of this contract (client only). The message names the operation and the problem."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
-        """`retryable`: the answer was cut short or came from somebody between, so another try may bring a whole one."""
+        """Set `retryable` when the answer was cut short or came from a proxy, so that a retry may bring a whole one."""
         super().__init__(message)
         self.retryable = retryable
 
 
-class ServiceUnreachable(Exception):
+class ServiceUnreachable(TuneshipError):
     """No answer came: refused, timed out, or the connection broke (client only)."""
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
-        """Not `retryable`: the address is wrong, or TLS does not come about; another try must fail too."""
+        """Clear `retryable` when a retry must fail, too: the address is wrong, or there is no TLS connection."""
         super().__init__(message)
         self.retryable = retryable
 
 
 class DeadlineExceeded(ServiceUnreachable):
-    """The caller's own deadline passed first; whether the service did what was asked is not known (client only)."""
+    """The caller's own deadline has passed (client only). Whether the service carried out the call is not known."""
 
 
 BY_CODE: dict[str, type[ApiError]] = {
@@ -224,17 +235,29 @@ BY_CODE: dict[str, type[ApiError]] = {
 
 
 def error_from_answer(status: int, body: object) -> ApiError:
-    """Make the error class again from an HTTP answer; an unknown code becomes a plain `ApiError`.
+    """The error that an HTTP answer stands for; an unknown code becomes a plain `ApiError`.
 
-    `body` is the decoded JSON or anything else; a body of another shape keeps its status and no text.
+    `body` is the decoded JSON or anything else. Of a body of another shape, only the status is used.
     """
-    fields = _error_fields(body)
-    if fields is None:
-        return _without_body(status)
+    fields = cast("dict[str, object]", body).get("error") if isinstance(body, dict) else None
+    if not isinstance(fields, dict):
+        # A proxy's answer: its text is not shown, since it may quote the request.
+        error = ApiError(f"the server answered {status} without an error body", status=status)
+        error.retryable = status in (408, 429, 500, 502, 503, 504)
+        return error
+    fields = cast("dict[str, Any]", fields)
     code = str(fields.get("code"))
     known = BY_CODE.get(code)
     message, param = str(fields.get("message", "")), fields.get("param")
-    details = [_detail(one) for one in fields.get("details") or ()]
+    details = [
+        ErrorDetail(
+            field=detail.get("field"),
+            code=str(detail.get("code")),
+            message=str(detail.get("message")),
+            line=detail.get("line"),
+        )
+        for detail in fields.get("details") or ()
+    ]
     if known and status in known.statuses:
         error = known(message, param=param, details=details, status=status)
     else:
@@ -242,23 +265,3 @@ def error_from_answer(status: int, body: object) -> ApiError:
         error.unknown_code = code
     error.request_id = fields.get("request_id")
     return error
-
-
-def _error_fields(body: object) -> dict[str, Any] | None:
-    fields = cast("dict[str, object]", body).get("error") if isinstance(body, dict) else None
-    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else None
-
-
-def _without_body(status: int) -> ApiError:
-    error = ApiError(f"the server answered {status} without an error body", status=status)
-    error.retryable = status in (408, 429, 500, 502, 503, 504)
-    return error
-
-
-def _detail(one: Any) -> ErrorDetail:
-    return ErrorDetail(
-        field=one.get("field"),
-        code=str(one.get("code")),
-        message=str(one.get("message")),
-        line=one.get("line"),
-    )

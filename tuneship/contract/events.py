@@ -11,11 +11,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import EVENT, JOB, NOON_MS
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
-    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease has taken back."""
+    """The 16 kinds of §6, and (additive) a canary split that was reverted when its lease lapsed."""
 
     JOB_QUEUED = "fine_tuning.job.queued"
     JOB_STARTED = "fine_tuning.job.started"
@@ -37,12 +40,12 @@ class EventKind(StrEnum):
 
     @property
     def family(self) -> str:
-        """What it is about: `fine_tuning.job`, `dataset`, `deployment`, `canary_endpoint`; the payload's `object`."""
+        """Kind of the resource, e.g. `fine_tuning.job` or `dataset`; it is the payload's `object`."""
         return self.rpartition(".")[0]
 
 
 KINDS = tuple(str(kind) for kind in EventKind)
-# What a webhook may ask for: everything, a family, or one kind.
+# Subscriptions of a webhook: everything, a family, or one kind.
 SUBSCRIPTIONS = ("*", *sorted({f"{kind.family}.*" for kind in EventKind}), *KINDS)
 
 
@@ -108,7 +111,29 @@ def event(row: dict[str, Any]) -> Event:
     )
 
 
-@operation("GET", "/v1/events", scope="webhooks:read")
+# Examples of the OpenAPI document.
+EXAMPLE_EVENT = {
+    "id": EVENT,
+    "type": "fine_tuning.job.succeeded",
+    "timestamp": NOON_MS,
+    "created_at": NOON_MS,
+    "data": {"object": "fine_tuning.job", "id": JOB, "status": "completed", "sequence": 5},
+}
+
+
+@operation(
+    "GET",
+    "/v1/events",
+    scope="webhooks:read",
+    example=Example(reply={"events": [EXAMPLE_EVENT], "pagination": {"after": "MTI4"}}),
+)
 def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
-    """What happened in the last 30 days, oldest first (additive): for those who cannot be called, or missed a call."""
+    """List the events of the last 30 days, oldest first (additive); for receivers that miss or cannot get calls."""
     raise NotImplementedError
+
+
+class Events(Resource[C_co]):
+    """Events of the last 30 days."""
+
+    list = Verb(list_events)
+    iterate = Pages(list_events, lambda page: page.events, by_after)

@@ -1,5 +1,6 @@
 """Text generation on the wire (§2.6, §4.7), for deployments and for endpoints."""
 
+import json
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -7,9 +8,10 @@ from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import AnyEndpointId, CreateRequest, DeploymentId, Reply, absent
 from tuneship.contract.errors import DeploymentError, InvalidRequestError
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import CANDIDATE, SUFFIX
+from tuneship.contract.operation import Example, operation
 
-MOST_TURNS = 1000
+MAXIMUM_TURNS = 1000
 
 
 class Turn(CreateRequest):
@@ -20,7 +22,7 @@ class Turn(CreateRequest):
 
 
 def _answerable(turns: list[Turn]) -> list[Turn]:
-    """What a model can go on from, in the layout it was trained on."""
+    """Refuse conversations that no training example begins with: a model could not continue them."""
     roles = [turn.role for turn in turns]
     if "system" in roles[1:]:
         raise ValueError("must hold a system turn only at the start")
@@ -32,20 +34,22 @@ def _answerable(turns: list[Turn]) -> list[Turn]:
 
 
 def _one_of_both(schema: dict[str, Any]) -> None:
-    schema["if"] = {"required": ["messages"]}  # said so, generators still see one class
+    schema["if"] = {
+        "required": ["messages"]
+    }  # written this way, code generators still see one class
     schema["then"] = {"not": {"required": ["prompt"]}}
     schema["else"] = {"required": ["prompt"]}
 
 
 class Generate(CreateRequest):
-    """What to generate: a `prompt`, or `messages` instead. Defaults come from the deployment's `model_config`."""
+    """A generation from a `prompt` or from `messages`. Defaults come from the deployment's `model_config`."""
 
     model_config = ConfigDict(json_schema_extra=_one_of_both)
 
     prompt: Annotated[str | None, Field(min_length=1)] = None
     messages: Annotated[
         list[Turn] | None,
-        Field(min_length=1, max_length=MOST_TURNS, description="Additive."),
+        Field(min_length=1, max_length=MAXIMUM_TURNS, description="Additive."),
         AfterValidator(lambda turns: turns and _answerable(turns)),
     ] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -61,8 +65,8 @@ class Generate(CreateRequest):
     stream: Annotated[
         bool,
         Field(
-            description="Additive. Send the text as it is made: server-sent events `token` with a piece of text each, "
-            "at the end `done` with the whole reply, or `error` with the body of a refusal."
+            description="Additive. Send the text while it is generated: server-sent events `token` with a piece of "
+            "text each, at the end `done` with the whole reply, or `error` with an error body."
         ),
     ] = False
 
@@ -94,7 +98,7 @@ class Usage(Reply):
 
 
 class Generation(Reply):
-    """A completion; `deployment_id` says who served it. `prompt` is as it was sent, absent for `messages`."""
+    """A completion and the deployment that served it. `prompt` is as it was sent, absent for `messages`."""
 
     id: str
     deployment_id: str
@@ -105,15 +109,49 @@ class Generation(Reply):
 
 
 class GeneratedText(Reply):
-    """The next piece of a completion that is streamed; all pieces together are the completion."""
+    """A piece of a streamed completion; all pieces together are the completion."""
 
     text: str
 
 
 class BrokenOff(Reply):
-    """The last event of a stream that cannot be finished: its data has the shape of a refusal's body."""
+    """The last event of a stream that fails; its data has the form of an error body."""
 
     error: dict[str, Any]
+
+
+# Examples of the OpenAPI document.
+EXAMPLE_PROMPT = "Which chapter does chronic eczema of both hands belong to?"
+
+EXAMPLE_REPLY = {
+    "id": f"gen_{SUFFIX}",
+    "deployment_id": CANDIDATE,
+    "prompt": EXAMPLE_PROMPT,
+    "completion": "Diseases of the skin and subcutaneous tissue",
+    "finish_reason": "stop",
+    "usage": {"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 30},
+}
+
+EXAMPLE_LINES = (
+    '{"text":"Diseases of the skin"}\n{"text":" and subcutaneous tissue"}\n'
+    f"{json.dumps(EXAMPLE_REPLY)}\n"
+)
+
+EXAMPLE_EVENTS = (
+    'event: token\ndata: {"text":"Diseases of the skin"}\n\n'
+    'event: token\ndata: {"text":" and subcutaneous tissue"}\n\n'
+    f"event: done\ndata: {json.dumps(EXAMPLE_REPLY)}\n\n"
+)
+
+EXAMPLE = Example(
+    {
+        "prompt": {"prompt": EXAMPLE_PROMPT, "max_tokens": 64, "temperature": 0.0, "stop": ["\n"]},
+        "messages": {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}]},
+        "stream": {"prompt": EXAMPLE_PROMPT, "stream": True},
+    },
+    EXAMPLE_REPLY,
+    streams={"text/event-stream": EXAMPLE_EVENTS, "application/x-ndjson": EXAMPLE_LINES},
+)
 
 
 @operation(
@@ -121,13 +159,14 @@ class BrokenOff(Reply):
     "/v1/deployments/{deployment_id}/generate",
     scope="generate",
     refusals=(DeploymentError, (DeploymentError, 503)),
+    example=EXAMPLE,
 )
 def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     """Generate with one deployment (§4.7).
 
-    With `stream` the text is sent as it is made: as server-sent events (`token` with a piece of the text, at the end
-    `done` with the whole reply), or as one JSON object a line for `Accept: application/x-ndjson`. What is refused or
-    fails before the first piece has its own status; what fails later is told by a last event `error`.
+    With `stream` the text is sent while it is generated: as server-sent events (`token` with a piece of the text, at
+    the end `done` with the whole reply), or as one JSON object a line for `Accept: application/x-ndjson`. A failure
+    before the first piece has its own status; a later one is a last event `error`.
     """
     raise NotImplementedError
 
@@ -138,6 +177,7 @@ def generate(deployment_id: DeploymentId, request: Generate) -> Generation:
     scope="generate",
     refusals=(DeploymentError, (DeploymentError, 503), (InvalidRequestError, 409)),
     headers=("X-Routing-Key",),
+    example=EXAMPLE,
 )
 def generate_by_endpoint(endpoint_id: AnyEndpointId, request: Generate) -> Generation:
     """Generate through an endpoint; a canary endpoint draws the deployment by its split (§4.6).

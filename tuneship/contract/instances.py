@@ -1,11 +1,12 @@
-"""Where work can run, on the wire: the instance types of `instance_type`."""
+"""Instance types on the wire: the values of `instance_type`."""
 
 from tuneship.contract.common import Reply
-from tuneship.contract.operation import operation
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Resource, Verb
 
 
 class InstanceType(Reply):
-    """A kind of machine; what is not `available` here is refused with `instance_type_unavailable`."""
+    """A kind of machine. One that is not `available` is refused with `instance_type_unavailable`."""
 
     name: str
     compute_type: str
@@ -23,7 +24,31 @@ class InstanceTypes(Reply):
     instance_types: list[InstanceType]
 
 
-@operation("GET", "/v1/instance-types", scope="jobs:read")
+@operation(
+    "GET",
+    "/v1/instance-types",
+    scope="jobs:read",
+    example=Example(
+        reply={
+            "instance_types": [
+                {
+                    "name": "local",
+                    "compute_type": "cpu",
+                    "available": True,
+                    "cpus": 2,
+                    "memory_gb": 7.6,
+                    "gpus": 0,
+                }
+            ]
+        }
+    ),
+)
 def list_instance_types() -> InstanceTypes:
-    """List the instance types and what this installation has of them."""
+    """List the instance types; those that this installation has are `available`."""
     raise NotImplementedError
+
+
+class InstanceTypeResource(Resource[C_co]):
+    """Instance types."""
+
+    list = Verb(list_instance_types)

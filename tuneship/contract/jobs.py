@@ -1,10 +1,12 @@
 """Fine-tuning jobs on the wire (§2.1, §3, §4.1): create, get, list, cancel, metrics, logs and their stream."""
 
+from collections.abc import AsyncGenerator, Generator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
+from tuneship.contract import examples
 from tuneship.contract.common import (
     ComplianceMode,
     CreateRequest,
@@ -12,7 +14,6 @@ from tuneship.contract.common import (
     Int64,
     JobId,
     Limit,
-    LogCursor,
     LogLimit,
     ModelId,
     ModelName,
@@ -21,7 +22,6 @@ from tuneship.contract.common import (
     Reply,
     Tags,
     Timestamp,
-    TimestampMs,
     absent,
 )
 from tuneship.contract.errors import (
@@ -32,7 +32,10 @@ from tuneship.contract.errors import (
     QuotaExceeded,
     ResourceNotFound,
 )
-from tuneship.contract.operation import operation
+from tuneship.contract.job_reports import JobLogEntry, JobLogs, JobMetrics, JobStep
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.pages import by_after
+from tuneship.contract.verbs import Asynchronous, Blocking, C_co, Pages, Resource, Verb
 
 
 class JobStatus(StrEnum):
@@ -66,7 +69,7 @@ Auto = Literal["auto"]
 
 
 class Hyperparameters(CreateRequest):
-    """How to train. The record always echoes the resolved values."""
+    """Hyperparameters of a job. The record always holds the resolved values."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = Field(
         default=2e-4, description="Highest step size, reached after the warm-up."
@@ -94,21 +97,26 @@ class Hyperparameters(CreateRequest):
         description="Layers that get such matrices; default: `all-linear`, every linear one.",
     )
     seed: Annotated[
-        int, Field(ge=0, le=2**31 - 1, description="Of first weights and order of examples.")
+        int,
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description="Seed of the initial weights and of the order of examples.",
+        ),
     ] = 42
     early_stopping_patience: Annotated[
         int | None,
         Field(
             ge=1,
             le=10_000,
-            description="The job ends after so many measurements in a row without a new lowest validation loss; "
+            description="The job ends after this many consecutive measurements without a new lowest validation loss; "
             "default: never early.",
         ),
     ] = None
 
 
 class ComputeConfig(CreateRequest):
-    """Where to train and for how long at most."""
+    """The machine to train on, and the longest time that training may take."""
 
     instance_type: Annotated[str, Field(min_length=1, max_length=64)] = "local"
     instance_count: Annotated[int, Field(ge=1, le=64)] = 1
@@ -125,7 +133,7 @@ class JobSecuritySettings(CreateRequest):
 
 
 FineTuningMethod = Literal["lora"]
-# Methods that clients of such services know and this release does not train.
+# Methods that other services of this kind have, and that this release does not train.
 NAMED_METHODS = frozenset({"full", "dpo"})
 
 
@@ -170,7 +178,7 @@ class JobCreate(CreateRequest):
 
 
 class JobError(Reply):
-    """Why a job failed: `code` is `fine_tuning_error`, `reason` one of a closed list."""
+    """The reason why a job failed: `code` is `fine_tuning_error`, `reason` is one of a closed list."""
 
     code: str
     reason: str
@@ -178,7 +186,7 @@ class JobError(Reply):
 
 
 class JobCreated(Reply):
-    """A job as create answers it; `security_settings` is not echoed (§2.1)."""
+    """A job in the reply to create; `security_settings` is not echoed (§2.1)."""
 
     id: str
     base_model: str
@@ -196,7 +204,7 @@ class JobCreated(Reply):
 
 
 class Job(JobCreated):
-    """A job as get answers it."""
+    """A job in the reply to get."""
 
     fine_tuned_model: str | None = None
     started_at: Timestamp | None = None
@@ -212,16 +220,18 @@ class Job(JobCreated):
         int | None, Field(description="While queued: 1 is the next to start. A forecast.")
     ] = None
     tokens_per_second: Annotated[
-        float | None, Field(description="Learnt lately, without padding; null until measured.")
+        float | None,
+        Field(description="Recent training speed, without padding; null until measured."),
     ] = None
     estimated_completion_at: Annotated[
-        Timestamp | None, Field(description="While running: by the measured time of its steps.")
+        Timestamp | None,
+        Field(description="While running: estimated from the measured time of its steps."),
     ] = None
     error: Annotated[JobError | None, Field(exclude_if=absent)] = None
 
 
 class JobSummary(Reply):
-    """A job as an item of a list (§2.1); `completed_at` only on a completed one."""
+    """A job in a list (§2.1); only a completed one has `completed_at`."""
 
     id: str
     base_model: str
@@ -250,55 +260,6 @@ class JobCancelled(Reply):
     updated_at: Timestamp
 
 
-class JobMetrics(Reply):
-    """Arrays of equal length, one entry a step. A step without evaluation repeats the last validation values."""
-
-    job_id: str
-    steps: list[int]
-    training_loss: list[float | None]
-    validation_loss: list[float | None]
-    learning_rate: list[float | None]
-    epochs: list[float | None]
-    accuracy: list[float | None]
-    perplexity: list[float | None]
-    created_at: Timestamp
-    thinned: Annotated[
-        Literal[True] | None,
-        Field(
-            exclude_if=absent,
-            description="Additive. The job has more than 5,000 steps, and some are left out: kept are the first and "
-            "the last 250, every step at which the model was measured (of more than 2,500 the best and every nth), "
-            "and every nth between.",
-        ),
-    ] = None
-
-
-class JobLogEntry(Reply):
-    """One line of a job's log; never text of a dataset."""
-
-    timestamp: TimestampMs
-    level: str
-    message: str
-
-
-class JobStep(Reply):
-    """One step in the stream of a job: the data of an `event: metrics` frame."""
-
-    step: int
-    training_loss: float
-    validation_loss: float
-    learning_rate: float
-    epoch: float
-    """Epochs done, as a fraction."""
-
-
-class JobLogs(Reply):
-    """One page of a job's log, oldest first."""
-
-    logs: list[JobLogEntry]
-    pagination: LogCursor
-
-
 @operation(
     "POST",
     "/v1/fine-tuning/jobs",
@@ -312,19 +273,34 @@ class JobLogs(Reply):
         InstanceTypeUnavailable,
         QuotaExceeded,
     ),
+    example=Example(
+        examples.JOB_REQUESTS,
+        examples.QUEUED_JOB,
+    ),
 )
 def create_job(job: JobCreate) -> JobCreated:
     """Queue a fine-tuning job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read", headers=("X-API-Profile",))
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs/{job_id}",
+    scope="jobs:read",
+    headers=("X-API-Profile",),
+    example=Example(reply=examples.COMPLETED_JOB),
+)
 def get_job(job_id: JobId) -> Job:
     """Fetch one job (§4.1)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs", scope="jobs:read")
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs",
+    scope="jobs:read",
+    example=Example(reply={"jobs": [examples.JOB_ITEM], "pagination": examples.PAGE}),
+)
 def list_jobs(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -341,17 +317,25 @@ def list_jobs(
     "/v1/fine-tuning/jobs/{job_id}/cancel",
     scope="jobs:write",
     refusals=((InvalidRequestError, 409),),
+    example=Example(
+        reply={"id": examples.JOB, "status": "cancelling", "updated_at": examples.LATER}
+    ),
 )
 def cancel_job(job_id: JobId) -> JobCancelled:
     """Stop a queued or running job (§4.1); again on a job that is being cancelled is the same answer."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/fine-tuning/jobs/{job_id}/metrics", scope="metrics:read")
+@operation(
+    "GET",
+    "/v1/fine-tuning/jobs/{job_id}/metrics",
+    scope="metrics:read",
+    example=Example(reply=examples.JOB_METRICS),
+)
 def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
-    """Losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
+    """Read losses, learning rate, accuracy and perplexity by step (§4.1), live while the job trains.
 
-    `evaluated_only` keeps the steps at which the model was measured: a repeated value is no new evidence.
+    `evaluated_only` returns only the steps at which the model was measured: a repeated value is no new evidence.
     """
     raise NotImplementedError
 
@@ -361,14 +345,52 @@ def get_job_metrics(job_id: JobId, evaluated_only: bool = False) -> JobMetrics:
     "/v1/fine-tuning/jobs/{job_id}/logs",
     scope="logs:read",
     headers=("Last-Event-ID",),
+    example=Example(
+        reply={
+            "logs": [{"timestamp": examples.NOON_MS, "level": "info", "message": "job queued"}],
+            "pagination": {"after": "MTIz"},
+        },
+        streams={
+            "text/event-stream": examples.JOB_LOG_EVENTS,
+            "application/x-ndjson": examples.JOB_LOG_LINES,
+        },
+    ),
 )
 def get_job_logs(
     job_id: JobId, limit: LogLimit = 100, after: str | None = None, stream: bool = False
 ) -> JobLogs:
-    """The job's log, oldest first (§4.1).
+    """Read the job's log, oldest first (§4.1).
 
-    With `stream` it is sent as it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
-    JSON object a line for `Accept: application/x-ndjson`. A stream goes on behind `Last-Event-ID` or `after`; `limit`
-    does not bound it.
+    With `stream` it is sent while it is written, as server-sent events (`log`, `metrics`, at the end `done`), or as one
+    JSON object a line for `Accept: application/x-ndjson`. A stream continues behind `Last-Event-ID` or `after`;
+    `limit` does not bound it.
     """
     raise NotImplementedError
+
+
+class Jobs(Resource[C_co]):
+    """Fine-tuning jobs."""
+
+    create = Verb(create_job)
+    get = Verb(get_job)
+    list = Verb(list_jobs)
+    iterate = Pages(list_jobs, lambda page: page.jobs)
+    cancel = Verb(cancel_job)
+    metrics = Verb(get_job_metrics)
+    logs = Verb(get_job_logs)
+    iterate_logs = Pages(get_job_logs, lambda page: page.logs, by_after)
+
+    @overload
+    def follow_logs(
+        self: "Jobs[Blocking]", job_id: str, after: str | None = None
+    ) -> Generator[JobLogEntry | JobStep]: ...
+    @overload
+    def follow_logs(
+        self: "Jobs[Asynchronous]", job_id: str, after: str | None = None
+    ) -> AsyncGenerator[JobLogEntry | JobStep]: ...
+    def follow_logs(self: "Jobs[Any]", job_id: str, after: str | None = None) -> Any:
+        """Yield log lines and training steps as they are written, over broken connections, to the job's end.
+
+        Leaving the loop early closes the connection; with an `AsyncClient`, use `contextlib.aclosing`.
+        """
+        return self.client.follow_job(job_id, after)

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuneship.contract.common import AnyEndpointId, DeploymentId, Reply, Timestamp, absent
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import CANDIDATE, LATER, NOON
+from tuneship.contract.operation import Example, operation
 
 Numbers = list[float | None] | None
 Counts = list[int | None] | None
@@ -20,7 +21,7 @@ METRIC_NAMES: tuple[MetricName, ...] = ("latency", "throughput", "error_rate", "
 
 
 class Series(Reply):
-    """What every series has: bucket starts, and whether each bucket can still change."""
+    """Fields of every series: the starts of the buckets, and whether each of them can still change."""
 
     timestamps: list[Timestamp | None] | None = None
     complete: list[bool | None] | None = None
@@ -65,8 +66,8 @@ class ErrorRateSeries(Series):
     cancelled_count: Annotated[
         Counts,
         Field(
-            description="Additive. Callers who hung up before their answer ended, whole or streamed, also while it "
-            "waited in the queue. Counted when they hang up."
+            description="Additive. Callers who disconnected before their answer ended, whole or streamed, also while "
+            "it waited in the queue. Counted when they disconnect."
         ),
     ] = None
     refused_count: Annotated[
@@ -97,7 +98,7 @@ class TokenUsageSeries(Series):
 
 
 class MetricSeries(Reply):
-    """The series that were asked for."""
+    """The requested series."""
 
     latency: LatencySeries | None = Field(default=None, exclude_if=absent)
     throughput: ThroughputSeries | None = Field(default=None, exclude_if=absent)
@@ -106,7 +107,7 @@ class MetricSeries(Reply):
 
 
 class LatencySummary(Reply):
-    """Weighted by requests; every field is null where no request succeeded: 0 ms would be the best of all."""
+    """Latency over the whole span. Every field is null where no request succeeded: 0 ms would be the best of all."""
 
     average: float | None = None
     p50: float | None = None
@@ -137,7 +138,7 @@ class TokenUsageSummary(Reply):
 
 
 class MetricSummary(Reply):
-    """One summary for each series that was asked for."""
+    """One summary for each requested series."""
 
     latency: LatencySummary | None = Field(default=None, exclude_if=absent)
     throughput: ThroughputSummary | None = Field(default=None, exclude_if=absent)
@@ -153,14 +154,14 @@ class RequestAges(Reply):
 
 
 class InFlight(Reply):
-    """Requests that are being answered now: those in the queue and streams are among them."""
+    """Requests in flight: those in the queue and streams are among them."""
 
     requests: int
     ages_ms: RequestAges
 
 
 class DeploymentMetrics(Reply):
-    """The answer of §4.5. Times are the service's."""
+    """Metrics of one deployment (§4.5). Times are by the service's clock."""
 
     deployment_id: str
     start_time: Timestamp
@@ -207,7 +208,63 @@ Interval = Annotated[
 ]
 
 
-@operation("GET", "/v1/deployments/{deployment_id}/metrics", scope="metrics:read")
+# Examples of the OpenAPI document.
+EXAMPLE_BUCKETS = {"timestamps": [NOON], "complete": [True]}
+
+EXAMPLE_METRICS = {
+    "deployment_id": CANDIDATE,
+    "start_time": NOON,
+    "end_time": LATER,
+    "interval": "10m",
+    "metrics": {
+        "latency": {
+            **EXAMPLE_BUCKETS,
+            "average": [41.5],
+            "p50": [38.0],
+            "p95": [77.0],
+            "p99": [91.0],
+            "histogram": {"le": [32.0, 64.0, 128.0, None], "counts": [[120, 540, 600, 600]]},
+        },
+        "throughput": {**EXAMPLE_BUCKETS, "requests_per_second": [1.0]},
+        "error_rate": {
+            **EXAMPLE_BUCKETS,
+            "percentage": [0.0],
+            "request_count": [600],
+            "error_count": [0],
+            "cancelled_count": [2],
+            "refused_count": [1],
+            "error_callers": [0],
+        },
+        "token_usage": {
+            **EXAMPLE_BUCKETS,
+            "total": [18_000],
+            "input": [12_600],
+            "output": [5_400],
+            "empty_count": [0],
+        },
+    },
+    "summary": {
+        "latency": {"average": 41.5, "p50": 38.0, "p95": 77.0, "p99": 91.0},
+        "throughput": {"average_requests_per_second": 1.0},
+        "error_rate": {"average_percentage": 0.0, "request_count": 600, "error_count": 0},
+        "token_usage": {"total": 18_000, "input": 12_600, "output": 5_400},
+    },
+    "summary_start_time": NOON,
+    "summary_end_time": LATER,
+    "in_flight": {
+        "requests": 3,
+        "ages_ms": {"le": [100.0, 1000.0, 10_000.0, None], "counts": [2, 3, 3, 3]},
+    },
+    "generate_timeout_seconds": 120.0,
+}
+
+
+@operation(
+    "GET",
+    "/v1/deployments/{deployment_id}/metrics",
+    scope="metrics:read",
+    example=Example(reply=EXAMPLE_METRICS),
+)
 def get_deployment_metrics(
     deployment_id: DeploymentId,
     start_time: datetime | None = None,
@@ -216,5 +273,5 @@ def get_deployment_metrics(
     interval: Interval = "1m",
     endpoint_id: AnyEndpointId | None = None,
 ) -> DeploymentMetrics:
-    """Latency, throughput, errors and tokens of a deployment in buckets (§4.5); default: the last hour by minutes."""
+    """Read latency, throughput, errors and tokens in buckets (§4.5); default: the last hour by minutes."""
     raise NotImplementedError

@@ -18,7 +18,9 @@ from tuneship.contract.common import (
     Timestamp,
 )
 from tuneship.contract.errors import InvalidRequestError, ModelNotFound
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import BASE, JOB, LATER, MODEL, PAGE, TAGS
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 
 class Model(Reply):
@@ -46,7 +48,7 @@ class ModelPage(Reply):
 
 
 class HyperparameterLimits(Reply):
-    """What one hyperparameter may be. A bound of null is none of its own; `auto` says that the word is taken too."""
+    """Limits of one hyperparameter. A null bound means no bound; `auto` says that the word `auto` is a value, too."""
 
     type: str
     min: float | int | None
@@ -54,13 +56,13 @@ class HyperparameterLimits(Reply):
     exclusive_min: bool = False
     exclusive_max: bool = False
     default: Any
-    """What is used when the field and those that it depends on are not sent."""
+    """The value when the field, and those that it depends on, are not sent."""
     auto: bool = False
     description: str = ""
 
 
 class ModelLimits(Reply):
-    """What may be asked of a model. A fine-tuned model is not tuned again: no methods, no hyperparameters."""
+    """Limits of a model. A fine-tuned model is not tuned again, so it has no methods and no hyperparameters."""
 
     id: str
     fine_tuning_methods: list[str]
@@ -73,7 +75,45 @@ class ModelLimits(Reply):
     ]
 
 
-@operation("GET", "/v1/models", scope="models:read", headers=("X-API-Profile",))
+# Examples of the OpenAPI document.
+EXAMPLE_BASE: dict[str, Any] = {
+    "id": BASE,
+    "name": "tuneship tiny",
+    "version": "1",
+    "description": "A small model that trains on a laptop.",
+    "parameters": 1_016_000,
+    "context_length": 512,
+    "supported_fine_tuning": True,
+    "base_model": None,
+    "fine_tuning_job_id": None,
+    "created_at": None,
+    "fine_tuning_method": None,
+    "tags": {},
+}
+
+EXAMPLE_TUNED = {
+    **EXAMPLE_BASE,
+    "id": MODEL,
+    "name": "icd-chapters",
+    "description": "",
+    "supported_fine_tuning": False,
+    "base_model": BASE,
+    "fine_tuning_job_id": JOB,
+    "created_at": LATER,
+    "fine_tuning_method": "lora",
+    "tags": TAGS,
+}
+
+
+@operation(
+    "GET",
+    "/v1/models",
+    scope="models:read",
+    headers=("X-API-Profile",),
+    example=Example(
+        reply={"models": [EXAMPLE_BASE, EXAMPLE_TUNED], "pagination": {**PAGE, "total": 2}}
+    ),
+)
 def list_models(
     limit: Limit = 20,
     offset: Offset = 0,
@@ -91,6 +131,7 @@ def list_models(
     scope="models:read",
     refusals=(ModelNotFound,),
     headers=("X-API-Profile",),
+    example=Example(reply=EXAMPLE_TUNED),
 )
 def get_model(model_id: ModelId) -> Model:
     """Fetch one model, a base model or a fine-tuned one."""
@@ -98,10 +139,34 @@ def get_model(model_id: ModelId) -> Model:
 
 
 @operation(
-    "GET", "/v1/models/{model_id:path}/limits", scope="models:read", refusals=(ModelNotFound,)
+    "GET",
+    "/v1/models/{model_id:path}/limits",
+    scope="models:read",
+    refusals=(ModelNotFound,),
+    example=Example(
+        reply={
+            "id": BASE,
+            "fine_tuning_methods": ["lora"],
+            "hyperparameters": {
+                "learning_rate": {
+                    "type": "number",
+                    "min": 0.0,
+                    "max": 1.0,
+                    "exclusive_min": True,
+                    "exclusive_max": False,
+                    "default": 0.0002,
+                    "auto": True,
+                    "description": "",
+                }
+            },
+            "target_modules": ["q_proj", "v_proj"],
+            "context_length": 512,
+            "max_output_tokens": 512,
+        }
+    ),
 )
 def get_model_limits(model_id: ModelId) -> ModelLimits:
-    """Bounds and defaults of everything that may be asked of a model."""
+    """Read the limits and defaults of training and generation with a model."""
     raise NotImplementedError
 
 
@@ -110,7 +175,18 @@ def get_model_limits(model_id: ModelId) -> ModelLimits:
     "/v1/models/{model_id:path}",
     scope="models:write",
     refusals=(ModelNotFound, (InvalidRequestError, 409)),
+    example=Example(reply={"id": MODEL, "deleted": True}),
 )
 def delete_model(model_id: ModelId) -> Deleted:
     """Delete a fine-tuned model and its files; one that a deployment names is kept."""
     raise NotImplementedError
+
+
+class Models(Resource[C_co]):
+    """Base models and fine-tuned ones."""
+
+    list = Verb(list_models)
+    iterate = Pages(list_models, lambda page: page.models)
+    get = Verb(get_model)
+    limits = Verb(get_model_limits)
+    delete = Verb(delete_model)

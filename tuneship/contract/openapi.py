@@ -1,50 +1,22 @@
 """The OpenAPI 3.1 document, made from the declared operations alone: `document()`.
 
-Nothing is guessed by a web framework: parameters, bodies and replies are the signatures in `contract/<resource>.py`,
-examples stand in `openapi_examples.py`, refusals follow from method, path and body plus what an operation names.
-`tuneship openapi` prints it, `/openapi.json` serves it, `docs/openapi.json` is the snapshot. How models become schemas:
-`openapi_schemas.py`.
+No web framework guesses anything: parameters, bodies, replies and examples are those of the declarations in
+`contract/<resource>.py`; refusals follow from method, path and body, plus those that an operation names. `tuneship
+openapi` prints the document, `/openapi.json` serves it, and `docs/openapi.json` is the snapshot. How models become
+schemas: `openapi_schemas.py`.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuneship.contract import (
-    audit,
-    datasets,
-    deployments,
-    endpoints,
-    events,
-    generation,
-    instances,
-    jobs,
-    metrics,
-    models,
-    webhooks,
-)
-from tuneship.contract.errors import BY_CODE, ApiError
-from tuneship.contract.openapi_examples import EXAMPLES, Example, refusal_example
+from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
+from tuneship.contract.examples import PATH_VALUES, REQUEST
 from tuneship.contract.openapi_schemas import Schemas, without_references
-from tuneship.contract.openapi_story import PATH_VALUES
-from tuneship.contract.operation import CREATED, DECLARED, Operation, Refusal
+from tuneship.contract.operation import CREATED, DECLARED, Operation
+from tuneship.contract.resources import SECTIONS
 
 Json = dict[str, Any]
-
-# Every file of the contract that declares operations, in reading order.
-TAGS = {
-    datasets: "Upload, validate, list, fetch, merge and delete training data.",
-    jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
-    models: "Base models and fine-tuned ones.",
-    deployments: "Models that answer requests.",
-    metrics: "Latency, throughput, errors and tokens of a deployment.",
-    endpoints: "Addresses in front of deployments; canary endpoints split their traffic.",
-    generation: "Text from a deployment or through an endpoint.",
-    webhooks: "Receivers of events, and what became of each event there.",
-    events: "What happened in the last 30 days.",
-    instances: "Where work can run.",
-    audit: "Who did what, sealed row by row.",
-}
 
 DESCRIPTION = """\
 Tune language models, serve them, and shift traffic to them safely.
@@ -128,15 +100,30 @@ REQUEST_HEADERS: dict[str, tuple[Json, str]] = {
 }
 
 
+HEADER_COMPONENTS: Json = {
+    name: {
+        "description": text,
+        **({"required": True} if name in ALWAYS_SENT else {}),
+        "schema": {"type": kind},
+    }
+    for name, (kind, text) in HEADER_NOTES.items()
+}
+PARAMETER_COMPONENTS: Json = {
+    name: {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+    for name, (schema, text) in REQUEST_HEADERS.items()
+}
+
+
 def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) -> Json:
-    """The whole document; `url` is the service that it names as its server, whose creates answer `created_status`."""
-    operations = [one for one in DECLARED if one.resource in _tags()]
+    """The whole document. `url` is the address of its server, whose creates answer with `created_status`."""
+    texts = {module.__name__.rpartition(".")[2]: text for module, text in SECTIONS.items()}
+    sections = list(texts)
+    # One that is declared elsewhere, e.g. in a test, is not part of the API.
+    operations = [operation for operation in DECLARED if operation.resource in texts]
     schemas = Schemas(operations)
     responses: dict[str, Json] = {}
     paths: dict[str, Json] = {}
-    for operation in sorted(
-        operations, key=lambda one: (list(_tags()).index(one.resource), one.path)
-    ):
+    for operation in sorted(operations, key=lambda one: (sections.index(one.resource), one.path)):
         status = created_status if operation.is_creating else operation.status
         entry = _OperationEntry(
             operation, schemas, status, has_etag=_has_etag(operation, operations)
@@ -147,14 +134,14 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
         "openapi": "3.1.0",
         "info": {"title": "tuneship", "version": "v1", "description": DESCRIPTION},
         "servers": [{"url": url}],
-        "tags": [{"name": name, "description": text} for name, text in _tags().items()],
+        "tags": [{"name": name, "description": text} for name, text in texts.items()],
         "security": [{"bearerAuth": [], "clientId": []}],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
             "responses": dict(sorted(responses.items())),
-            "headers": {name: _header(name) for name in HEADER_NOTES},
-            "parameters": {name: _header_parameter(name) for name in REQUEST_HEADERS},
+            "headers": HEADER_COMPONENTS,
+            "parameters": PARAMETER_COMPONENTS,
             "securitySchemes": {
                 "bearerAuth": {"type": "http", "scheme": "bearer", "description": "The API key."},
                 "clientId": {"type": "apiKey", "in": "header", "name": "X-Client-ID"},
@@ -163,52 +150,35 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
     }
 
 
-def _tags() -> dict[str, str]:
-    return {module.__name__.rpartition(".")[2]: text for module, text in TAGS.items()}
-
-
-def _header(name: str) -> Json:
-    kind, text = HEADER_NOTES[name]
-    required = {"required": True} if name in ALWAYS_SENT else {}
-    return {"description": text, **required, "schema": {"type": kind}}
-
-
-def _header_parameter(name: str) -> Json:
-    schema, text = REQUEST_HEADERS[name]
-    return {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
-
-
-def _has_etag(operation: Operation[..., Any], all_of_them: Iterable[Operation[..., Any]]) -> bool:
+def _has_etag(operation: Operation[..., Any], operations: Iterable[Operation[..., Any]]) -> bool:
+    """Whether the reply carries an `ETag`: another operation at the same path takes `If-Match`."""
     return operation.method != "DELETE" and any(
-        "If-Match" in one.headers and one.path == operation.path for one in all_of_them
+        "If-Match" in other.headers and other.path == operation.path for other in operations
     )
 
 
 def possible_refusals(operation: Operation[..., Any]) -> dict[int, tuple[str, ...]]:
-    """Every status that may refuse the operation, with the codes that may come under it."""
-    found = [*ON_ALL.items()]
+    """Every status of a refusal of this operation, with its possible error codes."""
+    possible = [*ON_ALL.items()]
     if operation.path_parameters:
-        found.append((404, "resource_not_found"))
+        possible.append((404, "resource_not_found"))
     if operation.method in ("POST", "PATCH"):
-        found += WITH_BODY.items()
-    if operation.takes_idempotency_key:  # still in progress; used with another body
-        found += [(409, "invalid_request_error"), (422, "validation_error")]
+        possible += WITH_BODY.items()
+    if operation.takes_idempotency_key:  # in flight; used with another body
+        possible += [(409, "invalid_request_error"), (422, "validation_error")]
     if operation.body_parameter or operation.query_model.model_fields:
-        found.append((422, "validation_error"))
+        possible.append((422, "validation_error"))
     if "If-Match" in operation.headers:
-        found.append((412, "invalid_request_error"))
-    found += [_status_and_code(one) for one in operation.refusals]
-    return {
-        status: tuple(sorted({code for one, code in found if one == status}))
-        for status in sorted({status for status, _ in found})
-    }
-
-
-def _status_and_code(refusal: Refusal) -> tuple[int, str]:
-    kind, status = refusal if isinstance(refusal, tuple) else (refusal, refusal.statuses[0])
-    if status not in kind.statuses:
-        raise ValueError(f"{kind.code} cannot have the status {status}")
-    return status, kind.code
+        possible.append((412, "invalid_request_error"))
+    for refusal in operation.refusals:
+        kind, status = refusal if isinstance(refusal, tuple) else (refusal, refusal.statuses[0])
+        if status not in kind.statuses:
+            raise ValueError(f"{kind.code} cannot have the status {status}")
+        possible.append((status, kind.code))
+    codes: dict[int, set[str]] = {}
+    for status, code in possible:
+        codes.setdefault(status, set()).add(code)
+    return {status: tuple(sorted(codes[status])) for status in sorted(codes)}
 
 
 class _OperationEntry:
@@ -221,18 +191,19 @@ class _OperationEntry:
         self._schemas = schemas
         self._status = status
         self._has_etag = has_etag
-        self._example = EXAMPLES.get(operation.name, Example())
 
     def as_json(self, shared_responses: dict[str, Json]) -> Json:
         operation = self._operation
-        summary, description = _words(operation)
+        # The summary is the docstring's first sentence. References to the API description are for readers of the code.
+        description = without_references(" ".join((operation.declaration.__doc__ or "").split()))
+        summary = re.split(r"[.;:] |\.$", description)[0]
         entry: Json = {
             "operationId": operation.name,
             "tags": [operation.resource],
             "summary": summary,
             "description": f"{description}\n\nScope: `{operation.scope}`.",
             "security": [{"bearerAuth": [operation.scope], "clientId": []}],
-            "parameters": [*self._path(), *self._query(), *self._headers()],
+            "parameters": [*self._parameters()],
         }
         if operation.body_parameter is not None:
             entry["requestBody"] = self._body(operation.body_parameter[0])
@@ -242,21 +213,17 @@ class _OperationEntry:
         }
         return entry
 
-    def _path(self) -> Iterable[Json]:
-        for name in self._operation.path_parameters:
-            schema = self._schemas.path_of(self._operation, name)
-            yield {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "schema": schema,
-                "example": PATH_VALUES[name],
-            }
+    def _parameters(self) -> Iterable[Json]:
+        operation = self._operation
+        for name in operation.path_parameters:
+            schema = self._schemas.path_of(operation, name)
+            example = {"example": PATH_VALUES[name]} if name in PATH_VALUES else {}
+            yield {"name": name, "in": "path", "required": True, "schema": schema, **example}
 
-    def _query(self) -> Iterable[Json]:
-        for name, told in self._schemas.query_of(self._operation).items():
-            schema = {key: value for key, value in told.items() if key != "description"}
-            text = {"description": told["description"]} if "description" in told else {}
+        for name, described in self._schemas.query_of(operation).items():
+            # The description belongs to the parameter; generators overlook it inside of a schema.
+            schema = {key: value for key, value in described.items() if key != "description"}
+            text = {"description": described["description"]} if "description" in described else {}
             is_object = schema.get("type") == "object"  # tags[key]=value
             style = {"style": "deepObject", "explode": True} if is_object else {}
             yield {
@@ -268,19 +235,17 @@ class _OperationEntry:
                 "schema": schema,
             }
 
-    def _headers(self) -> Iterable[Json]:
-        operation = self._operation
-        names = ["Idempotency-Key"] if operation.takes_idempotency_key else []
-        names += operation.headers
-        return ({"$ref": f"#/components/parameters/{name}"} for name in names)
+        headers = ["Idempotency-Key"] if operation.takes_idempotency_key else []
+        for name in [*headers, *operation.headers]:
+            yield {"$ref": f"#/components/parameters/{name}"}
 
     def _body(self, parameter: str) -> Json:
         operation = self._operation
         schema, required = self._schemas.body_of(operation)
         content: Json = {"schema": schema}
-        if self._example.requests:
+        if operation.example.requests:
             content["examples"] = {
-                name: {"value": value} for name, value in self._example.requests.items()
+                name: {"value": value} for name, value in operation.example.requests.items()
             }
         if operation.is_form:
             content["encoding"] = {"file": {"contentType": "application/jsonl"}}
@@ -292,34 +257,25 @@ class _OperationEntry:
     def _reply(self) -> Json:
         operation = self._operation
         content: Json = {"schema": self._schemas.reply_of(operation)}
-        if self._example.reply is not None:
-            content["example"] = self._example.reply
+        if operation.example.reply is not None:
+            content["example"] = operation.example.reply
         media: Json = {"application/json": content}
         if operation.may_stream:
             for name, schema in self._schemas.frames_of(operation).items():
-                media[name] = {"schema": schema, "example": self._example.streams.get(name)}
-        return {
-            "description": PHRASES[self._status],
-            "headers": _header_references([*ON_EVERY_ANSWER, *self._reply_headers()]),
-            "content": media,
-        }
-
-    def _reply_headers(self) -> Iterable[str]:
-        operation = self._operation
-        sent = {
+                media[name] = {"schema": schema, "example": operation.example.streams.get(name)}
+        may_have = {
             "Location": operation.is_creating,
             "Idempotent-Replayed": operation.takes_idempotency_key,
             "ETag": self._has_etag,
             "X-Deployment-ID": operation.scope == "generate",
             "X-API-Profile": "X-API-Profile" in operation.headers,
         }
-        return (name for name, holds in sent.items() if holds)
-
-
-def _words(operation: Operation[..., Any]) -> tuple[str, str]:
-    """The docstring's first sentence, and all of it; references to the API description are for readers of the code."""
-    text = without_references(" ".join((operation.declaration.__doc__ or "").split()))
-    return re.split(r"[.;:] |\.$", text)[0], text
+        headers = [*ON_EVERY_ANSWER, *(name for name, holds in may_have.items() if holds)]
+        return {
+            "description": PHRASES[self._status],
+            "headers": _header_references(headers),
+            "content": media,
+        }
 
 
 def _header_references(names: Iterable[str]) -> Json:
@@ -336,6 +292,27 @@ def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Js
     return {"$ref": f"#/components/responses/{name}"}
 
 
+REFUSAL_TEXTS = {
+    ("validation_error", 422): ("limit must be between 1 and 100", "limit"),
+    ("invalid_request_error", 408): ("the body did not come in time", None),
+    ("invalid_request_error", 409): ("the state of the resource does not allow this", None),
+    ("invalid_request_error", 412): ("the record has changed since it was read", None),
+    ("invalid_request_error", 413): ("the body is larger than 1 MiB", None),
+    ("invalid_request_error", 414): ("the address is longer than 8 KiB", None),
+    ("invalid_request_error", 415): ("the body must be application/json in UTF-8", None),
+    ("invalid_request_error", 431): ("the headers are larger than 16 KiB", None),
+    ("internal_error", 503): ("the database or the disk is not available", None),
+}
+
+
+def _refusal_example(kind: type[ApiError], status: int) -> Json:
+    """The error body of such a refusal."""
+    usual = (kind.__doc__ or "").partition("\n")[0].removesuffix(".").lower()
+    message, param = REFUSAL_TEXTS.get((kind.code, status), (usual, None))
+    details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
+    return kind(message, param=param, details=details, status=status).as_json(REQUEST)
+
+
 def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
     headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
@@ -350,7 +327,7 @@ def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/Error"},
                 "examples": {
-                    code: {"value": refusal_example(kind, status)} for code, kind in kinds.items()
+                    code: {"value": _refusal_example(kind, status)} for code, kind in kinds.items()
                 },
             }
         },

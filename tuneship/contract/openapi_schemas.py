@@ -27,7 +27,7 @@ from tuneship.contract.operation import Operation
 Json = dict[str, Any]
 TEMPLATE = "#/components/schemas/{model}"
 GENERATED = TypeAdapter[Any](GeneratedText | Generation | BrokenOff)
-# What the lines of a stream hold, by operation.
+# Models of the lines of a stream, by operation.
 FRAMES = {
     get_job_logs.name: TypeAdapter[Any](JobLogEntry | JobStep),
     generate.name: GENERATED,
@@ -94,15 +94,14 @@ SHARED_SCHEMAS: Json = {
 
 
 class _Wire(GenerateJsonSchema):
-    """Pydantic's generator, corrected to what is on the wire."""
+    """Pydantic's generator, corrected to the form on the wire."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic's signature
         return False  # a title that repeats the name says nothing
 
     def field_is_required(self, field: Any, total: bool) -> bool:
-        if (
-            self.mode == "serialization"
-        ):  # a reply holds its fields, unless it leaves them out without a value
+        # A reply holds all its fields but those that it leaves out without a value.
+        if self.mode == "serialization":
             return "serialization_exclude_if" not in field
         return super().field_is_required(field, total)
 
@@ -111,11 +110,11 @@ class _Wire(GenerateJsonSchema):
         properties: dict[str, Json] = made.get("properties", {})
         required = made.get("required", ())
         is_create = issubclass(schema["cls"], CreateRequest)
-        for name, one in properties.items():
+        for name, schema_of_field in properties.items():
             is_left_out = self.mode == "serialization" and name not in required
             if is_left_out or (is_create and name not in required):
-                properties[name] = not_null(one)
-            if one.get("default", ...) is None or self.mode == "serialization":
+                properties[name] = not_null(schema_of_field)
+            if schema_of_field.get("default", ...) is None or self.mode == "serialization":
                 properties[name].pop("default", None)
             properties[name].pop("title", None)
         made.pop("title", None)
@@ -124,7 +123,8 @@ class _Wire(GenerateJsonSchema):
     def dict_schema(self, schema: core_schema.DictSchema) -> Json:
         made = super().dict_schema(schema)
         patterned: dict[str, Json] | None = made.pop("patternProperties", None)
-        if patterned is not None:  # said of the names: what matches no pattern is refused, not free
+        # Pydantic refuses names that match no pattern; in JSON Schema, `patternProperties` would allow them.
+        if patterned is not None:
             pattern, value = next(iter(patterned.items()))
             made["propertyNames"] = {**made.get("propertyNames", {}), "pattern": pattern}
             made["additionalProperties"] = value
@@ -136,21 +136,21 @@ def not_null(schema: Json) -> Json:
     branches: list[Json] | None = schema.get("anyOf")
     if branches is None or {"type": "null"} not in branches:
         return schema
-    kept = [one for one in branches if one != {"type": "null"}]
+    kept = [branch for branch in branches if branch != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf"}
     return {**kept[0], **rest} if len(kept) == 1 else {"anyOf": kept, **rest}
 
 
 def without_references(text: str) -> str:
-    """Text for readers of the document: without the sections of the API description."""
+    """The text without references to sections of the API description, which readers of the document do not have."""
     return re.sub(r"\s*\(§[^)]*\)", "", text)
 
 
 class Schemas:
-    """The components of some operations, and each operation's parts of them."""
+    """Schema components of some operations, and the schemas of each operation's parts."""
 
     def __init__(self, operations: Sequence[Operation[..., Any]]) -> None:
-        """Make all of them at once, so that a model used twice stands there once."""
+        """Generate all at once, so that a model that is used twice becomes one component."""
         wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
         for operation in operations:
             wanted.append((_key(operation, "reply"), "serialization", operation.reply_type))
@@ -182,7 +182,7 @@ class Schemas:
         return self._parts[_key(operation, parameter)]
 
     def query_of(self, operation: Operation[..., Any]) -> dict[str, Json]:
-        """Query parameters by name; not sending one is how it is left out, so none is null."""
+        """Schemas of the query parameters by name. None is null: a caller leaves a parameter out instead."""
         parameters = self._parts[_key(operation, "query")].get("properties", {})
         return {name: not_null(schema) for name, schema in parameters.items()}
 
@@ -193,7 +193,7 @@ class Schemas:
         return place, bool(schema.get("required") or "if" in schema)
 
     def frames_of(self, operation: Operation[..., Any]) -> dict[str, Json]:
-        """By media type, the schema of one event or of one line: OpenAPI 3.1 has no word for a sequence of them."""
+        """The schema of one event or one line, by media type: OpenAPI 3.1 cannot describe a sequence of them."""
         return {
             "text/event-stream": {"$ref": TEMPLATE.format(model="StreamEvent")},
             "application/x-ndjson": self._parts[_key(operation, "frame")],
@@ -222,9 +222,9 @@ def _add_file(schema: Json) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Texts for readers of the document, and one name for objects of any fields, at every depth.
+    """The value with texts for readers of the document, and with one name for objects of any fields, at every depth.
 
-    Generators make a class of each object without a name, and call it by where it stands: names that may be taken.
+    Code generators make a class of each object without a name, and its name may be taken already.
     """
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)

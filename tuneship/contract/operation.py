@@ -1,4 +1,4 @@
-"""One operation, said once: a typed function without a body is the whole contract of one API call.
+"""One operation, declared once: a typed function without a body is the whole contract of one API call.
 
     @operation("GET", "/v1/fine-tuning/jobs/{job_id}", scope="jobs:read")
     def get_job(job_id: JobId) -> Job:
@@ -15,7 +15,7 @@ form that mypy, pyright and ty all accept. Pure: no I/O here. Next: `contract/op
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, BinaryIO, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
@@ -28,7 +28,7 @@ from tuneship.contract.errors import ApiError
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
-# Optional request headers that only some operations look at.
+# Optional request headers that only some operations read.
 RequestHeader = Literal["If-Match", "Last-Event-ID", "X-Routing-Key", "X-API-Profile"]
 # An error class with its first status, or with the status named.
 Refusal = type[ApiError] | tuple[type[ApiError], int]
@@ -50,7 +50,21 @@ class Call:
     form: dict[str, Any] | None = None
     file: BinaryIO | None = None
     idempotency_key: str | None = None
-    """The same for every try of the call, so that a repeat of what was obeyed changes nothing."""
+    """The same for every try of the call, so that a repeated request changes nothing."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Requests and answers of an operation in the OpenAPI document.
+
+    A test sends every request through the models and reads every reply back, so an example cannot drift from them.
+    """
+
+    requests: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Bodies that may be sent, by name; the file of a form is its text."""
+    reply: Any = None
+    streams: dict[str, str] = field(default_factory=dict[str, str])
+    """Streamed answers, by media type."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,9 @@ class Operation(Generic[P, R]):
     scope: str
     status: int
     refusals: tuple[Refusal, ...]
-    """Refusals that only this operation's rules bring; those that method, path and body bring are not repeated."""
+    """Errors of this operation's own rules; those that follow from method, path and body are not repeated."""
     headers: tuple[RequestHeader, ...]
+    example: Example
     declaration: Callable[P, R]
 
     @property
@@ -78,28 +93,28 @@ class Operation(Generic[P, R]):
 
     @property
     def is_creating(self) -> bool:
-        """A create answers with `Location`."""
+        """Whether it creates a resource; such an answer has a `Location`."""
         return self.status == CREATED
 
     @property
     def is_form(self) -> bool:
-        """A file travels in a form."""
+        """Whether it takes a file, in a form."""
         return self.file_parameter is not None
 
     @property
     def is_change(self) -> bool:
-        """Whether it makes, changes or deletes something; generating and validating a file do not."""
+        """Whether it creates, changes or deletes something; generating and validating a file do not."""
         changes = self.method != "GET" and self.scope != "generate"
         return changes and (self.is_creating or not self.is_form)
 
     @property
     def takes_idempotency_key(self) -> bool:
-        """Whether a repeated request is answered from memory: on changes, but a second DELETE needs none."""
+        """Whether it takes an idempotency key: every change but DELETE, which can be repeated without one."""
         return self.is_change and self.method != "DELETE"
 
     @property
     def may_stream(self) -> bool:
-        """Whether the caller may ask for frames instead of one JSON answer."""
+        """Whether the caller may request a stream of events instead of one JSON answer."""
         body = self.body_parameter
         return "stream" in self.hints or (body is not None and "stream" in body[1].model_fields)
 
@@ -148,14 +163,18 @@ class Operation(Generic[P, R]):
         )
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Put the arguments where they belong; `None` in a query means not sent."""
+        """Distribute the arguments over path, query, body and form; `None` in a query is not sent."""
         bound = inspect.signature(self.declaration).bind(*args, **kwargs)
         arguments = dict(bound.arguments)
         path = self.path
         for name in self.path_parameters:
             value = quote(str(arguments.pop(name)), safe="")
             path = re.sub(rf"{{{name}(:path)?}}", lambda _, text=value: text, path)
-        content = self._body_of(arguments)
+        content: dict[str, Any] | None = None
+        if self.body_parameter is not None:
+            model: BaseModel = arguments.pop(self.body_parameter[0])
+            # Omitted, null and default differ: what the caller did not set is not sent.
+            content = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
         file = arguments.pop(self.file_parameter) if self.file_parameter else None
         return Call(
             method=self.method,
@@ -166,22 +185,15 @@ class Operation(Generic[P, R]):
             file=cast("BinaryIO | None", file),
         )
 
-    def _body_of(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
-        if self.body_parameter is None:
-            return None
-        model: BaseModel = arguments.pop(self.body_parameter[0])
-        # Omitted, null and default differ: what the caller did not set is not sent.
-        return model.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
 
 def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
     if value is None:
         return []
     if isinstance(value, Mapping):  # tags[key]=value
         items = cast("Mapping[str, object]", value).items()
-        return [(f"{name}[{key}]", str(one)) for key, one in items]
+        return [(f"{name}[{key}]", str(item)) for key, item in items]
     if isinstance(value, list | tuple):
-        return [(name, str(one)) for one in cast("list[object]", value)]
+        return [(name, str(item)) for item in cast("list[object]", value)]
     if isinstance(value, bool):
         return [(name, "true" if value else "false")]
     if isinstance(value, datetime):
@@ -189,7 +201,7 @@ def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
     return [(name, str(value))]
 
 
-def operation(
+def operation(  # noqa: PLR0913 - everything that a declaration says
     method: Method,
     path: str,
     *,
@@ -197,6 +209,7 @@ def operation(
     status: int = 200,
     refusals: tuple[Refusal, ...] = (),
     headers: tuple[RequestHeader, ...] = (),
+    example: Example = Example(),
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Declare the decorated signature as an API operation (see the module's docstring).
 
@@ -211,6 +224,7 @@ def operation(
             status=status,
             refusals=refusals,
             headers=headers,
+            example=example,
             declaration=declaration,
         )
         DECLARED.append(declared)

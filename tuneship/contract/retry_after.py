@@ -1,4 +1,4 @@
-"""`Retry-After` as RFC 9110 writes it, for whoever reads an answer: the client, and the sender of webhooks."""
+"""Parsing `Retry-After` (RFC 9110), for the client and for the sender of webhooks."""
 
 import math
 from datetime import datetime
@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 
 
 def seconds_to_wait(value: str | None, now: datetime) -> float | None:
-    """From `now` on, below 0 for a date in the past; None where absent or unreadable. The caller has the limits."""
+    """Seconds from `now`, negative for a past date; None when absent or unreadable. The caller limits them."""
     if not value or not value.isascii():
         return None
     try:

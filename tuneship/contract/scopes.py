@@ -1,4 +1,4 @@
-"""What a key may be allowed to do: every scope by name, and the presets for the usual roles. Pure.
+"""Permissions of API keys: every scope by name, and the presets for the usual roles. Pure.
 
 `<resource>:read` is get and list (for datasets also validate), `<resource>:write` is every change; `endpoints` covers
 canary endpoints. Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/keys.py`.
@@ -8,19 +8,19 @@ RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks
 SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read")
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
-_LOOKING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
+_READING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
 
 
-def _changing(*resources: str) -> frozenset[str]:
-    return frozenset(f"{one}:write" for one in resources)
+def _writing(*resources: str) -> frozenset[str]:
+    return frozenset(f"{resource}:write" for resource in resources)
 
 
 # Each is the least that its role needs: an operator ships models and does not train them.
 PRESETS = {
-    "viewer": _LOOKING,
-    "trainer": _LOOKING | _changing("datasets", "jobs"),
-    "operator": _LOOKING
-    | _changing("models", "deployments", "endpoints", "webhooks")
+    "viewer": _READING,
+    "trainer": _READING | _writing("datasets", "jobs"),
+    "operator": _READING
+    | _writing("models", "deployments", "endpoints", "webhooks")
     | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),
@@ -29,7 +29,7 @@ PRESETS = {
 
 
 class UnknownScope(ValueError):
-    """A name that is neither a scope nor a preset; `name` is it."""
+    """A name, kept in `name`, that is neither a scope nor a preset."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is neither a scope nor a preset")

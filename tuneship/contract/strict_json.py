@@ -1,8 +1,8 @@
-"""JSON as the service takes it: what parsers disagree about is refused (request bodies and dataset lines alike).
+"""Strict JSON for request bodies and dataset lines: anything that parsers disagree about is refused.
 
-Refused: a byte order mark, invalid UTF-8, NaN, Infinity, 1e999, duplicate keys, lone surrogates, depth beyond 32, and
-more values than any honest text has: a megabyte of `[],[],` would cost a third of a second before it is refused for its
-form. U+0000 is reported apart (`nul`): it is valid JSON that one of the databases cannot hold.
+Refused are a byte order mark, invalid UTF-8, NaN, Infinity, 1e999, duplicate keys, lone surrogates, depth beyond 32,
+and more values than any honest text has: a megabyte of `[],[],` would cost a third of a second before it is refused for
+its form. U+0000 has a fault of its own (`nul`): it is valid JSON that one of the databases cannot hold.
 """
 
 import json
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any, Literal, NoReturn, cast
 
 MAXIMUM_DEPTH = 32
-# Values of a request body: objects, arrays and what they hold. A thousand turns of a conversation
-# are 3,000.
-MOST_VALUES = 10_000
-# Values of a dataset's line, which may have 8 MiB.
-MOST_VALUES_OF_LINE = 100_000
+# Values of a request body: objects, arrays and their members. A conversation of a thousand turns
+# has 3,000.
+MAXIMUM_VALUES = 10_000
+# Values of a line of a dataset, which may have 8 MiB.
+MAXIMUM_VALUES_OF_LINE = 100_000
 Fault = Literal["invalid_utf8", "invalid_json", "duplicate_key", "nul"]
 
 
 class JsonRefused(Exception):
-    """Why a text is not taken; never quotes it."""
+    """A text is refused. The message never quotes it."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         """Keep the kind of fault and a message without content."""
@@ -29,7 +29,7 @@ class JsonRefused(Exception):
         self.message = message
 
 
-def parse(data: bytes, most_values: int = MOST_VALUES) -> Any:
+def parse(data: bytes, most_values: int = MAXIMUM_VALUES) -> Any:
     """Decode one JSON document. Raises `JsonRefused`."""
     try:
         text = data.decode("utf-8")
@@ -48,7 +48,7 @@ def parse(data: bytes, most_values: int = MOST_VALUES) -> Any:
 
 
 def _values(data: bytes, most: int) -> int:
-    """How many values there are, or a higher number; counted in a few passes that run at the speed of C."""
+    """An upper bound of the number of values, counted in a few passes that run at the speed of C."""
     upper = _separators(data)
     if upper <= most:
         return upper
@@ -84,25 +84,25 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, 
 
 
 def _check(value: object) -> None:
-    """Look at every text, name and level; from left to right, so that the first fault is the one that is told."""
+    """Check every text, name and level, from left to right, so that the first fault is reported."""
     levels: list[Iterator[object]] = [iter([value])]
     while levels:
-        one = next(levels[-1], _END)
-        if one is _END:
+        member = next(levels[-1], _END)
+        if member is _END:
             levels.pop()
-        elif isinstance(one, str):
-            _check_text(one)
-        elif isinstance(one, dict | list):
+        elif isinstance(member, str):
+            _check_text(member)
+        elif isinstance(member, dict | list):
             if len(levels) > MAXIMUM_DEPTH:
                 raise JsonRefused("invalid_json", f"is nested deeper than {MAXIMUM_DEPTH}")
-            levels.append(_members(cast("dict[str, object] | list[object]", one)))
+            levels.append(_members(cast("dict[str, object] | list[object]", member)))
 
 
 _END = object()
 
 
 def _members(value: dict[str, object] | list[object]) -> Iterator[object]:
-    """What a value holds; of an object the names come before it."""
+    """The members of an array or object; the names of an object are checked first."""
     if isinstance(value, list):
         return iter(value)
     for name in value:

@@ -1,4 +1,4 @@
-"""Webhooks on the wire (additive to §6): where events are sent, the secret that signs them, and what became of each.
+"""Webhooks on the wire (additive to §6): receivers of events, signing secrets and deliveries.
 
 Deliveries follow Standard Webhooks 1.0. `docs/webhooks.md` says how to receive and verify them.
 """
@@ -28,7 +28,9 @@ from tuneship.contract.common import (
 )
 from tuneship.contract.errors import InvalidRequestError, QuotaExceeded
 from tuneship.contract.events import Kind, Subscription
-from tuneship.contract.operation import operation
+from tuneship.contract.examples import EVENT, LATER, NOON, NOON_MS, PAGE, WEBHOOK
+from tuneship.contract.operation import Example, operation
+from tuneship.contract.verbs import C_co, Pages, Resource, Verb
 
 Url = Annotated[
     str, Field(min_length=1, max_length=2048, description="https; no user name, no fragment.")
@@ -39,7 +41,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def _utc(value: object) -> object:
-    """A moment in a body: its text, with a zone. Anything else stays for pydantic to refuse."""
+    """Parse a time in a body, a text with a zone. Pydantic refuses anything else."""
     if not isinstance(value, str):
         return value
     try:
@@ -54,7 +56,7 @@ Moment = Annotated[datetime, BeforeValidator(_utc)]
 
 
 class DeliveryStatus(StrEnum):
-    """`pending`: tries are left. `dead`: none are left; it can be sent again by retry or replay."""
+    """States of a delivery. `pending`: tries are left. `dead`: none are; retry or replay sends it again."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -71,7 +73,7 @@ class WebhookCreate(CreateRequest):
 
 
 class WebhookUpdate(Request):
-    """A merge patch: what is not sent stays. `active: true` takes up a webhook again that was switched off."""
+    """A merge patch: fields that are not sent stay. `active: true` switches a webhook on again."""
 
     url: Url | None = None
     events: Subscriptions | None = None
@@ -82,26 +84,26 @@ class WebhookUpdate(Request):
     @classmethod
     def _no_null(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            for name, one in cast("dict[str, Any]", value).items():
-                if one is None and name in cls.model_fields:
+            for name, field in cast("dict[str, Any]", value).items():
+                if field is None and name in cls.model_fields:
                     raise PydanticCustomError("null", "cannot be null", {"param": name})
         return cast("Any", value)
 
 
 class SecretRotation(CreateRequest):
-    """For `overlap_hours` both secrets sign, so that receivers can change over; 0 ends the old one at once."""
+    """Both secrets sign for `overlap_hours`, so that receivers can change over; 0 ends the old one at once."""
 
     overlap_hours: Annotated[int, Field(ge=0, le=168)] = 24
 
 
 class WebhookTest(CreateRequest):
-    """The kind that the test event carries; its `data` says `test: true` and names the webhook itself."""
+    """The kind of the test event. Its `data` says `test: true` and names the webhook itself."""
 
     type: Kind = "fine_tuning.job.succeeded"
 
 
 class Replay(CreateRequest):
-    """Send again what happened in a time: what died, what was delivered, what never was addressed here, or all."""
+    """Events of a span of time to send again: the dead, the delivered, those never addressed here, or all."""
 
     since: Moment | None = None
     until: Moment | None = None
@@ -135,7 +137,7 @@ class WebhookPage(Reply):
 
 
 class Delivery(Reply):
-    """What became of one event at one receiver. `failure` is a word of the service, never text of the receiver."""
+    """The delivery of one event to one receiver. `failure` is a word of the service, never text of the receiver."""
 
     event_id: str
     type: str
@@ -165,56 +167,128 @@ class Replayed(Reply):
 INACTIVE = ((InvalidRequestError, 409),)
 
 
-@operation("POST", "/v1/webhooks", scope="webhooks:write", status=201, refusals=(QuotaExceeded,))
+# Examples of the OpenAPI document.
+EXAMPLE_WEBHOOK = {
+    "id": WEBHOOK,
+    "url": "https://hooks.example.com/tuneship",
+    "events": ["fine_tuning.job.*", "deployment.error"],
+    "description": "Pages the one on duty.",
+    "active": True,
+    "created_at": NOON,
+    "updated_at": NOON,
+}
+
+EXAMPLE_SECRET = {"secret": "whsec_" + "A" * 43 + "="}
+
+EXAMPLE_DELIVERY = {
+    "event_id": EVENT,
+    "type": "fine_tuning.job.succeeded",
+    "status": "delivered",
+    "attempts": 1,
+    "response_status": 204,
+    "failure": None,
+    "next_attempt_at": None,
+    "created_at": NOON_MS,
+    "updated_at": NOON_MS,
+}
+
+
+@operation(
+    "POST",
+    "/v1/webhooks",
+    scope="webhooks:write",
+    status=201,
+    refusals=(QuotaExceeded,),
+    example=Example(
+        {"jobs": {"url": EXAMPLE_WEBHOOK["url"], "events": EXAMPLE_WEBHOOK["events"]}},
+        {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET},
+    ),
+)
 def create_webhook(webhook: WebhookCreate) -> WebhookSecret:
     """Register a receiver; the answer holds its secret, once (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks",
+    scope="webhooks:read",
+    example=Example(reply={"webhooks": [EXAMPLE_WEBHOOK], "pagination": PAGE}),
+)
 def list_webhooks(limit: Limit = 20, offset: Offset = 0) -> WebhookPage:
     """List receivers, newest first (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks/{webhook_id}", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:read",
+    example=Example(reply=EXAMPLE_WEBHOOK),
+)
 def get_webhook(webhook_id: WebhookId) -> Webhook:
     """Fetch one receiver (additive)."""
     raise NotImplementedError
 
 
-@operation("PATCH", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+@operation(
+    "PATCH",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:write",
+    example=Example({"switch off": {"active": False}}, {**EXAMPLE_WEBHOOK, "active": False}),
+)
 def update_webhook(webhook_id: WebhookId, update: WebhookUpdate) -> Webhook:
     """Change address, events or description, or switch it on and off (additive)."""
     raise NotImplementedError
 
 
-@operation("DELETE", "/v1/webhooks/{webhook_id}", scope="webhooks:write")
+@operation(
+    "DELETE",
+    "/v1/webhooks/{webhook_id}",
+    scope="webhooks:write",
+    example=Example(reply={"id": WEBHOOK, "deleted": True}),
+)
 def delete_webhook(webhook_id: WebhookId) -> Deleted:
-    """Forget a receiver (additive)."""
+    """Delete a receiver (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/rotate-secret", scope="webhooks:write")
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/rotate-secret",
+    scope="webhooks:write",
+    example=Example({"a day": {"overlap_hours": 24}}, {**EXAMPLE_WEBHOOK, **EXAMPLE_SECRET}),
+)
 def rotate_webhook_secret(webhook_id: WebhookId, rotation: SecretRotation) -> WebhookSecret:
-    """Make a new secret; the old one signs too for a while (additive)."""
+    """Create a new secret; the old one also signs for a while (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/test", scope="webhooks:write", refusals=INACTIVE)
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/test",
+    scope="webhooks:write",
+    refusals=INACTIVE,
+    example=Example({"a job": {"type": "fine_tuning.job.succeeded"}}, EXAMPLE_DELIVERY),
+)
 def send_test_event(webhook_id: WebhookId, test: WebhookTest) -> Delivery:
     """Send a test event to this receiver only (additive)."""
     raise NotImplementedError
 
 
-@operation("GET", "/v1/webhooks/{webhook_id}/deliveries", scope="webhooks:read")
+@operation(
+    "GET",
+    "/v1/webhooks/{webhook_id}/deliveries",
+    scope="webhooks:read",
+    example=Example(reply={"deliveries": [EXAMPLE_DELIVERY], "pagination": PAGE}),
+)
 def list_webhook_deliveries(
     webhook_id: WebhookId,
     limit: Limit = 20,
     offset: Offset = 0,
     status: DeliveryStatus | None = None,
 ) -> DeliveryPage:
-    """What became of the events for this receiver, newest first (additive)."""
+    """List the deliveries of this receiver, newest first (additive)."""
     raise NotImplementedError
 
 
@@ -223,13 +297,40 @@ def list_webhook_deliveries(
     "/v1/webhooks/{webhook_id}/deliveries/{event_id}/retry",
     scope="webhooks:write",
     refusals=INACTIVE,
+    example=Example(reply={**EXAMPLE_DELIVERY, "status": "pending", "response_status": None}),
 )
 def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery:
     """Send one event again, with all its tries (additive)."""
     raise NotImplementedError
 
 
-@operation("POST", "/v1/webhooks/{webhook_id}/replay", scope="webhooks:write", refusals=INACTIVE)
+@operation(
+    "POST",
+    "/v1/webhooks/{webhook_id}/replay",
+    scope="webhooks:write",
+    refusals=INACTIVE,
+    example=Example(
+        {"what died": {"since": NOON, "until": LATER, "status": "dead"}},
+        {"id": WEBHOOK, "replayed": 3},
+    ),
+)
 def replay_webhook(webhook_id: WebhookId, replay: Replay) -> Replayed:
-    """Send again what happened between two moments (additive); by default what died in the last 30 days."""
+    """Send the events between two moments again (additive); by default the dead of the last 30 days."""
     raise NotImplementedError
+
+
+class Webhooks(Resource[C_co]):
+    """Receivers of events."""
+
+    create = Verb(create_webhook)
+    get = Verb(get_webhook)
+    list = Verb(list_webhooks)
+    iterate = Pages(list_webhooks, lambda page: page.webhooks)
+    update = Verb(update_webhook)
+    delete = Verb(delete_webhook)
+    rotate_secret = Verb(rotate_webhook_secret)
+    test = Verb(send_test_event)
+    deliveries = Verb(list_webhook_deliveries)
+    iterate_deliveries = Pages(list_webhook_deliveries, lambda page: page.deliveries)
+    retry = Verb(retry_webhook_delivery)
+    replay = Verb(replay_webhook)

@@ -1,22 +1,16 @@
 """The limits of a single gate as a plan sets them: which share is harm, and which is proof. Next: `plan.py`."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tuneship.contract.common import StrictModel
 from tuneship.gates.evidence import Limits
-
-
-class Form(BaseModel):
-    """A typo must not switch a safeguard off, so unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
 
 RATIO = "Bad share allowed, as a multiple of the baseline's."
 HARM = "Bad share always allowed before a rollback."
 PROVEN = "Bad share below which the gate may be proven."
 
 
-class GateLimits(Form):
+class GateLimits(StrictModel):
     """Limits of one gate. A gate that is on but has a null among them is not evaluated and blocks the promotion."""
 
     ratio: float | None = Field(

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
+from tuneship.contract.common import StrictModel
 from tuneship.gates.gate_limits import (
     AbandonedGate,
     AnswerGate,
     EmptyGate,
     ErrorGate,
-    Form,
     RefusedGate,
     SlowGate,
     VerySlowGate,
@@ -34,7 +34,7 @@ def interval_seconds(interval: str) -> int:
     return int(number) * _SECONDS[unit]
 
 
-class LatencyGates(Form):
+class LatencyGates(StrictModel):
     """Latency as the share of slow answers; null switches a gate off."""
 
     slow: SlowGate | None = Field(
@@ -66,7 +66,7 @@ class QualityGates(Form):
     )
 
 
-class CallerGates(Form):
+class CallerGates(StrictModel):
     """Requests that end without an answer and without an error. Not available where the service does not count them."""
 
     abandoned: AbandonedGate | None = Field(
@@ -77,7 +77,7 @@ class CallerGates(Form):
     )
 
 
-class OutputLength(Form):
+class OutputLength(StrictModel):
     """Output tokens per answer, candidate over baseline: outside these bounds the rollout is held."""
 
     shortest: float = Field(
@@ -91,7 +91,7 @@ class OutputLength(Form):
     )
 
 
-class Thresholds(Form):
+class Thresholds(StrictModel):
     """Plain limits on the candidate alone, beside the gates; each one set to a number is on.
 
     They only add a reason to hold or to roll back, and promise no error rate: a shared incident, or noise, trips them.
@@ -129,7 +129,7 @@ class Thresholds(Form):
         return self
 
 
-class DriverTraffic(Form):
+class DriverTraffic(StrictModel):
     """Prompts that the pipeline itself sends to the endpoint during the rollout."""
 
     prompts: str = Field(
@@ -149,7 +149,7 @@ USUAL_STEPS = (5, 25, 50, 75, 100)
 USUAL_BAKE_WEIGHT = 95
 
 
-class CanaryRules(Form):
+class CanaryRules(StrictModel):
     """How to shift and when to stop, for any pair of deployments."""
 
     steps: Steps | Literal["auto"] = Field(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tuneship.contract.common import StrictModel
 from tuneship.gates.frames import MetricCurve, UnreadableMetrics, read_curve
 from tuneship.gates.kinds import is_repetitive
 
@@ -28,10 +29,8 @@ MAX_TIME_PER_TOKEN_RATIO = 3.0
 MIN_TIMED_PROMPTS = 5
 
 
-class TrainingRules(BaseModel):
+class TrainingRules(StrictModel):
     """Limits of the training gates."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     min_gain: float = Field(
         default=0.02, ge=0, lt=1, description="Validation loss must fall by this share."

@@ -19,7 +19,7 @@ import pytest
 from tests.support.in_process import Service
 from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
-from tuneship.contract.jobs import JobLogEntry
+from tuneship.contract.job_reports import JobLogEntry
 from tuneship.service.common.streaming import Bell, Frame, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.http import streams

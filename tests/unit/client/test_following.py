@@ -12,7 +12,7 @@ from tests.unit.client.both_clients import SETTINGS, Line, both_lists
 from tuneship.client import Client
 from tuneship.client.core import HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Open, Read, follow_job
-from tuneship.client.sse import LONGEST_EVENT, EventReader
+from tuneship.client.sse import LONGEST_EVENT_BYTES, EventReader
 from tuneship.contract.errors import BadResponse, ResourceNotFound, ServiceUnreachable
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -111,7 +111,7 @@ def test_events_of_a_later_release_are_passed_over() -> None:
         (b"event: log\ndata: a patient's name\n\n",),
         (b'event: log\ndata: {"level": "info"}\n\n',),
         (b"data: \xff\xfe\n",),
-        (b"data: " + b"x" * (LONGEST_EVENT + 1),),
+        (b"data: " + b"x" * (LONGEST_EVENT_BYTES + 1),),
         ((b"data: " + b"x" * 1000 + b"\n") * 1100,),
     ],
     ids=["no stream", "no JSON", "field missing", "no UTF-8", "endless line", "endless event"],

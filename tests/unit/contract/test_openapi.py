@@ -13,7 +13,6 @@ from tuneship.cli import main as cli
 from tuneship.contract.common import SERVICE
 from tuneship.contract.errors import BY_CODE, DatasetError, ErrorDetail, FineTuningError
 from tuneship.contract.openapi import document, possible_refusals
-from tuneship.contract.openapi_examples import EXAMPLES
 from tuneship.contract.operation import DECLARED, Operation
 
 DOCUMENT = document()
@@ -68,8 +67,8 @@ def test_an_operation_is_told_in_words(operation: Operation[..., Any]) -> None:
 
 @EACH
 def test_its_examples_pass_the_models_and_the_schemas(operation: Operation[..., Any]) -> None:
-    assert operation.name in EXAMPLES, "tell one in tuneship/contract/openapi_examples.py"
-    example, entry = EXAMPLES[operation.name], ENTRIES[operation.name][2]
+    example, entry = operation.example, ENTRIES[operation.name][2]
+    assert example.reply is not None, "name one beside the declaration: @operation(..., example=)"
     conforms(example.reply, content(entry["responses"][str(operation.status)])["schema"])
     adapter = operation.reply_type
     again = adapter.dump_python(adapter.validate_python(example.reply), mode="json", by_alias=True)

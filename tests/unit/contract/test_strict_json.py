@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tuneship.contract import strict_json
-from tuneship.contract.strict_json import MAXIMUM_DEPTH, MOST_VALUES, JsonRefused
+from tuneship.contract.strict_json import MAXIMUM_DEPTH, MAXIMUM_VALUES, JsonRefused
 
 MEBIBYTE = 1 << 20
 
@@ -40,7 +40,7 @@ def test_a_body_of_more_values_than_any_request_has_is_refused_for_little(bomb: 
     text = json.dumps({"a": "x" * MEBIBYTE}).encode()
 
     def refuse() -> None:
-        assert fault_of(bomb) == f"invalid_json: holds more than {MOST_VALUES} values"
+        assert fault_of(bomb) == f"invalid_json: holds more than {MAXIMUM_VALUES} values"
 
     assert _processor_time(refuse) < 8 * _processor_time(lambda: strict_json.parse(text))
 
@@ -58,12 +58,14 @@ def test_values_are_counted_exactly_where_there_are_many() -> None:
     """The list, its object and the elements; what stands in texts is no value, however it looks."""
     for piece in ("1", '",,,,[[[{{{"', r'"\\\",[\\"', "[]", '{"a,[":1}'):
         inner = 2 if piece.startswith("{") else 1
-        fitting = (MOST_VALUES - 2) // inner
+        fitting = (MAXIMUM_VALUES - 2) // inner
         body = '{"a":[' + ",".join([piece] * (fitting // 2)) + "]}"
         assert strict_json.parse(body.encode()) == json.loads(body)
-    assert strict_json.parse(b"[" + b",".join([b"1"] * MOST_VALUES) + b"]")
-    assert fault_of(b"[" + b",".join([b"1"] * (MOST_VALUES + 1)) + b"]").startswith("invalid_json")
-    assert strict_json.parse(b"[" + b",".join([b"1"] * (MOST_VALUES + 1)) + b"]", 1 << 20)
+    assert strict_json.parse(b"[" + b",".join([b"1"] * MAXIMUM_VALUES) + b"]")
+    assert fault_of(b"[" + b",".join([b"1"] * (MAXIMUM_VALUES + 1)) + b"]").startswith(
+        "invalid_json"
+    )
+    assert strict_json.parse(b"[" + b",".join([b"1"] * (MAXIMUM_VALUES + 1)) + b"]", 1 << 20)
 
 
 def test_a_long_text_may_hold_any_number_of_marks() -> None:

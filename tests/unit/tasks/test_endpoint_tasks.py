@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+from prefect.client.schemas.objects import TaskRun
+from prefect.context import TaskRunContext
+from pydantic import SecretStr
 
 from tasks import api as tasks_api
 from tasks.endpoints import (
@@ -15,11 +19,12 @@ from tasks.endpoints import (
     renew_canary_lease,
     update_canary_endpoint,
 )
-from tasks.generation import generate, generate_by_endpoint
+from tasks.factory import task_of, task_of_pages
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, Client
+from tuneship.contract import jobs
 from tuneship.contract.endpoints import LeaseRequest, Member
-from tuneship.contract.generation import Generate
+from tuneship.contract.generation import Generate, generate, generate_by_endpoint
 from tuneship.settings import ClientSettings
 
 SPLIT = {"dep_a": 95, "dep_b": 5}
@@ -69,7 +74,7 @@ class Wire:
 def wire() -> Iterator[Wire]:
     """A wire instead of a network."""
     made = Wire()
-    settings = ClientSettings(url="http://service", api_key="key", client_id="tests")
+    settings = ClientSettings(url="http://service", api_key=SecretStr("key"), client_id="tests")
     tasks_api.connect(settings, Client(settings, transport=httpx.MockTransport(made)))
     yield made
     tasks_api.disconnect()
@@ -133,8 +138,8 @@ def test_reads_renewals_and_generations_go_where_they_belong(wire: Wire) -> None
     wire.answers = [(200, {"canary_endpoints": [ENDPOINT], "pagination": page})]
     assert list_canary_endpoints.fn("shop").canary_endpoints[0].id == "cep_1"
     wire.answers = [(200, GENERATION)]
-    generate.fn("dep_a", Generate(prompt="p"))
-    generate_by_endpoint.fn("cep_1", Generate(prompt="p"))
+    task_of(generate).fn("dep_a", Generate(prompt="p"))
+    task_of(generate_by_endpoint).fn("cep_1", Generate(prompt="p"))
 
     assert [(request.method, request.url.path) for request in wire.asked] == [
         ("GET", "/v1/canary-endpoints/cep_1"),
@@ -143,3 +148,38 @@ def test_reads_renewals_and_generations_go_where_they_belong(wire: Wire) -> None
         ("POST", "/v1/deployments/dep_a/generate"),
         ("POST", "/v1/endpoints/cep_1/generate"),
     ]
+
+
+def test_a_made_task_lists_all_pages(wire: Wire) -> None:
+    pages = {"total": 2, "limit": 100, "offset": 0}
+    job = {
+        "id": "ft_1", "base_model": "b", "model_name": "m", "status": "queued",
+        "created_at": MOMENT, "updated_at": MOMENT, "fine_tuning_method": "lora",
+    }  # fmt: skip
+    wire.answers = [
+        (200, {"jobs": [job], "pagination": {**pages, "next_offset": 100}}),
+        (200, {"jobs": [{**job, "id": "ft_2"}], "pagination": {**pages, "next_offset": None}}),
+    ]
+
+    listed = task_of_pages(jobs.Jobs.iterate).fn(status=jobs.JobStatus.QUEUED)
+
+    assert [job.id for job in listed] == ["ft_1", "ft_2"]
+    first, second = [dict(request.url.params) for request in wire.asked]
+    assert first == {"limit": "100", "status": "queued"}
+    assert second == {**first, "offset": "100"}
+
+
+def test_every_try_of_a_made_task_carries_the_key_of_its_task_run(wire: Wire) -> None:
+    wire.answers = [(200, {"id": "ft_1", "status": "cancelling", "updated_at": MOMENT})]
+    cancel = task_of(jobs.cancel_job)
+    run, other_run = (
+        TaskRunContext.model_construct(task_run=TaskRun.model_construct(id=uuid4()))
+        for _ in range(2)
+    )
+
+    for context in (run, run, other_run):
+        with context:
+            cancel.fn("ft_1")
+
+    first, again, other = [request.headers["Idempotency-Key"] for request in wire.asked]
+    assert first == again != other

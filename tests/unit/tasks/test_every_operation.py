@@ -1,5 +1,7 @@
-"""Every operation of the API is one task, so that people can compose flows of their own."""
+"""Every operation of the API can be used as a task, so that people can compose flows of their own."""
 
+import inspect
+import re
 import time
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +16,9 @@ from pydantic import SecretStr
 import tasks
 from tasks.api import CALL_DEADLINE_S, api, connect, disconnect, transient
 from tasks.create_once import once
+from tasks.factory import task_of
 from tuneship.client import DeadlineExceeded
-from tuneship.contract.operation import DECLARED
+from tuneship.contract.operation import DECLARED, Operation
 from tuneship.settings import ClientSettings
 
 COMPOSED = {
@@ -27,28 +30,38 @@ COMPOSED = {
 }
 """Tasks of more than one call."""
 SENT_ONCE = {"update_canary_endpoint", "renew_canary_lease", "get_deployment_metrics"}
-"""Their callers know what a lost answer means, or look again soon."""
+"""Their callers read the state back, or look again soon."""
 SECRETS = {"create_webhook", "rotate_webhook_secret"}
 
 
-def every_task() -> dict[str, Task[..., Any]]:
+def written_tasks() -> dict[str, Task[..., Any]]:
     """By name, from every module of `tasks/`."""
-    found: dict[str, Task[..., Any]] = {}
+    written: dict[str, Task[..., Any]] = {}
     for file in sorted(Path(str(tasks.__file__)).parent.glob("*.py")):
-        module = import_module(f"tasks.{file.stem}")
-        for one in vars(module).values():
-            if isinstance(one, Task) and one.fn.__module__ == module.__name__:
-                assert one.fn.__name__ not in found, "two tasks of one name"
-                found[one.fn.__name__] = one
-    return found
+        for name, value in vars(import_module(f"tasks.{file.stem}")).items():
+            if isinstance(value, Task):
+                assert written.setdefault(name, value) is value, "two tasks of one name"
+    return written
 
 
-TASKS = every_task()
+WRITTEN = written_tasks()
+TASKS = {operation.name: task_of(operation) for operation in DECLARED} | WRITTEN
 
 
-def test_every_operation_is_exactly_one_task() -> None:
-    assert set(TASKS) - COMPOSED == {operation.name for operation in DECLARED}
-    assert set(TASKS) >= COMPOSED
+def test_a_task_has_the_name_of_its_operation() -> None:
+    assert set(WRITTEN) - COMPOSED <= {operation.name for operation in DECLARED}
+    assert set(WRITTEN) >= COMPOSED
+    assert all(TASKS[name].name == name for name in TASKS)
+
+
+@pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
+def test_a_task_is_made_from_any_declaration(operation: Operation[..., Any]) -> None:
+    made = task_of(operation)
+    assert inspect.signature(made.fn) == inspect.signature(operation.declaration)
+    assert made.fn.__doc__ == operation.declaration.__doc__
+    assert made.persist_result is False, "a reply may hold a secret or a completion"
+    assert isinstance(made.task_run_name, str)
+    assert re.findall(r"{(\w+)}", made.task_run_name) == list(operation.path_parameters)
 
 
 @pytest.mark.parametrize("name", [one.name for one in DECLARED])

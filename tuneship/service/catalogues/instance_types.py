@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
 from tuneship.service.catalogues.base_models import CatalogueFault
 
@@ -54,22 +55,20 @@ class InstanceKind:
 EMBEDDED = (InstanceKind(LOCAL, None), InstanceKind("local-gpu", "gpu", gpus=1))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _CatalogueEntry(_Strict):
+class _CatalogueEntry(StrictModel):
     name: ShortName
     compute_type: Literal["cpu", "gpu"]
     cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
-    memory_gb: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = 0
+    memory_gb: Annotated[float, Field(ge=0, le=1 << 20)] = 0
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     regions: Annotated[list[ShortName] | None, Field(min_length=1, max_length=64)] = None
 
 
-class _File(_Strict):
-    regions: Annotated[list[ShortName], Field(max_length=64)] = []
-    instance_types: Annotated[list[_CatalogueEntry], Field(max_length=64)] = []
+class _File(StrictModel):
+    regions: Annotated[list[ShortName], Field(max_length=64)] = Field(default_factory=list[str])
+    instance_types: Annotated[list[_CatalogueEntry], Field(max_length=64)] = Field(
+        default_factory=list[_CatalogueEntry]
+    )
 
 
 class InstanceCatalogue:

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Literal
 
 from tuneship.contract import deployments as contract
-from tuneship.contract.deployments import DeploymentLogs
+from tuneship.contract.deployment_logs import DeploymentLogs
 from tuneship.service.common.refusals import refuse_odd_moments, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context

@@ -17,6 +17,7 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     ResourceNotFound,
 )
+from tuneship.contract.job_reports import JobLogEntry, JobLogs
 from tuneship.contract.jobs import (
     ALIVE,
     MOVES,
@@ -24,8 +25,6 @@ from tuneship.contract.jobs import (
     JobCancelled,
     JobCreate,
     JobCreated,
-    JobLogEntry,
-    JobLogs,
     JobPage,
     JobStatus,
     JobSummary,

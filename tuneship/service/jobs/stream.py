@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
 
-from tuneship.contract.jobs import ENDED, JobLogEntry, JobStep
+from tuneship.contract.job_reports import JobLogEntry, JobStep
+from tuneship.contract.jobs import ENDED
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
 from tuneship.store import job_records, tables

@@ -1,0 +1,140 @@
+"""The verbs of a client's resources: descriptors that turn a declared operation into a typed method.
+
+A resource class such as `Jobs` stands beside its operations in `tuneship/contract/jobs.py`, and both clients use it:
+it is generic over the kind of its client, so `client.jobs.get` of a `Client` returns a `Job`, and that of an
+`AsyncClient` an awaitable of one. Type checkers and editors see this through the overloads of `__get__`.
+"""
+
+# The verbs are written out, one line each, because no type checker can derive a class's attributes from a list of
+# operations; a generated stub file would be a second copy. A guard test compares them with the declared operations.
+
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+
+from tuneship.contract.generation import GeneratedText, Generation
+from tuneship.contract.operation import Operation
+from tuneship.contract.pages import NextPage, Paged, by_offset
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Blocking:
+    """A client whose calls return their replies."""
+
+
+class Asynchronous:
+    """A client whose calls are awaited."""
+
+
+C_co = TypeVar("C_co", bound=Blocking | Asynchronous, covariant=True)
+
+
+@dataclass(frozen=True)
+class Resource(Generic[C_co]):
+    """A group of verbs, bound to one client."""
+
+    client: C_co
+
+
+class Verb(Generic[P, R]):
+    """`jobs.create` and the like: an operation that is called as a method of a resource."""
+
+    def __init__(self, operation: Operation[P, R]) -> None:
+        """Name the operation that the verb calls."""
+        self.operation = operation
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, resource: Resource[Blocking], owner: type) -> Callable[P, R]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[P, Awaitable[R]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client; on the class, it is the verb itself."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.call(self.operation, *args, **kwargs)
+
+        return call
+
+
+class Streamed(Generic[P]):
+    """`deployments.stream`: yields pieces of text while they are generated, and the whole reply at the end."""
+
+    def __init__(self, operation: Operation[P, Generation]) -> None:
+        """Name the operation; the verb sets `stream` in its body."""
+        self.operation = operation
+
+    @overload
+    def __get__(
+        self, resource: Resource[Blocking], owner: type
+    ) -> Callable[P, Generator[GeneratedText | Generation]]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[P, AsyncGenerator[GeneratedText | Generation]]: ...
+    def __get__(self, resource: Resource[Any], owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        client = resource.client
+
+        def stream(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.stream(self.operation, *args, **kwargs)
+
+        return stream
+
+
+class Pages(Generic[P, T]):
+    """`jobs.iterate` and the like: yields every entry of a list operation and fetches pages as they are needed.
+
+    It takes the operation's own parameters: `limit` is the size of a page, `offset` is where it starts.
+    """
+
+    def __init__(
+        self,
+        operation: Operation[P, R],
+        entries: Callable[[R], Sequence[T]],
+        next_page: NextPage = by_offset,
+    ) -> None:
+        """Say which field of a page holds its entries, and how the next page is requested."""
+        self.paged: Paged[Any, T] = Paged(operation, entries, next_page)
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, resource: Resource[Blocking], owner: type) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client; on the class, it is the verb itself."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def walk(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.walk(self.paged, self.arguments(*args, **kwargs))
+
+        return walk
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The arguments by name: a walk replaces single ones from page to page."""
+        signature = inspect.signature(self.paged.operation.declaration)
+        return signature.bind(*args, **kwargs).arguments
