@@ -26,7 +26,7 @@ from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
 
 
-class Decision(BaseModel):
+class Decision(StrictModel):
     """A person's decision about a paused rollout."""
 
     rollout_id: str = Field(

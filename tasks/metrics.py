@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.api import api
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
 
 METRICS_TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ def get_deployment_metrics(
     """
     client = api(METRICS_DEADLINE_S).with_options(tries=1, timeout_s=METRICS_TIMEOUT_S)
 
-    def ask() -> DeploymentMetrics:
+    def request() -> DeploymentMetrics:
         return client.deployments.metrics(
             deployment_id,
             start_time=start_time,

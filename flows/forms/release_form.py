@@ -62,14 +62,6 @@ def beside_parameters(file: str, info: ValidationInfo) -> str:
 LocalFile = Annotated[str, Field(min_length=1), AfterValidator(beside_parameters)]
 
 
-class _StrictForm(BaseModel):
-    """Base of the forms: unknown fields and wrong types are refused, or a typo could switch a safeguard off."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
 def _without_defaults(schema: dict[str, Any]) -> None:
     for about in schema["properties"].values():
         about.pop("default", None)
@@ -133,7 +125,7 @@ class TrainingData(StrictModel):
         return self
 
 
-class SecuritySettings(_StrictForm):
+class SecuritySettings(StrictModel):
     """Safeguards of the jobs and deployments of a release. A field that is left out is not sent."""
 
     compliance_mode: ComplianceMode | None = Field(
@@ -167,7 +159,7 @@ class SecuritySettings(_StrictForm):
         return DeploymentSecuritySettings.model_validate(self.model_dump(exclude_none=True))
 
 
-class DeploymentSettings(_StrictForm):
+class DeploymentSettings(StrictModel):
     """Settings of the deployments that serve the tuned model."""
 
     compute_type: str = Field(default="cpu", description="cpu or gpu.")

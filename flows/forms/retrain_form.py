@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from flows.forms.release_form import ReleaseParameters
-from tuneship.contract.common import StrictModel
 
 TrainOn = Annotated[
     Literal["everything", "what is new"],

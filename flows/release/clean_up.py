@@ -103,7 +103,7 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
             return
         try:
             notes = undo(record)
-        except FAILURES as error:
+        except TuneshipError as error:
             # The record stays open: the next run resumes it, or the guard closes it.
             _LOG.warning("nothing could be deleted (%s)", type(error).__name__)
             return

@@ -52,7 +52,7 @@ def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
         # `glob` and not `Path.glob`: a pattern may be absolute.
         names = sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207
         files |= dict.fromkeys(names)
-    tagged = list_datasets(data.format, data.dataset_tags) if data.dataset_tags else []
+    tagged = list_datasets(format=data.format, tags=data.dataset_tags) if data.dataset_tags else []
     # A merged dataset would bring its parts a second time.
     usable = [
         dataset.id

@@ -21,7 +21,7 @@ from flows.shared.links import show_link
 from flows.shared.markdown import plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
-from tuneship.client import ApiError, BadResponse, ServiceUnreachable
+from tuneship.client import TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.answers import read_series
 from tuneship.gates.record import Phase
@@ -45,7 +45,7 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     pictures: list[str] = []
     loads: list[StepLoad] = []
     # The job may be gone by now: the report then has no loss curves.
-    with suppress(ApiError, BadResponse, ServiceUnreachable):
+    with suppress(TuneshipError):
         losses = get_job_metrics(result.job_id) if result.job_id else None
         if losses is not None and losses.steps:
             plot_losses(losses, _limits(result, release), folder / "loss.png")

@@ -112,6 +112,6 @@ def retire(split: RolloutSplit) -> list[str]:
                 delete_deployment(baseline)
             elif error.status != 404:
                 raise
-    except (*FAILURES, SplitLost) as error:
+    except (TuneshipError, SplitLost) as error:
         return [f"baseline {baseline} is kept ({describe(error)})"]
     return []

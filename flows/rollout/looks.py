@@ -73,7 +73,7 @@ def read_state(deployment_id: str) -> DeploymentState:
         deployment = get_deployment.fn(deployment_id)
     except ResourceNotFound:
         return DeploymentState("missing")
-    except FAILURES as error:
+    except TuneshipError as error:
         raise_if_unauthorized(error)
         return DeploymentState(None)
     has_replicas = "current_replicas" in deployment.model_fields_set
@@ -93,7 +93,7 @@ def _metrics(split: RolloutSplit, deployment_id: str) -> DeploymentMetrics | Non
             start_time=began(split.file.record),
             endpoint_id=split.endpoint_id if split.is_extended else None,
         )
-    except FAILURES as error:
+    except TuneshipError as error:
         raise_if_unauthorized(error)
         split.log.warning("no metrics of %s (%s)", deployment_id, describe(error))
         return None

@@ -244,7 +244,7 @@ def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:
         answer = get_deployment_metrics(
             plan.baseline_deployment_id, interval=plan.interval, endpoint_id=endpoint_id
         )
-    except FAILURES as error:
+    except TuneshipError as error:
         raise_if_unauthorized(error)
         log.warning("no metrics of the baseline before the start (%s)", describe(error))
         return Before()

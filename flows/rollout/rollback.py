@@ -131,7 +131,7 @@ def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -
             try:
                 if not begun.server:
                     version = get_canary_endpoint.fn(begun.endpoint_id).version
-            except FAILURES as error:
+            except TuneshipError as error:
                 log.critical("the traffic was not returned (%s); the lease will", describe(error))
             else:
                 abort(RolloutSplit(plan, file, version, log), reason)

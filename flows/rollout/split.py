@@ -213,7 +213,7 @@ class RolloutSplit:
                         return
                 elif candidate_weight(answer, self.plan) == weight:
                     return
-            except FAILURES as error:
+            except TuneshipError as error:
                 may_be_applied = may_be_applied or not _is_refusal(error)
                 self._judge(error, attempt, weight, may_be_applied)
                 if isinstance(error, ApiError):
@@ -250,7 +250,7 @@ class RolloutSplit:
             alone = {self.plan.baseline_deployment_id: 100}
             return self.calls.update(self.endpoint_id, alone, 0, self.version, None)
 
-    def _judge(self, error: Failure, attempt: int, weight: int, may_be_applied: bool) -> None:
+    def _judge(self, error: TuneshipError, attempt: int, weight: int, may_be_applied: bool) -> None:
         """Log the failure for a retry, or raise: a refused key stays refused, a certain 412 is a foreign change.
 
         A step up that a retry cannot bring either is given up at once; a rollback is retried all the same.
@@ -272,7 +272,7 @@ class RolloutSplit:
             yield min(pause_s, self.plan.look_every_seconds)
 
 
-def _is_refusal(error: Failure) -> bool:
+def _is_refusal(error: TuneshipError) -> bool:
     """Whether certainly nothing was changed: the service refused, or could not be reached at all."""
     if isinstance(error, ApiError):
         return error.status < 500 and error.status != 408

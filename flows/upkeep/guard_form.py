@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field
 
 from flows.rollout.abandoned import AbandonedRollout
 from flows.upkeep.watch import Alarm
-from tuneship.contract.common import StrictModel
 
 
 class GuardRules(BaseModel):

@@ -49,7 +49,7 @@ class LatencyGates(StrictModel):
     )
 
 
-class QualityGates(Form):
+class QualityGates(StrictModel):
     """Faults of an answer that did arrive. All but `empty` are counted by the traffic driver only."""
 
     empty: EmptyGate | None = Field(
@@ -320,7 +320,7 @@ class CanaryRules(StrictModel):
         return interval_seconds(self.interval)
 
 
-class _Rollout(Form):
+class _Rollout(StrictModel):
     """The deployments and the endpoint, which come first in the form."""
 
     baseline_deployment_id: str = Field(

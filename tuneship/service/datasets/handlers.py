@@ -3,7 +3,7 @@
 A file is read by `reading.py`, a big one later by `processing.py`. It is accepted whole or not at all.
 """
 
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import sqlalchemy as sa
 
@@ -44,9 +44,11 @@ from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
 from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
-# Columns that a reading fills, as they are before it.
-UNCOUNTED = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
+# Columns that a reading fills, and as they are before it.
+COUNTS: Final = ("num_examples", "prompt_tokens", "response_tokens")
+UNCOUNTED: dict[str, int] = dict.fromkeys(COUNTS, 0)
 
 
 @serves_long(contract.validate_dataset)
@@ -152,7 +154,7 @@ def verdict(reading: DatasetReading) -> str:
 
 def counts(reading: DatasetReading) -> dict[str, int]:
     """The values of the columns that a reading fills."""
-    return {name: getattr(reading, name) for name in UNCOUNTED}
+    return {name: getattr(reading, name) for name in COUNTS}
 
 
 def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, Any]:
@@ -219,11 +221,11 @@ def object_of(row: Row) -> str:
 
 def announce(connection: sa.Connection, row: Row, now: Any) -> None:
     """Emit the event that a dataset is ready."""
-    known = {name: row[name] for name in UNCOUNTED}
+    known = {name: row[name] for name in COUNTS}
     emit(connection, "dataset.processed", row, now, status=DatasetStatus.PROCESSED, **known)
 
 
-def fields(row: Row) -> dict[str, Any]:
+def fields(row: DatasetRow) -> dict[str, Any]:
     """A row with the token total that answers have."""
     return {**row, "total_tokens": row["prompt_tokens"] + row["response_tokens"]}
 

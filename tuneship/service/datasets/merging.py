@@ -11,6 +11,7 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves_long
 from tuneship.service.context.context import Context
 from tuneship.service.datasets.handlers import (
+    COUNTS,
     UNCOUNTED,
     counts,
     is_big,
@@ -23,7 +24,7 @@ from tuneship.service.datasets.handlers import (
 )
 from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
 from tuneship.store.blobs import StagedFile, check_digest
-from tuneship.store.queries import Row
+from tuneship.store.row_types import DatasetRow
 
 BLOCK_BYTES = 1 << 20
 
@@ -36,7 +37,8 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
 
     # The counts are the sums of the sources' where one tokenizer counted them all; else the new file is counted.
     catalogue, tokenizer = context.parts.catalogue, sources[0]["tokenizer"]
-    base, known = None, {name: sum(one[name] for one in sources) for name in UNCOUNTED}
+    known: dict[str, int]
+    base, known = None, {name: sum(one[name] for one in sources) for name in COUNTS}
     if any(source["tokenizer"] != tokenizer for source in sources):
         base, known = catalogue.get(tokenizer) or catalogue.default, UNCOUNTED
 
@@ -65,7 +67,7 @@ def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
         return DatasetCreated(**store(context, row, staged))
 
 
-def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
+def _sources(context: Context, dataset_ids: Sequence[str]) -> list[DatasetRow]:
     """Read the rows: own, processed, of one format, and together no larger than a file may be."""
     if len(set(dataset_ids)) != len(dataset_ids):
         raise refused("dataset_ids", "must name different datasets")
@@ -83,7 +85,7 @@ def _sources(context: Context, dataset_ids: Sequence[str]) -> list[Row]:
     return sources
 
 
-def _append(context: Context, source: Row, staged: StagedFile) -> None:
+def _append(context: Context, source: DatasetRow, staged: StagedFile) -> None:
     """Copy a dataset's lines, the last one with a line end."""
     path, last = context.parts.blobs.local(source["blob"]), b"\n"
     try:
