@@ -14,7 +14,7 @@ from tuneship.service.common.scaling import (
     ScalingDecision,
     ScalingSettings,
     Supply,
-    paced,
+    next_decision,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,7 +29,7 @@ def seconds(number: float) -> timedelta:
 def after(
     before: ScalingDecision, bounds: Bounds, demand: Demand, now: datetime, **supply: Any
 ) -> tuple[int, str]:
-    found = paced(
+    found = next_decision(
         before,
         bounds,
         Supply(**{"replicas": before.replicas, "queued": 0, "rows": ROWS} | supply),
@@ -90,7 +90,9 @@ def through(
     for demand in demands:
         now += every
         queued = max(0, demand.under_way - ROWS * max(1, pace.replicas))
-        pace = paced(pace, bounds, Supply(pace.replicas, queued, ROWS), demand, PATIENCE, now)
+        pace = next_decision(
+            pace, bounds, Supply(pace.replicas, queued, ROWS), demand, PATIENCE, now
+        )
         numbers.append(pace.replicas)
     return numbers
 

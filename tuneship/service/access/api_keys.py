@@ -231,7 +231,7 @@ class Keys:
             self._noted[identifier] = now
             self._unstored.add(identifier)
 
-    def recognise(self, authorization: list[str], client_ids: list[str]) -> Principal:
+    def authenticate(self, authorization: list[str], client_ids: list[str]) -> Principal:
         """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
         if len(authorization) != 1 or len(client_ids) != 1:
             raise AuthenticationError("one Authorization and one X-Client-ID header are required")
@@ -251,11 +251,11 @@ class Keys:
         lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
         return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
 
-    def knows_issued(self) -> bool:
-        """Whether `has_issued` need not ask the database."""
+    def has_fresh_ids(self) -> bool:
+        """Whether `is_issued` need not ask the database."""
         return self._issued is not None and self._is_fresh(self._issued[0])
 
-    def has_issued(self, authorization: list[str]) -> bool:
+    def is_issued(self, authorization: list[str]) -> bool:
         """Whether there is a key of the id that a header names, whatever its secret.
 
         All ids are read together, at most once a second: whoever makes up keys costs no look-up each.
@@ -269,8 +269,8 @@ class Keys:
         key = _key_in(authorization[0]) if authorization else None
         return key is not None and key_id(key) in issued[1]
 
-    def is_at_hand(self, authorization: list[str]) -> bool:
-        """Whether `recognise` need not ask the database: then it may run on the event loop."""
+    def is_cached(self, authorization: list[str]) -> bool:
+        """Whether `authenticate` need not ask the database: then it may run on the event loop."""
         kept = self._cache.get(authorization[0][KEY_ID]) if authorization else None
         return kept is not None and self._is_fresh(kept[0])
 

@@ -18,7 +18,7 @@ OPAQUE_ID = re.compile(r"[a-z]{2,6}_[0-9a-z]{24}")
 
 
 @dataclass
-class Trail:
+class AuditTrail:
     """One request of a caller, as far as it is known yet."""
 
     key_id: str = ""
@@ -43,7 +43,7 @@ class Trail:
         self.prompt_tokens = usage.prompt_tokens
         self.completion_tokens = usage.completion_tokens
 
-    def asks_for(self, status: int) -> bool:
+    def requires_entry(self, status: int) -> bool:
         """Whether an answer of this status may only be given after its row is committed."""
         return self.is_wanted or status == 403 or (self.is_change and status < 400)
 

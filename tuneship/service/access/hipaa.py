@@ -61,12 +61,12 @@ class Caller:
         return self.is_private and self.has_good_key
 
 
-def is_in_mode(row: Mapping[str, Any]) -> bool:
+def is_hipaa(row: Mapping[str, Any]) -> bool:
     """Whether a job or deployment is in hipaa mode."""
     return row["security_settings"].get("compliance_mode") == HIPAA
 
 
-def united(settings: S) -> S:
+def with_required_settings(settings: S) -> S:
     """With everything on that the mode turns on. Raises `ValidationRefused` for a field that was sent and says no."""
     wanted = {name: TURNED_ON[name] for name in TURNED_ON if name in type(settings).model_fields}
     for name, value in wanted.items():

@@ -105,14 +105,14 @@ def refused(field: str, message: str, code: str = "invalid_value") -> Validation
     )
 
 
-def refuse_odd_moments(**moments: datetime | None) -> None:
+def refuse_times_out_of_range(**moments: datetime | None) -> None:
     """Raises `ValidationRefused` for a moment that cannot be moved to UTC, by its parameter's name."""
     for name, moment in moments.items():
         if moment is not None and not 1970 < moment.year < 9999:
             raise refused(name, "must lie after 1970 and before 9999")
 
 
-def some_of(identifiers: Sequence[str]) -> str:
+def abbreviated(identifiers: Sequence[str]) -> str:
     """What a refusal lists: the first ten, and how many more there are."""
     rest = len(identifiers) - IDS_NAMED
     return ", ".join(identifiers[:IDS_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -70,7 +70,7 @@ class ScalingDecision:
     """Of the last change, for the deployment's log."""
 
 
-def paced(
+def next_decision(
     before: ScalingDecision,
     bounds: Bounds,
     supply: Supply,

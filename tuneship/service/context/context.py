@@ -15,9 +15,9 @@ from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
 from tuneship.runtime.replica_set import ReplicaPool
 from tuneship.security.vault import Vault
-from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.data_keys import Keyring
-from tuneship.service.access.hipaa import Caller, is_in_mode, refuse_use
+from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch
@@ -25,9 +25,9 @@ from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.drain import Drain
 from tuneship.service.common.fair_threads import RequestThreads
 from tuneship.service.common.fault_injection import PromptLengths
-from tuneship.service.common.in_flight import UnderWay
+from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
-from tuneship.service.common.streaming import Bell
+from tuneship.service.common.streaming import Notifier
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store import deployment_logs, job_records, metric_windows, tables
 from tuneship.store import queries as rows
@@ -67,10 +67,10 @@ class Parts:
     """A random number in [0, 10000) for the split."""
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
-    under_way: UnderWay = field(default_factory=UnderWay)
+    in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
     drain: Drain = field(default_factory=Drain)
     threads: RequestThreads = field(default_factory=RequestThreads)
     halted: threading.Event = field(default_factory=threading.Event)
@@ -110,13 +110,13 @@ class Context:
     """The profile's lists have no pages, and the caller did not ask for one."""
     last_event_id: str | None = None
     caller: Caller = field(default_factory=Caller)
-    trail: Trail = field(default_factory=Trail)
+    trail: AuditTrail = field(default_factory=AuditTrail)
     """What the audit chain will say of this request."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """More headers for the answer."""
-    afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """What follows the commit and must not precede it, e.g. removing files; a start of the service makes up for it."""
-    otherwise: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    after_rollback: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     """What undoes work outside the database, e.g. a stored file, when the transaction has ended without a commit.
 
     Of a commit that failed nobody knows whether it is in force: an action has to look before it takes something away.
@@ -145,7 +145,7 @@ class Context:
     def touch(self, row: Row) -> None:
         """A handler looked at this job or deployment; it may ask for an audit row, or refuse this caller (400, 403)."""
         self.trail.touch(row)
-        if is_in_mode(row):
+        if is_hipaa(row):
             refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ class Context:
         for job in job_records.safeguards_behind(connection, self.client_id, names):
             self.trail.touch(job)
 
-    def touch_named(self, connection: sa.Connection, identifier: str) -> None:
+    def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
         """The same for an answer from memory, by the id that it is about."""
         for table in (tables.jobs, tables.deployments):
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
@@ -182,7 +182,7 @@ class Context:
         with self.parts.database.write() as connection:
             yield connection
 
-    def write_down(self, connection: sa.Connection, status: int) -> None:
+    def add_audit_entry(self, connection: sa.Connection, status: int) -> None:
         """Add this request's row to the audit chain. Called by the boundary, before the answer."""
         trail = self.trail
         self.parts.audit.add(
@@ -201,10 +201,10 @@ class Context:
             ),
         )
 
-    def write_down_now(self, status: int) -> None:
+    def commit_audit_entry(self, status: int) -> None:
         """The same in a transaction of its own: no change belongs to it."""
         with self.parts.database.write() as connection:
-            self.write_down(connection, status)
+            self.add_audit_entry(connection, status)
 
     def commit(self) -> bool:
         """Make the changes durable; answers whether there were any. Called by the boundary, before the answer."""
@@ -212,7 +212,7 @@ class Context:
             return False
         next(self._opened, None)
         self._opened = self._transaction = None
-        self._run(self.afterwards)  # what was committed stands, and the answer must say so
+        self._run(self.after_commit)  # what was committed stands, and the answer must say so
         return True
 
     def _run(self, actions: Sequence[Callable[[], None]]) -> None:
@@ -227,7 +227,7 @@ class Context:
         try:
             self._end_transaction(reason)
         finally:
-            self._run(self.otherwise)
+            self._run(self.after_rollback)
 
     def _end_transaction(self, reason: BaseException) -> None:
         if self._opened is None:

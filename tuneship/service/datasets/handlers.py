@@ -173,7 +173,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
 def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     """Store the file first, then its row: a file that a kill leaves without a row is set aside at the next start."""
     blobs = context.parts.blobs
-    context.otherwise.append(lambda: _take_back(context.parts, row["id"]))
+    context.after_rollback.append(lambda: _take_back(context.parts, row["id"]))
     blobs.keep(staged, row["blob"])  # before the transaction: others wait for that one
     _check_quota(context, staged.size)
     row = {**row, "sha256": staged.sha256, "bytes": staged.size}
@@ -283,5 +283,5 @@ def delete_dataset(context: Context, dataset_id: str) -> Deleted:
         raise DatasetError("a job that has not ended uses the dataset", status=409)
     rows.remove(connection, tables.datasets, dataset_id)
     context.parts.keyring.destroy(connection, object_of(row))
-    context.afterwards.append(lambda: context.parts.blobs.delete(object_of(row)))
+    context.after_commit.append(lambda: context.parts.blobs.delete(object_of(row)))
     return Deleted(id=dataset_id)

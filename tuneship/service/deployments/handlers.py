@@ -30,10 +30,10 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     ResourceNotFound,
 )
-from tuneship.service.access.hipaa import HIPAA, MODE, is_in_mode
+from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.fault_injection import faults_of
-from tuneship.service.common.refusals import refused, some_of
+from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
@@ -111,7 +111,7 @@ def _check_mode(context: Context, connection: sa.Connection, deployment: Deploym
     if deployment.security_settings.compliance_mode == HIPAA:
         return
     job = job_of(connection, context.client_id, deployment.model_name)
-    if job is not None and is_in_mode(job):
+    if job is not None and is_hipaa(job):
         raise refused(MODE, "must be hipaa: the model was trained in that mode", "lesser_mode")
 
 
@@ -289,12 +289,12 @@ def delete_deployment(
     if status not in GONE:  # a repeat comes with the version that its first try has ended
         context.refuse_stale(etag_of(row), "the deployment has changed since")
     if force and status != DeploymentStatus.DELETED:  # also one that somebody lets drain by now
-        context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
+        context.after_commit.append(lambda: context.parts.in_flight.end_now(deployment_id))
     if status in GONE:
         return DeploymentDeleted(id=deployment_id, status=status)
     users = endpoint_records.users_of(connection, context.client_id, deployment_id)
     if users and not force:
-        names = some_of([user["id"] for user in users])
+        names = abbreviated([user["id"] for user in users])
         raise DeploymentError(f"endpoints still send it traffic: {names}")
     for user in users:
         endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)

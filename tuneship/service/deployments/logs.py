@@ -5,7 +5,7 @@ from typing import Literal
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import DeploymentLogs
-from tuneship.service.common.refusals import refuse_odd_moments, refused
+from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
@@ -54,7 +54,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
 
 
 def _check_span(start: datetime | None, end: datetime | None) -> None:
-    refuse_odd_moments(start_time=start, end_time=end)
+    refuse_times_out_of_range(start_time=start, end_time=end)
     if start is not None and end is not None and start >= end:
         raise refused("start_time", "must be before end_time")
 

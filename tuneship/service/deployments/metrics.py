@@ -20,7 +20,7 @@ from tuneship.contract.common import render_time
 from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Records, Whole
-from tuneship.service.common.refusals import refuse_odd_moments, refused
+from tuneship.service.common.refusals import refuse_times_out_of_range, refused
 from tuneship.service.context.bindings import serves_encoded
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
@@ -110,7 +110,7 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     }
     if end_time is None or end.timestamp() >= now:
         answer["in_flight"] = _in_flight(
-            context.parts.under_way.ages_ms(deployment_id, endpoint_id)
+            context.parts.in_flight.ages_ms(deployment_id, endpoint_id)
         )
     return orjson.dumps(answer, option=RENDERING)
 
@@ -125,7 +125,7 @@ def _in_flight(ages_ms: list[float]) -> dict[str, Any]:
 def _span(
     context: Context, start_time: datetime | None, end_time: datetime | None
 ) -> tuple[datetime, datetime]:
-    refuse_odd_moments(start_time=start_time, end_time=end_time)
+    refuse_times_out_of_range(start_time=start_time, end_time=end_time)
     end = (end_time or context.now).astimezone(UTC)
     start = (start_time or end - DEFAULT_SPAN).astimezone(UTC)
     if start >= end:

@@ -20,7 +20,7 @@ from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
-from tuneship.service.deployments.replica_health import UNHEALTHY, Rounds
+from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
@@ -56,7 +56,7 @@ class DeploymentKeeper:
         self._working: dict[str, asyncio.Task[None]] = {}
         self._troubles = BackgroundRetries(parts.clock)
         self._plan = ReplicaPlan(parts)
-        self._rounds = Rounds(parts, self._plan)
+        self._rounds = HealthChecks(parts, self._plan)
         self._records = Threads("deployment records", 4)
         self._files = Threads("deployment files", MODELS_AT_ONCE)
         """Apart from the records: a model on a file system that hangs holds up no other deployment's row."""
@@ -151,7 +151,7 @@ class DeploymentKeeper:
     async def _remove(self, row: Row, given_up: GivenUp | None) -> None:
         """Where unloading was given up, the adapter goes with its replica; the deployment is deleted all the same."""
         if given_up is None:
-            await self._parts.under_way.drained(row["id"], DRAIN_S)
+            await self._parts.in_flight.wait_until_drained(row["id"], DRAIN_S)
             await self._unload(row)
         await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None

@@ -20,7 +20,7 @@ from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.runtime.replica_set import ReplicaSet
-from tuneship.service.common.background_retries import BackgroundRetries, kind_of
+from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
@@ -57,7 +57,7 @@ STARTS = 3
 
 
 @dataclass(frozen=True)
-class Charge:
+class WatchedDeployment:
     """A deployment to look after; of its row the columns `LOOKED_AT`."""
 
     row: Row
@@ -71,11 +71,11 @@ class Charge:
         return None if self.served.adapter is None else self.served.adapter.name
 
 
-class Rounds:
+class HealthChecks:
     """Level-triggered: rows and processes are compared again each time; only plans and troubles are remembered."""
 
     def __init__(self, parts: Parts, plan: ReplicaPlan) -> None:
-        """Rounds start after `begin`."""
+        """HealthChecks start after `begin`."""
         self._parts = parts
         self._plan = plan
         self._due: datetime | None = None
@@ -115,7 +115,9 @@ class Rounds:
         known = {one.row["id"] for one in charges}
         self._plan.keep_only(known)
         self._news.keep_only(known)
-        by_base: dict[Path, list[Charge]] = {path: [] for path in self._parts.replicas.groups}
+        by_base: dict[Path, list[WatchedDeployment]] = {
+            path: [] for path in self._parts.replicas.groups
+        }
         for charge in charges:
             by_base.setdefault(charge.served.base.path, []).append(charge)
         for path, group in by_base.items():
@@ -124,13 +126,15 @@ class Rounds:
                 self._visits[path] = task
                 task.add_done_callback(lambda _, path=path: self._visits.pop(path, None))
 
-    async def _visit_safely(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
+    async def _visit_safely(
+        self, path: Path, charges: Sequence[WatchedDeployment], asked: int
+    ) -> None:
         try:
             await self._visit(path, charges, asked)
         except Exception:  # the next round visits it again
             logger.exception("a visit failed")
 
-    def _charges(self) -> list[Charge]:
+    def _charges(self) -> list[WatchedDeployment]:
         table = tables.deployments
         columns = [table.c[name] for name in LOOKED_AT]
         query = sa.select(*columns).where(table.c.status.in_(LOADED))
@@ -142,7 +146,11 @@ class Rounds:
         known = {row["id"] for row in live}
         self._models = {name: one for name, one in self._models.items() if name in known}
         self._troubles.keep_only(known)
-        return [Charge(row, self._models[row["id"]]) for row in live if row["id"] in self._models]
+        return [
+            WatchedDeployment(row, self._models[row["id"]])
+            for row in live
+            if row["id"] in self._models
+        ]
 
     def _find_model(self, connection: sa.Connection, row: Row) -> None:
         """One that is not there is the keeper's to tell, when it settles the row. One must not stop the others."""
@@ -159,7 +167,7 @@ class Rounds:
             logger.warning(text, row["id"], exc_info=None if is_foreseen else error)
             self._troubles.add(row["id"], error)
 
-    async def _visit(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
+    async def _visit(self, path: Path, charges: Sequence[WatchedDeployment], asked: int) -> None:
         """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
         group = self._parts.replicas.of(path)
         await group.probe(PROBE_PATIENCE_S)
@@ -179,20 +187,20 @@ class Rounds:
         await _unload_unwanted(group, charges)
         self._log(group, charges)
 
-    def _wanted(self, path: Path, charges: Iterable[Charge]) -> int:
+    def _wanted(self, path: Path, charges: Iterable[WatchedDeployment]) -> int:
         """As many as the most demanding deployment; the default model stays loaded for the next one."""
         settings, default = self._parts.settings, self._parts.catalogue.default
         spare = 1 if settings.preload_base_models and path == default.path else 0
         return max((one.wanted for one in charges), default=0) or spare
 
     async def _states(
-        self, group: ReplicaSet, running: Sequence[Charge]
-    ) -> list[tuple[Charge, dict[str, Any]]]:
+        self, group: ReplicaSet, running: Sequence[WatchedDeployment]
+    ) -> list[tuple[WatchedDeployment, dict[str, Any]]]:
         """What their rows have to say; starts what is missing, one try a round for all of them."""
         asleep = [one for one in running if not one.wanted]
         awake = [one for one in running if one.wanted]
         due = [one for one in awake if not self._troubles.is_waiting(one.row["id"])]
-        found: list[tuple[Charge, dict[str, Any]]] = [(one, ASLEEP) for one in asleep]
+        found: list[tuple[WatchedDeployment, dict[str, Any]]] = [(one, ASLEEP) for one in asleep]
         fault = await _fault(group, None) if due else None
         for charge in due:
             own = fault or await _fault(group, charge.served.adapter)
@@ -205,7 +213,7 @@ class Rounds:
             found.append((charge, {"health": health, "current_replicas": count}))
         return found
 
-    def _failed_to_start(self, charge: Charge, error: Exception) -> dict[str, Any]:
+    def _failed_to_start(self, charge: WatchedDeployment, error: Exception) -> dict[str, Any]:
         now, identifier = self._parts.clock(), charge.row["id"]
         failures, why = self._troubles.add(identifier, error), _why_not_started(error)
         text = f"start {failures} of {STARTS} failed: {why}"
@@ -216,11 +224,13 @@ class Rounds:
         failure = {"code": "deployment_error", "message": message}
         return {**UNHEALTHY, "status": DeploymentStatus.FAILED, "error": failure}
 
-    async def _changed(self, found: Sequence[tuple[Charge, dict[str, Any]]]) -> list[Charge]:
+    async def _changed(
+        self, found: Sequence[tuple[WatchedDeployment, dict[str, Any]]]
+    ) -> list[WatchedDeployment]:
         """Write what differs; answers the charges whose rows nobody else has changed."""
 
-        def write() -> list[Charge]:
-            kept: list[Charge] = []
+        def write() -> list[WatchedDeployment]:
+            kept: list[WatchedDeployment] = []
             with self._parts.database.write() as connection:
                 for charge, changes in found:
                     now = self._parts.clock()
@@ -235,14 +245,14 @@ class Rounds:
             return [charge for charge, _ in found]
         return await self.threads.run(write)
 
-    def _log(self, group: ReplicaSet, charges: Sequence[Charge]) -> None:
+    def _log(self, group: ReplicaSet, charges: Sequence[WatchedDeployment]) -> None:
         listeners = [Listener(one.row["id"], one.model, one.wanted) for one in charges]
         news = self._news.entries(group, listeners, self._parts.clock())
         if news:
             self._parts.deployment_log.add(*news)
 
 
-def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:
+def _widths(charges: Iterable[WatchedDeployment]) -> dict[str | None, int]:
     """On how many replicas each model is asked: as many as its most demanding deployment may have."""
     widths: dict[str | None, int] = {}
     for one in charges:
@@ -250,7 +260,7 @@ def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:
     return widths
 
 
-async def _unload_unwanted(group: ReplicaSet, charges: Sequence[Charge]) -> None:
+async def _unload_unwanted(group: ReplicaSet, charges: Sequence[WatchedDeployment]) -> None:
     """The adapters of those that sleep, while the replicas stay for others."""
     wanted = {one.model for one in charges if one.wanted}
     for model in {one.model for one in charges} - wanted - {None}:
@@ -274,7 +284,7 @@ def _why_not_started(error: Exception) -> str:
         return "a stored file cannot be read"
     if isinstance(error, ServingError):
         return str(error)
-    return f"an internal error ({kind_of(error)}), of which the operator finds more in the service's log"
+    return f"an internal error ({error_kind(error)}), of which the operator finds more in the service's log"
 
 
 def _differs(row: Row, changes: dict[str, Any]) -> bool:

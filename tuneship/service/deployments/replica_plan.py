@@ -10,7 +10,13 @@ from datetime import timedelta
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
 from tuneship.runtime.replica_set import ReplicaSet
-from tuneship.service.common.scaling import Bounds, ScalingDecision, ScalingSettings, Supply, paced
+from tuneship.service.common.scaling import (
+    Bounds,
+    ScalingDecision,
+    ScalingSettings,
+    Supply,
+    next_decision,
+)
 from tuneship.service.context.context import Parts
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.queries import Row
@@ -60,9 +66,9 @@ class ReplicaPlan:
         """The number from now on; a change is told in the deployment's log."""
         now, before = self._parts.clock(), self._pace(row)
         supply = Supply(group.answering(model), group.waiting, group.rows)
-        demand = self._parts.under_way.take_demand(row["id"], now)
+        demand = self._parts.in_flight.take_demand(row["id"], now)
         bounds = self._bounds(row, group)
-        after = paced(before, bounds, supply, demand, self._patience, now)
+        after = next_decision(before, bounds, supply, demand, self._patience, now)
         self._paces[row["id"]] = after
         if after.replicas != before.replicas:
             text = f"replicas wanted: {after.replicas} instead of {before.replicas}: {after.why}"
@@ -81,6 +87,6 @@ class ReplicaPlan:
 
     def keep_only(self, deployments: Collection[str]) -> None:
         """Forget the others."""
-        self._parts.under_way.forget_others(deployments)
+        self._parts.in_flight.forget_others(deployments)
         kept: Mapping[str, ScalingDecision] = self._paces
         self._paces = {name: pace for name, pace in kept.items() if name in deployments}

@@ -27,7 +27,7 @@ from tuneship.contract.endpoints import (
     Member,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
-from tuneship.service.access.hipaa import is_in_mode
+from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
@@ -171,8 +171,8 @@ def _refuse_another_mode(
     query = sa.select(table.c.security_settings).where(
         table.c.client_id == context.client_id, table.c.id.in_([one["id"] for one in present])
     )
-    modes = {is_in_mode(row) for row in wanted}
-    kept = {is_in_mode(dict(row)) for row in connection.execute(query).mappings()}
+    modes = {is_hipaa(row) for row in wanted}
+    kept = {is_hipaa(dict(row)) for row in connection.execute(query).mappings()}
     if len(modes) > max(1, len(kept)) or (kept and not modes <= kept):
         text = "the deployments of an endpoint are in hipaa mode all or none, for its whole life"
         raise DeploymentError(f"{text}: make another endpoint", param=param)

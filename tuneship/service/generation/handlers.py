@@ -28,7 +28,7 @@ from tuneship.contract.errors import (
 from tuneship.contract.generation import Generate, Generation, Usage
 from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of, shortened
-from tuneship.service.common.in_flight import Visit
+from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves_async
@@ -162,7 +162,7 @@ async def _to_its_end(
     if context.trail.is_wanted:
         ended = replace(context, trail=replace(context.trail))
         ended.trail.count(generation.usage)
-        await asyncio.to_thread(ended.write_down_now, 200)
+        await asyncio.to_thread(ended.commit_audit_entry, 200)
     return generation
 
 
@@ -174,7 +174,7 @@ async def _whole(
     context: Context, target: RoutingTarget, request: Generate, started: float, tell: Tell
 ) -> Generation:
     """Run it where the target's record says, unless it is gone."""
-    with context.parts.under_way.entered(target.deployment_id) as visit:
+    with context.parts.in_flight.track(target.deployment_id) as visit:
         routed = await _routed(context, target)
         visit.accepted, visit.endpoint_id = started, routed.endpoint_id
         write = partial(_written, context, routed, request, visit, tell)
@@ -194,7 +194,7 @@ async def _whole(
 
 
 async def _written(
-    context: Context, routed: Routed, request: Generate, visit: Visit, tell: Tell
+    context: Context, routed: Routed, request: Generate, visit: InFlightGeneration, tell: Tell
 ) -> Written:
     _check_status(routed.deployment)
     _check_safeguards(context, routed)
@@ -219,7 +219,7 @@ async def _written(
 
 
 @contextmanager
-def _failures_told(visit: Visit) -> Generator[None]:
+def _failures_told(visit: InFlightGeneration) -> Generator[None]:
     """Raises the contract's errors for those of the replicas and of the clock."""
     try:
         yield
@@ -335,7 +335,7 @@ async def _run(
     routed: Routed,
     prepared: GenerateRequest,
     request: Generate,
-    visit: Visit,
+    visit: InFlightGeneration,
     tell: Tell,
 ) -> Written:
     """Collect tokens; text that is looked at while it grows is unfolded token by token."""
@@ -344,10 +344,10 @@ async def _run(
     completion = Completion(tokenizer.decode, request.stop)
     is_watched = bool(request.stop) or request.stream
     tokens: list[int] = []
-    visit.waits(context.now)
+    visit.queued(context.now)
     async with await group.generate(routed.served.adapter, prepared) as generation:
         async for chunk in generation:
-            visit.is_served()
+            visit.started()
             if not is_watched:
                 tokens = chunk + await generation.rest()
             elif _is_stopped(completion, chunk, tell):

@@ -1,4 +1,4 @@
-"""The one room that knows Starlette: it binds declared operations to handlers and keeps the border strict."""
+"""The one room that knows Starlette: it binds declared operations to handlers and keeps the boundary strict."""
 
 from tuneship.service.http.app import build_app
 from tuneship.service.http.boundary import Boundary

@@ -31,7 +31,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
-from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
@@ -47,9 +47,9 @@ from tuneship.service.http.answers import (
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
 from tuneship.service.http.content import SHORT_BODY, content_of, parsed
-from tuneship.service.http.disconnect import while_heard
+from tuneship.service.http.disconnect import cancel_on_disconnect
 from tuneship.service.http.forms import Content
-from tuneship.service.http.forwarding import is_address_known, is_way_known
+from tuneship.service.http.forwarding import is_address_known, is_scheme_known
 from tuneship.service.http.health import Ready, alive
 from tuneship.service.http.middleware import EntryMiddleware, address_of
 from tuneship.service.http.rate_limits import RateWindow
@@ -62,18 +62,20 @@ LATE_S = 1.0
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-def build_app(served: Iterable[BoundOperation], border: Boundary, lifespan: Any = None) -> ASGIApp:
+def build_app(
+    served: Iterable[BoundOperation], boundary: Boundary, lifespan: Any = None
+) -> ASGIApp:
     """The ASGI application that serves these operations."""
     # Routes are tried in turn, and generations are by far the most requests: they come first.
     operations = sorted(served, key=lambda one: not one.is_async)
-    routes = [_operation_route(border, operation) for operation in operations]
-    routes.append(_route("GET", "/healthz", alive(border.parts)))
-    routes.append(_route("GET", "/readyz", Ready(border.parts).answer))
-    routes.append(_route("GET", "/openapi.json", _described(border.parts)))
+    routes = [_operation_route(boundary, operation) for operation in operations]
+    routes.append(_route("GET", "/healthz", alive(boundary.parts)))
+    routes.append(_route("GET", "/readyz", Ready(boundary.parts).answer))
+    routes.append(_route("GET", "/openapi.json", _described(boundary.parts)))
     refused = {HTTPException: _routing_refused(routes)}
     app = Starlette(routes=routes, exception_handlers=refused, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return EntryMiddleware(app, border)
+    return EntryMiddleware(app, boundary)
 
 
 def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
@@ -116,44 +118,46 @@ def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Respo
     return route
 
 
-def _operation_route(border: Boundary, served: BoundOperation) -> Route:
+def _operation_route(boundary: Boundary, served: BoundOperation) -> Route:
     operation = served.operation
     path = route_path(operation.path, [one.path for one in DECLARED])
-    return _route(operation.method, path, _endpoint(border, served))
+    return _route(operation.method, path, _endpoint(boundary, served))
 
 
-def _endpoint(border: Boundary, served: BoundOperation) -> Callable[[Request], Awaitable[Response]]:
-    in_flight = _places(border, served)
+def _endpoint(
+    boundary: Boundary, served: BoundOperation
+) -> Callable[[Request], Awaitable[Response]]:
+    in_flight = _places(boundary, served)
 
     async def answer(request: Request) -> Response:
         principal: Principal = request.state.principal
-        context = _context(border.parts, served.operation, request)
+        context = _context(boundary.parts, served.operation, request)
         try:
             _check_rate(request)
             principal.require(served.operation.scope)
             _check_conditions(served.operation, request)
             if in_flight is None:
-                return await _run(border, served, request, context)
+                return await _run(boundary, served, request, context)
             with ExitStack() as held:
                 held.enter_context(in_flight.slot(principal.client_id))
-                response = await _run(border, served, request, context)
+                response = await _run(boundary, served, request, context)
                 if isinstance(response, StreamResponse):  # its place is free behind its last byte
                     response.slot = held.pop_all()
                 return response
         except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
-            await _slow_down(border, principal.client_id, error)
+            await _slow_down(boundary, principal.client_id, error)
             return await _refuse(request, context, error)
 
     return answer
 
 
-def _places(border: Boundary, served: BoundOperation) -> InFlightLimits | None:
+def _places(boundary: Boundary, served: BoundOperation) -> InFlightLimits | None:
     """Those that the operation needs; most need none."""
     if served.is_async:
-        return border.generations
+        return boundary.generations
     if served.operation.is_form:
-        return border.uploads
-    return border.merges if served.is_long else None
+        return boundary.uploads
+    return boundary.merges if served.is_long else None
 
 
 def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
@@ -171,7 +175,7 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
             is_address_known=is_address_known(request.scope),
             key_lifetime=principal.lifetime,
         ),
-        trail=Trail(
+        trail=AuditTrail(
             key_id=principal.key_id,
             address=address,
             action=operation.name,
@@ -184,29 +188,29 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
 def _is_private(request: Request, address: str) -> bool:
     """Over TLS or from this machine, and not handed on by a proxy of which nobody knows how it was reached."""
     is_here = bool(address) and ip_address(address).is_loopback
-    return is_way_known(request.scope) and (request.scope["scheme"] == "https" or is_here)
+    return is_scheme_known(request.scope) and (request.scope["scheme"] == "https" or is_here)
 
 
-async def _slow_down(border: Boundary, client_id: str, error: Exception) -> None:
+async def _slow_down(boundary: Boundary, client_id: str, error: Exception) -> None:
     """A client that does not wait although it is told to, again and again: refusing it at once would fill the loop."""
     asks_to_wait = isinstance(error, ApiError) and error.retry_after is not None
-    if asks_to_wait and border.limits.count_refusal(client_id):
+    if asks_to_wait and boundary.limits.count_refusal(client_id):
         await asyncio.sleep(LATE_S)
 
 
 async def _refuse(request: Request, context: Context, error: Exception) -> Response:
     refusal = refusal_of(request, error)
     try:
-        await _write_down(context, refusal.status)
+        await _commit_audit_entry(context, refusal.status)
     except Exception as failure:  # noqa: BLE001 - it logs and answers
         refusal = refusal_of(request, failure)
     return error_response(request, refusal)
 
 
-async def _write_down(context: Context, status: int) -> None:
+async def _commit_audit_entry(context: Context, status: int) -> None:
     """Where the audit chain asks for it, its row is committed first: without the row no answer."""
-    if context.trail.asks_for(status):
-        await asyncio.to_thread(context.write_down_now, status)
+    if context.trail.requires_entry(status):
+        await asyncio.to_thread(context.commit_audit_entry, status)
 
 
 def _check_rate(request: Request) -> None:
@@ -229,13 +233,13 @@ def _check_conditions(operation: Operation[..., Any], request: Request) -> None:
 
 
 async def _run(
-    border: Boundary, served: BoundOperation, request: Request, context: Context
+    boundary: Boundary, served: BoundOperation, request: Request, context: Context
 ) -> Response:
-    operation, threads = served.operation, border.parts.threads
-    async with content_of(operation, request, border.parts, context.client_id) as content:
+    operation, threads = served.operation, boundary.parts.threads
+    async with content_of(operation, request, boundary.parts, context.client_id) as content:
         if profiles.HEADER in operation.headers:
             sent = request.headers.getlist(profiles.HEADER)
-            context.profile = profiles.chosen(sent, context.client_id, border.parts.settings)
+            context.profile = profiles.chosen(sent, context.client_id, boundary.parts.settings)
             is_paged = not {"limit", "offset"}.isdisjoint(request.query_params)
             context.wants_whole_lists = context.profile == "simplified" and not is_paged
         if len(content.body or b"") > SHORT_BODY:
@@ -244,15 +248,15 @@ async def _run(
             call = _call(operation, request, content)
         if not served.is_async:
             turns = threads.files if served.is_long else threads.requests
-            work = partial(_in_transaction, border, served, context, call)
+            work = partial(_in_transaction, boundary, served, context, call)
             return await turns.run(context.client_id, work)
-        reply = await while_heard(request, served.handler(context, **call.arguments))
+        reply = await cancel_on_disconnect(request, served.handler(context, **call.arguments))
         async with AsyncExitStack() as begun:
             if isinstance(reply, Stream):  # a model works on it already
                 begun.push_async_callback(reply.frames.aclose)
-            await _write_down(context, operation.status)
+            await _commit_audit_entry(context, operation.status)
             begun.pop_all()
-        return _response(border, served, reply, context)
+        return _response(boundary, served, reply, context)
 
 
 @dataclass(frozen=True)
@@ -269,34 +273,34 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
     return _Call(_arguments(operation, request, content), key)
 
 
-def _response(border: Boundary, served: BoundOperation, reply: Any, context: Context) -> Response:
+def _response(boundary: Boundary, served: BoundOperation, reply: Any, context: Context) -> Response:
     if isinstance(reply, Stream):
-        slot = nullcontext() if served.is_async else border.streams.slot(context.client_id)
+        slot = nullcontext() if served.is_async else boundary.streams.slot(context.client_id)
         return StreamResponse(context, reply, slot)
     return reply_response(served.operation, reply, context)
 
 
 def _in_transaction(
-    border: Boundary, served: BoundOperation, context: Context, call: _Call
+    boundary: Boundary, served: BoundOperation, context: Context, call: _Call
 ) -> Response:
     """Run a handler in one transaction together with its idempotency row and its row of the audit chain."""
     hold = None if call.key is None else _begin(context, call.key)
     if isinstance(hold, Response):
         return hold
     try:
-        response = _handled(border, served, context, call.arguments)
+        response = _handled(boundary, served, context, call.arguments)
         if hold is not None:
-            answer = sealed_answer(response, border.parts.vault, hold.key)
+            answer = sealed_answer(response, boundary.parts.vault, hold.key)
             idempotency.finish(context.transaction, hold, answer)
         committed = context.commit()
     except BaseException as error:
         context.roll_back(error)
         if hold is not None:
-            with border.parts.database.write() as connection:
+            with boundary.parts.database.write() as connection:
                 idempotency.abandon(connection, hold)
         raise
     if committed and served.operation.is_change:
-        border.wake()
+        boundary.wake()
     return response
 
 
@@ -307,20 +311,20 @@ def _begin(context: Context, key: idempotency.Key) -> Response | idempotency.Hol
         if isinstance(begun, idempotency.Hold):
             return begun
         made = (begun.location or "").rpartition("/")[2]
-        context.touch_named(connection, made or context.trail.named or "")
-        context.write_down(connection, begun.status)
+        context.touch_by_id(connection, made or context.trail.named or "")
+        context.add_audit_entry(connection, begun.status)
     return stored_response(begun, context.parts.vault, key)
 
 
 def _handled(
-    border: Boundary, served: BoundOperation, context: Context, arguments: dict[str, Any]
+    boundary: Boundary, served: BoundOperation, context: Context, arguments: dict[str, Any]
 ) -> Response:
     reply = served.handler(context, **arguments)
-    response = _response(border, served, reply, context)
+    response = _response(boundary, served, reply, context)
     if served.operation.is_creating:
         context.trail.made = reply.id
-    if context.trail.asks_for(response.status_code):
-        context.write_down(context.transaction, response.status_code)
+    if context.trail.requires_entry(response.status_code):
+        context.add_audit_entry(context.transaction, response.status_code)
     return response
 
 

@@ -25,7 +25,7 @@ from tuneship.store.identifiers import new_id
 
 # In a request's state: its `Connection`.
 CONNECTION = "connection"
-# What is read of a head that comes in pieces: more than the border takes, so that it can say what
+# What is read of a head that comes in pieces: more than the boundary takes, so that it can say what
 # is wrong.
 HEAD_LIMIT = 32 << 10
 # What is longer is written at once, so that the server feels when the caller does not keep up.
@@ -134,7 +134,7 @@ class Connection(H11Protocol):
         self._taken = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note what the border has to know of the connection."""
+        """Note what the boundary has to know of the connection."""
         transport.set_write_buffer_limits(high=TOGETHER_BYTES)  # TLS: 512 KiB of each connection
         self._lingering = _Lingering(self, transport)
         super().connection_made(cast("asyncio.Transport", self._lingering))
@@ -171,7 +171,7 @@ class Connection(H11Protocol):
             self._open_connections.claim(self, claim)
 
     def show_key(self, *, is_valid: bool) -> None:
-        """Called by the border when it has looked at the key of the request that is under way."""
+        """Called by the boundary when it has looked at the key of the request that is under way."""
         if not self._is_declared:
             self._has_key = is_valid
             claim = KeepPriority.BUSY if is_valid else KeepPriority.STRANGER

@@ -11,7 +11,7 @@ from tuneship.contract.errors import InvalidRequestError
 T = TypeVar("T")
 
 
-async def while_heard(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the caller hangs up. Its body must have been read."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))

@@ -28,7 +28,7 @@ def names_a_proxy(header: bytes) -> bool:
     return b"forwarded" in header or header in NAMED or header.endswith(ENDINGS)
 
 
-def is_way_known(scope: Mapping[str, Any]) -> bool:
+def is_scheme_known(scope: Mapping[str, Any]) -> bool:
     """Whether a request came here directly, or a declared proxy has said by which scheme it came."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if not any(names_a_proxy(name) for name, _ in headers):

@@ -44,9 +44,9 @@ OPEN_PATHS = {"/openapi.json", "/healthz", "/readyz"}
 class EntryMiddleware:
     """Every request first: an id, the caller, the rate window; and the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, border: Boundary) -> None:
+    def __init__(self, app: ASGIApp, boundary: Boundary) -> None:
         self._app = app
-        self._border = border
+        self._boundary = boundary
         self._reading_ids = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +78,7 @@ class EntryMiddleware:
             _log_access(log, scope, answer.status, started)
 
     def _refuse_newcomers(self) -> None:
-        if self._border.parts.drain.has_begun:
+        if self._boundary.parts.drain.has_begun:
             raise InternalError("the service is shutting down", status=503, retry_after=1)
 
     async def _authenticate(self, request: Request) -> None:
@@ -87,7 +87,7 @@ class EntryMiddleware:
         Only failures are limited. A good key passes from an address that has failed too often: behind it may be a
         whole hospital, with one stale agent.
         """
-        limits = self._border.limits
+        limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
         failures = limits.failures(source)
         connection: Connection | None = request.scope["state"].get(CONNECTION)
@@ -112,21 +112,21 @@ class EntryMiddleware:
 
     async def _recognise(self, request: Request, *, is_held_off: bool) -> Principal:
         """Raises `AuthenticationError`; for an address that is held off, without a look-up for each key it makes up."""
-        keys, headers = self._border.keys, request.headers
+        keys, headers = self._boundary.keys, request.headers
         given = headers.getlist("authorization"), headers.getlist("x-client-id")
-        if keys.is_at_hand(given[0]):  # nearly always: a thread would cost more
-            return keys.recognise(*given)
+        if keys.is_cached(given[0]):  # nearly always: a thread would cost more
+            return keys.authenticate(*given)
         if is_held_off:
             async with self._reading_ids:  # one reads, the others find it done
-                if not keys.knows_issued():
-                    await asyncio.to_thread(keys.has_issued, given[0])
-            if not keys.has_issued(given[0]):
+                if not keys.has_fresh_ids():
+                    await asyncio.to_thread(keys.is_issued, given[0])
+            if not keys.is_issued(given[0]):
                 raise AuthenticationError("the API key or the client id is not valid")
-        return await asyncio.to_thread(keys.recognise, *given)
+        return await asyncio.to_thread(keys.authenticate, *given)
 
     def _write_down(self, request: Request) -> None:
         """A key that was refused, and nothing of it: what somebody guesses may be somebody's key."""
-        parts, request_id = self._border.parts, request.state.request_id
+        parts, request_id = self._boundary.parts, request.state.request_id
         refused = (NOBODY, "", "authenticate", None, 401, address_of(request), request_id)
         with parts.database.write() as connection:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))

@@ -20,7 +20,7 @@ from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Runtime, Worker
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.access.isolation import training_places
-from tuneship.service.common.background_retries import BackgroundRetries, kind_of
+from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import object_of
 from tuneship.service.jobs import attempts as training_runs
@@ -160,7 +160,7 @@ class TrainingKeeper:
                 text = f"attempt {job['attempt']} starts"
                 job_records.add_log(connection, job["id"], now, "info", text)
         if job is not None:
-            self._parts.bell.ring(job["id"])
+            self._parts.notifier.notify(job["id"])
         return job
 
     async def _start(self, job: Row) -> None:
@@ -199,7 +199,7 @@ class TrainingKeeper:
 
         A database that does not answer is no attempt: it would fail every job that waits.
         """
-        why, now = kind_of(error), self._parts.clock()
+        why, now = error_kind(error), self._parts.clock()
         counts = not is_away(error)
         fruitless = job["attempts_without_progress"] + counts
         if fruitless >= FRUITLESS_ATTEMPTS:
@@ -331,7 +331,7 @@ class TrainingKeeper:
             raise LeaseLost(run.claim.job_id)
         if row["status"] == JobStatus.CANCELLING and not run.cancelled_at:
             run.ask_to_cancel(now)
-            self._parts.bell.ring(run.claim.job_id)
+            self._parts.notifier.notify(run.claim.job_id)
 
     def _store_left(self, job: Row) -> None:
         """What earlier attempts told and their service did not live to read: the next one begins behind it."""
@@ -351,7 +351,7 @@ class TrainingKeeper:
                     leases.beat(connection, attempt.claim, now, **place)
                     job_progress.store_lines(connection, attempt, lines, now)
                 attempt.offset = offset
-                self._parts.bell.ring(attempt.claim.job_id)
+                self._parts.notifier.notify(attempt.claim.job_id)
             if not lines:
                 return
 
@@ -384,7 +384,7 @@ class TrainingKeeper:
             kept = {"owner": None, "attempts_without_progress": fruitless}
             leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
             job_records.add_log(connection, claim.job_id, now, "warning", text)
-        self._parts.bell.ring(claim.job_id)
+        self._parts.notifier.notify(claim.job_id)
 
     def _completed(self, run: RunningAttempt, end: dict[str, Any]) -> None:
         job, now = run.job, self._parts.clock()
@@ -415,7 +415,7 @@ class TrainingKeeper:
             text = f"completed; the model is the state after step {end['best_step']}"
             job_records.add_log(connection, job["id"], now, "info", text)
             job_progress.tell(connection, job["id"], "succeeded", now, fine_tuned_model=identifier)
-        self._parts.bell.ring(job["id"])
+        self._parts.notifier.notify(job["id"])
 
     def _failed(self, claim: JobLease, job: Row, reason: str, message: str) -> None:
         now = self._parts.clock()
@@ -425,7 +425,7 @@ class TrainingKeeper:
             self._destroy_keys(connection, claim)
             job_records.add_log(connection, job["id"], now, "error", f"{reason}: {message}")
             job_progress.tell(connection, job["id"], "failed", now, reason=reason)
-        self._parts.bell.ring(job["id"])
+        self._parts.notifier.notify(job["id"])
 
     def _cancelled(self, claim: JobLease, now: datetime) -> None:
         with self._parts.database.write() as connection:
@@ -436,7 +436,7 @@ class TrainingKeeper:
             job_records.add_log(connection, claim.job_id, now, "info", "cancelled")
             job_progress.tell(connection, claim.job_id, "cancelled", now)
         training_runs.clear(self._work, claim.job_id)
-        self._parts.bell.ring(claim.job_id)
+        self._parts.notifier.notify(claim.job_id)
 
     def _destroy_keys(self, connection: sa.Connection, claim: JobLease) -> None:
         """Of a job that makes no model."""

@@ -22,7 +22,7 @@ from tuneship.store.queries import Row
 
 # Rows of each kind in one reading.
 AT_ONCE = 500
-# In case that a bell was not heard; it rings within 0.3 s of a line of the training process.
+# In case a notification was missed; one comes within 0.3 s of a line of the training process.
 LOOK_EVERY_S = 2.0
 LOG_BITS = 63
 
@@ -59,7 +59,7 @@ async def job_frames(
     parts: Parts, job_id: str, place: StreamPosition
 ) -> AsyncGenerator[Sequence[Frame]]:
     """Everything behind `place`, live, until the job has ended and all is told. Between looks it only waits."""
-    with parts.bell.listening(job_id) as news:
+    with parts.notifier.listening(job_id) as news:
         while True:
             news.clear()
             look = await asyncio.to_thread(_look, parts, job_id, place)

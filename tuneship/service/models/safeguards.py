@@ -47,7 +47,7 @@ def in_force(context: Context, settings: S) -> S:
     Raises `ValidationRefused` for a contradiction, and for what cannot be enforced here or for this caller.
     """
     if settings.compliance_mode == hipaa.HIPAA:
-        settings = hipaa.united(settings)
+        settings = hipaa.with_required_settings(settings)
         missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
         hipaa.refuse_create(missing, context.caller)
     _refuse_what_is_not_enforced(context.parts, settings)
