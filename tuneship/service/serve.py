@@ -58,7 +58,7 @@ from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.connections import HEAD_LIMIT, Connection
+from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs import attempts as training_runs
@@ -321,7 +321,7 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
         server_header=False,
         http=Connection,
         ws="none",
-        h11_max_incomplete_event_size=HEAD_LIMIT,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=1,  # after the drain: what has not ended by then is cut off
     )
 

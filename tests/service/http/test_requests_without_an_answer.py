@@ -22,7 +22,7 @@ from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.series import ArmTraffic, InFlightAges, read_series
 from tuneship.service.common.fault_injection import PromptLengths, shortened
-from tuneship.service.http.boundary import InFlightAges as Places
+from tuneship.service.http.boundary import InFlightLimits
 from tuneship.store import tables
 
 Start = Callable[..., Service]
@@ -186,7 +186,7 @@ def test_what_is_refused_before_a_deployment_is_asked_is_not_counted(service: Se
     assert service.call("POST", path, None, json=body).status_code == 401
     assert service.call("POST", path, None, json=body, headers=less).status_code == 403
     assert service.call("POST", path, json=body | {"max_tokens": "many"}).status_code == 422
-    service.limit(generations=Places(each=1, together=2))
+    service.limit(generations=InFlightLimits(each=1, together=2))
     service.engines.may_answer.clear()
     with asking(service, path):
         assert service.call("POST", path, json=body).status_code == 429

@@ -1,7 +1,7 @@
 """Streamed answers: a handler returns a `Stream` of frames, and waits for news of a resource at a `Notifier`.
 
 Knows no HTTP framework and no resource. Frames are put on the wire by `service/http/streams.py`; the users are
-`service/jobs/stream.py` and `service/generation/stream.py`.
+`service/jobs/stream.py` and `service/generation/text_stream.py`.
 """
 
 import asyncio

@@ -159,7 +159,7 @@ async def _to_its_end(
 ) -> Generation:
     """The boundary writes the start of a stream into the audit chain, maybe after its end: only this row counts."""
     generation = await whole(tell)
-    if context.trail.is_wanted:
+    if context.trail.is_required:
         ended = replace(context, trail=replace(context.trail))
         ended.trail.count(generation.usage)
         await asyncio.to_thread(ended.commit_audit_entry, 200)
