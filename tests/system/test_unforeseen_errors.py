@@ -151,14 +151,14 @@ def test_after_a_restart_rounds_begin_although_a_model_cannot_be_looked_at(
     service.rest()
     fault = Fault(monkeypatch, DeploymentKeeper, "_checked_model", ZeroDivisionError(PRIVATE))
     rounds: list[str] = []
-    look = HealthChecks._charges
+    look = HealthChecks.watched
 
     def charges(self: HealthChecks) -> Any:
         found = look(self)
         rounds.extend(one.row["id"] for one in found)
         return found
 
-    monkeypatch.setattr(HealthChecks, "_charges", charges)
+    monkeypatch.setattr(HealthChecks, "watched", charges)
     service.go_on()
     service.until(lambda: first in rounds)
     assert fault.tries == 1

@@ -32,7 +32,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
-from tuneship.service.context.bindings import serves, serves_long
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
@@ -48,7 +48,7 @@ from tuneship.store.queries import Row
 UNKNOWN_YET = {"num_examples": 0, "prompt_tokens": 0, "response_tokens": 0}
 
 
-@serves_long(contract.validate_dataset)
+@serves(contract.validate_dataset, is_long=True)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report; nothing is kept."""
     base = _counting_model(context, form.base_model)
@@ -75,7 +75,7 @@ def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) ->
     )
 
 
-@serves_long(contract.upload_dataset)
+@serves(contract.upload_dataset, is_long=True)
 def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Check a small file now, a big one later; a bad line refuses the file and leaves nothing behind."""
     staged = _staged(file)

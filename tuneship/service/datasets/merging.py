@@ -9,7 +9,7 @@ from tuneship.host.disk_space import check_room
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
-from tuneship.service.context.bindings import serves_long
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.datasets.handlers import (
     UNKNOWN_YET,
@@ -29,7 +29,7 @@ from tuneship.store.queries import Row
 BLOCK = 1 << 20
 
 
-@serves_long(contract.merge_datasets)
+@serves(contract.merge_datasets, is_long=True)
 def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     """Copy in the given order, so that the sources may be deleted, and count what stands in it twice."""
     sources = _sources(context, merge.dataset_ids)

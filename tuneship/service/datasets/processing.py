@@ -8,13 +8,13 @@ tried a few times, then it is `failed`. Next: `reading.py`.
 import asyncio
 import logging
 import threading
-from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
 from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries
@@ -53,11 +53,7 @@ class DatasetProcessing:
             while True:
                 self._woken.clear()
                 if not await self.threads.run(self._process_next):
-                    with suppress(
-                        TimeoutError
-                    ):  # not `wait_for`: 3.11's may swallow a cancellation
-                        async with asyncio.timeout(LOOK_EVERY_S):
-                            await self._woken.wait()
+                    await wait_for_event(self._woken, LOOK_EVERY_S)
         finally:
             self._stopped.set()
 

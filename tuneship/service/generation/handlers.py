@@ -31,7 +31,7 @@ from tuneship.service.common.fault_injection import Faults, drawn, faults_of, sh
 from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
-from tuneship.service.context.bindings import serves_async
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import shown_deployment
 from tuneship.service.endpoints.handlers import endpoint_in_force
@@ -75,13 +75,13 @@ class RoutingTarget:
     endpoint_id: str = ""
 
 
-@serves_async(contract.generate)
+@serves(contract.generate)
 async def generate(context: Context, deployment_id: str, request: Generate) -> Generation | Stream:
     """Answer with this deployment."""
     return await _answer(context, RoutingTarget(deployment_id), request, time.perf_counter())
 
 
-@serves_async(contract.generate_by_endpoint)
+@serves(contract.generate_by_endpoint)
 async def generate_by_endpoint(
     context: Context, endpoint_id: str, request: Generate
 ) -> Generation | Stream:

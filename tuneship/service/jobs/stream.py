@@ -9,11 +9,11 @@ step: then the steps stored from that entry on are sent.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
 
 from tuneship.contract.jobs import ENDED, JobLogEntry, JobStep
+from tuneship.host.waiting import wait_for_event
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
 from tuneship.store import job_records, tables
@@ -70,9 +70,7 @@ async def job_frames(
                 yield [Frame("done", "[DONE]")]
                 return
             if not look.has_more:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
-                        await news.wait()
+                await wait_for_event(news, LOOK_EVERY_S)
 
 
 @dataclass(frozen=True)
