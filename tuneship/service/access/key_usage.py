@@ -23,7 +23,7 @@ class KeyKeeper:
         self._clock = clock
         self._renew_at = clock()
 
-    def tend(self) -> None:
+    def run_due(self) -> None:
         """Store uses; once an hour look whether the first key must be renewed."""
         self._keys.store_uses()
         now = self._clock()

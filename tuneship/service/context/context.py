@@ -153,7 +153,7 @@ class Context:
             refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
-        """Note that a handler looked at deployments of these models: a job's `audit_logging` holds for its model too."""
+        """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""
         for job in job_records.safeguards_behind(connection, self.client_id, names):
             self.trail.touch(job)
 
