@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.support.files import contents_below
 from tests.support.in_process import ANSWER, Service, split
-from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, MODE
+from tuneship.service.access.hipaa import GOOD_KEY, GOOD_CONNECTION, MODE
 from tuneship.store import tables
 
 HIPAA = {"compliance_mode": "hipaa"}
@@ -118,7 +118,7 @@ def test_a_create_over_plain_http_from_elsewhere_is_refused(
 ) -> None:
     service = hospital()
     service.url = "http://service.test"
-    assert missing(asked(service, kind, HIPAA)) == {GOOD_WAY}
+    assert missing(asked(service, kind, HIPAA)) == {GOOD_CONNECTION}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "service.test"])  # noqa: S104
