@@ -1,7 +1,7 @@
 """The instance types and regions of this installation: the embedded `local`, and those of the operator's file.
 
 A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?}]`. A
-type is available where the machine has its resources, and limits nothing that runs; a region is a name for this machine.
+type is available where the machine has its resources, and limits nothing that runs; a region names this machine.
 """
 
 from collections.abc import Iterator
