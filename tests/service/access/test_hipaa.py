@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.support.files import contents_below
 from tests.support.in_process import ANSWER, Service, split
-from tuneship.service.access.hipaa import GOOD_CONNECTION, GOOD_KEY, MODE
+from tuneship.service.access.hipaa import GOOD_WAY, GOOD_KEY, MODE
 from tuneship.store import tables
 
 HIPAA = {"compliance_mode": "hipaa"}
@@ -118,7 +118,7 @@ def test_a_create_over_plain_http_from_elsewhere_is_refused(
 ) -> None:
     service = hospital()
     service.url = "http://service.test"
-    assert missing(asked(service, kind, HIPAA)) == {GOOD_CONNECTION}
+    assert missing(asked(service, kind, HIPAA)) == {GOOD_WAY}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "service.test"])  # noqa: S104

@@ -34,7 +34,7 @@ REQUIRED: Mapping[str, Any] = {
 }
 LONGEST_KEY = timedelta(days=90)
 GOOD_KEY = f"an API key that expires within {LONGEST_KEY.days} days of its making"
-GOOD_CONNECTION = "a request over TLS, or from the service's own machine"
+GOOD_WAY = "a request over TLS, or from the service's own machine"
 
 S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
@@ -94,7 +94,7 @@ def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[st
 def refuse_create(missing: list[str], caller: Caller) -> None:
     """Raises `ValidationRefused` that names every missing prerequisite."""
     if not caller.is_private:
-        missing = [*missing, GOOD_CONNECTION]
+        missing = [*missing, GOOD_WAY]
     if not caller.has_good_key:
         missing = [*missing, GOOD_KEY]
     if missing:
@@ -106,6 +106,6 @@ def refuse_create(missing: list[str], caller: Caller) -> None:
 def refuse_use(caller: Caller) -> None:
     """Raises `InvalidRequestError` for plain HTTP from elsewhere, `PermissionDenied` for a key that lasts too long."""
     if not caller.is_private:
-        raise InvalidRequestError(f"a resource in hipaa mode needs {GOOD_CONNECTION}")
+        raise InvalidRequestError(f"a resource in hipaa mode needs {GOOD_WAY}")
     if not caller.has_good_key:
         raise PermissionDenied(f"a resource in hipaa mode needs {GOOD_KEY}")
