@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.support.files import contents_below
 from tests.support.in_process import ANSWER, Service, split
-from tuneship.service.access.hipaa import GOOD_WAY, GOOD_KEY, MODE
+from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, MODE
 from tuneship.store import tables
 
 HIPAA = {"compliance_mode": "hipaa"}
