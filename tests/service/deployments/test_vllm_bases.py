@@ -15,7 +15,7 @@ from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
 
 pytestmark = pytest.mark.slow
-SERVER = ROOT / "tests" / "runtime" / "fake_openai_server.py"
+SERVER = ROOT / "tests" / "support" / "fakes" / "openai_server.py"
 
 
 @pytest.fixture
