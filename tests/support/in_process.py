@@ -38,9 +38,8 @@ from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.boundary import InFlightLimits
 from tuneship.service.http.rate_limits import RateLimits
-from tuneship.service.http.server import HttpServer
+from tuneship.service.http.server import HttpServer, ServerTiming
 from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
@@ -142,8 +141,8 @@ class Service:
         self._server: HttpServer | None = None
         self.url = "http://service.test"
 
-    def limit(self, rates: RateLimits | None = None, **places: InFlightLimits) -> None:
-        """Build the app again: with these rates (none, unless given) and places for what runs at once."""
+    def limit(self, rates: RateLimits | None = None, **places: Any) -> None:
+        """Build the app again: with these rates (none, unless given) and other fields of its `Boundary`."""
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
             SERVED.values(),
@@ -184,7 +183,12 @@ class Service:
         logging.getLogger("tuneship").setLevel(logging.INFO)
         return self
 
-    def listen(self, together: int = 1000, budgets: Mapping[str, int] | None = None) -> None:
+    def listen(
+        self,
+        together: int = 1000,
+        budgets: Mapping[str, int] | None = None,
+        timing: ServerTiming | None = None,
+    ) -> None:
         """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does.
 
         `together`: how many connections it keeps open, all of them from one address if need be. `budgets`: of log
@@ -194,7 +198,8 @@ class Service:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             limits = ConnectionLimits(together, each=together)
             config = server_config(self.app, self.settings)
-            self._server = HttpServer(config, limits, self.settings.trusted_proxies, budgets or {})
+            proxies = self.settings.trusted_proxies
+            self._server = HttpServer(config, limits, proxies, budgets or {}, timing)
             sockets = [listener.dup()]
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets), self.loop)
         self.until(lambda: self._server is not None and self._server.started)

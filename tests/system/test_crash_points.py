@@ -112,7 +112,7 @@ def restarted(order: Order) -> Iterator[Service]:
     """As `tuneship serve` starts again; jobs train at once."""
     service = Service(Path(order.folder), **order.settings)
     service.engines.trains_at_once = True
-    serve._recover(service.parts)
+    serve.recover(service.parts)
     with service:
         service.start_deliveries()
         yield service

@@ -15,7 +15,7 @@ from tuneship.runtime.replica_set import ReplicaSet
 from tuneship.service.common.background_retries import LONGEST_PAUSE, TRIES, BackgroundRetries
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.service.deployments.reconciler import DeploymentKeeper
-from tuneship.service.deployments.replica_health import Rounds
+from tuneship.service.deployments.replica_health import HealthChecks
 from tuneship.service.jobs import record_progress as job_progress
 from tuneship.service.jobs import runner as training_keeper
 from tuneship.store import endpoint_records, tables
@@ -151,14 +151,14 @@ def test_after_a_restart_rounds_begin_although_a_model_cannot_be_looked_at(
     service.rest()
     fault = Fault(monkeypatch, DeploymentKeeper, "_checked_model", ZeroDivisionError(PRIVATE))
     rounds: list[str] = []
-    look = Rounds._charges
+    look = HealthChecks.watched
 
-    def charges(self: Rounds) -> Any:
+    def charges(self: HealthChecks) -> Any:
         found = look(self)
         rounds.extend(one.row["id"] for one in found)
         return found
 
-    monkeypatch.setattr(Rounds, "_charges", charges)
+    monkeypatch.setattr(HealthChecks, "watched", charges)
     service.go_on()
     service.until(lambda: first in rounds)
     assert fault.tries == 1

@@ -1,16 +1,15 @@
-"""`tuneship audit`: check the audit chain of a service, and write it out. Works while the service runs or not.
+"""`tuneship audit`: verifies and exports the audit chain of a service, whether the service runs or not.
 
-`verify` ends with 0 when every row follows from the one before and every signed head is found in the chain, with 4 when
-not, and with 5 when there are rows but no signed head to compare them with. `export` writes JSON Lines or CSV to
-standard output.
+`verify` exits with 0 when every row follows from the one before and every signed head is in the chain, with 4 when not,
+and with 5 when there are rows but no signed head to compare them with. `export` writes JSON Lines or CSV to standard
+output.
 """
 
 import csv
 import json
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +21,12 @@ from tuneship.contract.common import render_time_ms
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.audit import Chain
-    from tuneship.store.audit_heads import Head, Heads
+    from tuneship.store.audit_heads import Heads
     from tuneship.store.database import Database
 
 BROKEN, NO_HEADS = 4, 5
-# How a cell begins that a spreadsheet would run.
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The beginnings of cells that a spreadsheet would run as formulas.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 app = typer.Typer(no_args_is_help=True, help="The audit chain: verify, export.")
 
@@ -37,7 +36,7 @@ DataDir = Annotated[
 
 
 class Format(StrEnum):
-    """Of an export."""
+    """The format of an export."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -63,16 +62,16 @@ def verify(
         with database.read() as connection:
             fault = chain.fault(audit.rows_of(connection))
             last, _ = audit.head_of(connection)
-            if fault is not None:
-                fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
-            _check_heads(
-                kept,
-                last,
-                {
-                    row["seq"]: row["mac"]
-                    for row in audit.rows_at(connection, [head.seq for head in kept])
-                },
-            )
+            signed_rows = audit.rows_at(connection, [head.seq for head in kept])
+            macs: dict[int, bytes] = {row["seq"]: row["mac"] for row in signed_rows}
+    if fault is not None:
+        fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
+    for head in kept:
+        if head.seq > last:
+            fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)
+        if macs[head.seq] != head.mac:
+            text = f"the chain was written again: row {head.seq} is not the one that was signed"
+            fail(text, BROKEN)
     if last and not kept:
         fail(
             f"{last} rows follow from each other, but {signed.file} is missing or holds no signed "
@@ -80,17 +79,6 @@ def verify(
             NO_HEADS,
         )
     typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")
-
-
-def _check_heads(kept: Iterable["Head"], last: int, macs: dict[int, bytes]) -> None:
-    for head in kept:
-        if head.seq > last:
-            fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)
-        if macs[head.seq] != head.mac:
-            fail(
-                f"the chain was written again: row {head.seq} is not the one that was signed",
-                BROKEN,
-            )
 
 
 @app.command()
@@ -104,7 +92,10 @@ def export(
     with _opened(data_dir, None) as (database, _, _), database.read() as connection:
         from tuneship.store import audit  # noqa: PLC0415 - the light install
 
-        rows = map(_plain, audit.rows_of(connection, after=after, client_id=client_id))
+        rows: Iterable[dict[str, Any]] = (
+            {**row, "at": render_time_ms(row["at"]), "mac": row["mac"].hex()}
+            for row in audit.rows_of(connection, after=after, client_id=client_id)
+        )
         if form is Format.JSONL:
             for row in rows:
                 typer.echo(json.dumps(row))
@@ -112,16 +103,12 @@ def export(
             names = [column.name for column in audit.audit.columns]
             table = csv.DictWriter(sys.stdout, names)
             table.writeheader()
-            table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+            table.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    moment: datetime = row["at"]
-    return {**row, "at": render_time_ms(moment), "mac": row["mac"].hex()}
-
-
-def _cell(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+def csv_cell(value: object) -> object:
+    """A value for a spreadsheet, with a quote before text that it would run as a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""`tuneship backup`, `restore` and `check`. Backup and check work while the service runs or not.
+"""`tuneship backup`, `restore` and `check`. Backup and check work whether the service runs or not.
 
-`backup` ends with 4 when it is complete but files were missing or damaged before it, and `check` when something is
-wrong. Complaints are one line on standard error with exit code 1; what was begun is taken away again, also on Ctrl-C.
+`backup` exits with 4 when it is complete but files were missing or damaged before it, and `check` when it finds faults.
+Errors are one line on standard error with exit code 1; unfinished work is removed again, also on Ctrl-C.
 """
 
 import os
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuneship.cli.common import fail, opened_database, service_settings
-from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
@@ -47,9 +46,8 @@ def backup(
 ) -> None:
     """Write a complete backup into a folder, or bring the one there up to date."""
     settings = service_settings(data_dir=data_dir)
-    place = folder.resolve()
-    own = settings.data_dir.resolve()
-    if place.is_relative_to(own) or own.is_relative_to(place):
+    target, own = folder.resolve(), settings.data_dir.resolve()
+    if target.is_relative_to(own) or own.is_relative_to(target):
         fail(f"{folder} and the data directory lie in each other: name a folder elsewhere")
     with opened_database(settings) as (database, _), _plain_faults():
         from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
@@ -81,15 +79,24 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
-        from tuneship.store.restore import complete_backup, prepared, settle  # noqa: PLC0415
+        from tuneship.store.audit_heads import heads_file  # noqa: PLC0415
+        from tuneship.store.database import url_of  # noqa: PLC0415
+        from tuneship.store.restore import (  # noqa: PLC0415
+            RestoreTarget,
+            complete_backup,
+            prepared,
+            settle,
+        )
     except ModuleNotFoundError as error:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
         with _plain_faults():
-            manifest, target = complete_backup(folder), _target(settings)
+            heads = heads_file(settings.audit_heads, settings.data_dir)
+            url = url_of(settings.database_url, settings.data_dir)
+            manifest = complete_backup(folder)
+            target = RestoreTarget(settings.data_dir, url, heads, settings.master_key)
             with prepared(folder, manifest, target) as made:
-                key = _master_key(folder, made, target)
-                settle(made, target, key)
+                settle(made, target, checked_master_key(folder, made, target))
     except SQLAlchemyError as error:  # its own text may hold the URL
         fail(f"the database failed: {type(error).__name__}")
     typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
@@ -122,19 +129,9 @@ def _counted(manifest: "Manifest") -> str:
     return f"{datasets} datasets and {len(names) - datasets} models"
 
 
-def _target(settings: ServiceSettings) -> "RestoreTarget":
-    from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
-    from tuneship.store.database import url_of  # noqa: PLC0415
-    from tuneship.store.restore import RestoreTarget  # noqa: PLC0415
-
-    url = url_of(settings.database_url, settings.data_dir)
-    heads = heads_file(settings.audit_heads, settings.data_dir)
-    return RestoreTarget(settings.data_dir, url, heads, settings.master_key)
-
-
-def _master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
-    """The key of the backup where the target has none. Either must be that of the rows."""
-    from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
+def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
+    """The master key of the backup, if the target has none. Raises `AnotherMasterKey` if it is not that of the rows."""
+    from tuneship.service.access.api_keys import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.opening import check_key  # noqa: PLC0415
     from tuneship.store.backup_format import KEY  # noqa: PLC0415
     from tuneship.store.restore import restored_rows  # noqa: PLC0415

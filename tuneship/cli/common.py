@@ -1,4 +1,4 @@
-"""What the commands share: settings from options and environment, and complaints of one line."""
+"""Shared by the commands: settings from options and environment, the database, and errors of one line."""
 
 import os
 from collections.abc import Generator
@@ -12,35 +12,33 @@ from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
-    from pydantic_core import ErrorDetails
-
     from tuneship.store.database import Database
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """One clear line on standard error, then the exit code."""
+    """Print one line on standard error and exit with a code."""
     typer.echo(f"tuneship: {message}", err=True)
     raise typer.Exit(code)
 
 
 def service_settings(**options: Any) -> ServiceSettings:
-    """The service's settings; an option that was not given (None) leaves it to the environment."""
+    """The service's settings; for an option that is None the environment decides."""
     chosen = {name: value for name, value in options.items() if value is not None}
     try:
         return ServiceSettings(**chosen)
     except ValidationError as error:
-        fail(f"a setting is not valid: {', '.join(map(_fault, error.errors()))}")
-
-
-def _fault(error: "ErrorDetails") -> str:
-    """The place; what is wrong only where that is said of several settings, and so in our own words."""
-    place = ".".join(str(part) for part in error["loc"])
-    return place or error["msg"].removeprefix("Value error, ")
+        # pydantic's message may hold the value, so only the setting's name is printed. Errors about
+        # several settings have no name, and their text is from `settings.py`.
+        faults = [
+            ".".join(map(str, fault["loc"])) or fault["msg"].removeprefix("Value error, ")
+            for fault in error.errors()
+        ]
+        fail(f"a setting is not valid: {', '.join(faults)}")
 
 
 @contextmanager
 def opened_database(settings: ServiceSettings) -> Generator[tuple["Database", bytes]]:
-    """The database and the master secret of a service, running or not; one clear line when they cannot be had."""
+    """The database and the master key of a service, running or not; exits with one line when they cannot be opened."""
     os.umask(0o077)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install

@@ -1,8 +1,8 @@
-"""`tuneship keys`: make, list, rotate and revoke API keys, while the service runs or not.
+"""`tuneship keys`: creates, lists, rotates and revokes API keys, whether the service runs or not.
 
-It works on the service's database, found by the same settings as `serve`; a running service obeys within a second.
-A key is shown once, where it is made. Results go to standard output (`--json` for programs), complaints to standard
-error with exit code 1, or 2 when an option cannot be read.
+It works on the service's database, found by the same settings as `serve`; in a running service a change takes effect
+within a second. A key is shown once, when it is created. Results go to standard output (`--json` for programs), errors
+to standard error with exit code 1, or 2 for an option that cannot be read.
 """
 
 import json
@@ -29,8 +29,8 @@ LABEL = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
 DURATION = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NOT_READABLE = 2
-# Columns of a list that are shown whole.
-WHOLE = ("key", "state", "expires", "last used")
+# Columns that are never wrapped: half a date or half a key is of no use.
+UNWRAPPED = ("key", "state", "expires", "last used")
 
 app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revoke.")
 
@@ -65,28 +65,32 @@ def create(
         fail("--client-id takes letters, digits and . _ @ -, 128 at most", NOT_READABLE)
     if not LABEL.fullmatch(label):
         fail("--label takes 128 characters on one line at most", NOT_READABLE)
-    wanted, lifetime = _scopes(scopes), _lifetime(expires)
+    try:
+        granted = scopes_of(scopes)
+    except UnknownScope as error:
+        fail(f"{error}; there are {', '.join((*PRESETS, *sorted(SCOPES)))}", NOT_READABLE)
+    lifetime = _lifetime(expires)
     with opened(data_dir) as keys:
         end = None if lifetime is None else utc_now() + lifetime
-        _show(keys, keys.issue(client_id, wanted, end, label), as_json)
+        _show(keys, keys.issue(client_id, granted, end, label), as_json)
 
 
 @app.command(name="list")
 def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show every key: whose it is, what it may do, and whether it is in force. Never its secret."""
+    """Show every key with its client, scopes and state, but never its secret."""
     with opened(data_dir) as keys:
-        found = [_record(row) for row in keys.listed()]
+        records = [_record(row) for row in keys.listed()]
     if as_json:
-        typer.echo(json.dumps({"keys": found}, indent=2))
+        typer.echo(json.dumps({"keys": records}, indent=2))
         return
     table = Table()
     for name in ("key", "client", "may", "state", "expires", "last used", "label"):
-        # In a narrow place people's own words are broken; half a date or half a key says nothing.
-        table.add_column(name, no_wrap=name in WHOLE, overflow="fold")
-    for one in found:
-        may = _in_short(frozenset(one["scopes"]))
-        moments = ((one[name] or "never")[:10] for name in ("expires_at", "last_used_at"))
-        table.add_row(one["key_id"], one["client_id"], may, one["state"], *moments, one["label"])
+        table.add_column(name, no_wrap=name in UNWRAPPED, overflow="fold")
+    for record in records:
+        may = _in_short(frozenset(record["scopes"]))
+        dates = ((record[name] or "never")[:10] for name in ("expires_at", "last_used_at"))
+        names = (record["key_id"], record["client_id"])
+        table.add_row(*names, may, record["state"], *dates, record["label"])
     Console().print(table)
 
 
@@ -105,17 +109,21 @@ def rotate(
     with opened(data_dir) as keys:
         from tuneship.service.access.api_keys import KeyEnded, replace_credentials  # noqa: PLC0415 - light
 
-        row = next((one for one in keys.listed() if one["id"] == key_id), None)
+        row = next((row for row in keys.listed() if row["id"] == key_id), None)
         if row is None:
             fail(f"there is no key {key_id}")
-        lifetime = _lifetime(expires) if expires else _span(row)
+        lifetime = _lifetime(expires or None)
+        if not expires and row["expires_at"] is not None:
+            lifetime = row["expires_at"] - row["created_at"]
         end = None if lifetime is None else utc_now() + lifetime
         try:
             made = keys.rotate(key_id, end, kept)
         except KeyEnded:
             fail(f"the key {key_id} is not in force any more: create a new one")
-        _show(keys, made, as_json, replaces=key_id)  # first: it is the only copy
-        replace_credentials(_credentials(data_dir), key_id, made, end)
+        # Shown before the file is written, which may fail: this is the only copy of the key.
+        _show(keys, made, as_json, replaces=key_id)
+        file = service_settings(data_dir=data_dir).data_dir / "credentials.json"
+        replace_credentials(file, key_id, made, end)
 
 
 @app.command()
@@ -139,7 +147,7 @@ def utc_now() -> datetime:
 
 @contextmanager
 def opened(data_dir: Path | None) -> Generator["Keys"]:
-    """The keys of the service on a data directory; ends the command with one clear line when there is none."""
+    """The keys of the service on a data directory; exits with one line when there is none."""
     with opened_database(service_settings(data_dir=data_dir)) as (database, secret):
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
@@ -149,30 +157,15 @@ def opened(data_dir: Path | None) -> Generator["Keys"]:
         yield Keys(database, derived_secret(secret, "keys"), utc_now, chain)
 
 
-def _credentials(data_dir: Path | None) -> Path:
-    return service_settings(data_dir=data_dir).data_dir / "credentials.json"
-
-
-def _scopes(names: str) -> frozenset[str]:
-    try:
-        return scopes_of(names)
-    except UnknownScope as error:
-        fail(f"{error}; there are {', '.join((*PRESETS, *sorted(SCOPES)))}", NOT_READABLE)
-
-
 def _lifetime(text: str | None) -> timedelta | None:
     return None if text is None or text == "never" else _duration(text)
 
 
 def _duration(text: str) -> timedelta:
-    found = DURATION.fullmatch(text)
-    if found is None:
+    match = DURATION.fullmatch(text)
+    if match is None:
         fail(f"{text!r} is no duration: write a whole number of m, h, d or w, as 90d", NOT_READABLE)
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
-
-
-def _span(row: Mapping[str, Any]) -> timedelta | None:
-    return None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
+    return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
 def _text(moment: datetime | None) -> str | None:
@@ -180,7 +173,7 @@ def _text(moment: datetime | None) -> str | None:
 
 
 def _in_short(scopes: frozenset[str]) -> str:
-    """By the largest preset that it holds, and what it has beyond."""
+    """The largest preset that the scopes contain, and the other scopes."""
     held = [name for name in PRESETS if scopes >= PRESETS[name]]
     best = max(held, key=lambda name: len(PRESETS[name]), default=None)
     beyond = sorted(scopes - PRESETS[best]) if best else sorted(scopes)
@@ -203,8 +196,8 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(keys: "Keys", key: str, as_json: bool, **more: str) -> None:
-    """The only place where a key is readable."""
-    row = next(one for one in keys.listed() if one["id"] == key.split("_")[1])
+    """Print a new key, which cannot be read again later."""
+    row = next(row for row in keys.listed() if row["id"] == key.split("_")[1])
     record = _record(row)
     answer = {
         "key_id": record["key_id"],

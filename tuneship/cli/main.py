@@ -1,4 +1,4 @@
-"""The command `tuneship`: the composition root that people start."""
+"""The command `tuneship`, with its subcommands `serve` and `openapi`."""
 
 import json
 import logging
@@ -15,7 +15,6 @@ from tuneship.cli import keys as keys_cli
 from tuneship.cli import models as models_cli
 from tuneship.cli.common import fail, service_settings
 from tuneship.contract.openapi import document
-from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 app = typer.Typer(
@@ -62,7 +61,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         allow_fault_injection=allow_fault_injection or None,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("alembic", "uvicorn.error"):  # what they tell of themselves helps no operator
+    for name in ("alembic", "uvicorn.error"):  # their own progress is of no use to an operator
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
@@ -76,16 +75,14 @@ def serve(  # noqa: PLR0913 - the options of a command
     except StartupError as error:
         fail(str(error), code=error.exit_code)
     except SQLAlchemyError as error:
-        fail(f"the service cannot open its database: {_database_fault(error, settings)}")
+        # SQLite's own text is shown, such as `database or disk is full`; that of a database server
+        # may hold its address and password.
+        origin = getattr(error, "orig", None)
+        is_file = isinstance(origin, sqlite3.Error)
+        fault = f"{settings.data_dir}: {origin}" if is_file else type(error).__name__
+        fail(f"the service cannot open its database: {fault}")
     except OSError as error:
         fail(f"the service cannot start: {error}")
-
-
-def _database_fault(error: Exception, settings: ServiceSettings) -> str:
-    """SQLite's own words, such as `database or disk is full`; those of a server may hold its address and password."""
-    origin = getattr(error, "orig", None)
-    is_file = isinstance(origin, sqlite3.Error)
-    return f"{settings.data_dir}: {origin}" if is_file else type(error).__name__
 
 
 @app.command()
@@ -95,7 +92,7 @@ def openapi() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command. The entry point of the console script."""
     app()
 
 

@@ -1,4 +1,4 @@
-"""`tuneship models export`: a tuned model's files in plain, as peft reads them. Works while the service runs or not."""
+"""`tuneship models export`: writes a tuned model unsealed, as peft reads it, whether the service runs or not."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +12,18 @@ app = typer.Typer(no_args_is_help=True, help="Tuned models: export.")
 
 @app.callback()
 def models() -> None:
-    """Tuned models: what their files can be used for elsewhere."""
+    """Export tuned models for use elsewhere."""
 
 
 @app.command()
 def export(
     model_id: Annotated[str, typer.Argument(help="As in `GET /v1/models`.")],
-    folder: Annotated[Path, typer.Argument(help="Is made; the files in it are not sealed.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder; the files in it are not sealed.")],
     data_dir: Annotated[
         Path | None, typer.Option(help="The data directory, as for `tuneship serve`.")
     ] = None,
 ) -> None:
-    """Write a tuned model's adapter in plain into a new folder. Needs the master key."""
+    """Write a tuned model's adapter unsealed into a new folder. Needs the master key."""
     settings = service_settings(data_dir=data_dir)
     with opened_database(settings) as (database, master):
         from tuneship.security.sealed_files import read_plain  # noqa: PLC0415 - the light install

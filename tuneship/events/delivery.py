@@ -8,7 +8,6 @@ least once. A slow receiver does not delay others.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime
 
 from tuneship.contract.events import event
@@ -16,6 +15,7 @@ from tuneship.events.attempt import DeliveryOutcome, Sender
 from tuneship.events.retry_schedule import next_try
 from tuneship.events.signing import signed_headers
 from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.store import webhook_records
 from tuneship.store.database import Database
@@ -63,9 +63,7 @@ class Deliverer:
             while True:
                 await self._tick()
                 self._landed.clear()
-                with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
-                    async with asyncio.timeout(TICK_S):
-                        await self._landed.wait()
+                await wait_for_event(self._landed, TICK_S)
         finally:
             if self._tasks:
                 _, late = await asyncio.wait(self._tasks, timeout=DRAIN_S)

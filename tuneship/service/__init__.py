@@ -1,1 +1,1 @@
-"""What each operation does, one file per resource; `http/` alone knows Starlette."""
+"""The self-hosted REST service: one package per resource, with its handlers; only `http/` knows Starlette."""

@@ -1,4 +1,4 @@
-"""All resource files of this room: importing one binds its handlers to the declared operations."""
+"""Imports the modules of all handlers, which binds them to the declared operations."""
 
 from tuneship.service.context.bindings import SERVED
 from tuneship.service.datasets import handlers as datasets

@@ -1,4 +1,4 @@
-"""Compares what is stored: rows against files, files against their digests, and the keys that open them."""
+"""Checks what is stored: rows against files, files against their digests, and the keys of sealed files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,32 +18,32 @@ from tuneship.store.ownership import files_in
 from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
-# A service at work stores a file before its row, and removes it behind: what looks wrong is
-# looked at once more.
+# A running service stores a file before its row and removes it after, so a fault must show in two
+# checks with this pause between them.
 RECHECK_S = 5.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The result of a check."""
 
     objects: int
     """Datasets and models that rows name."""
     keys: int
     faults: Mapping[str, str]
-    """What is wrong, by object: ids and words of ours."""
+    """The fault of each object, by its id. Holds no text of a user."""
 
 
 def check(
     database: Database, data_dir: Path, keyring: Keyring, wait: Callable[[float], None]
 ) -> Report:
-    """Look at everything; at what is wrong twice. Raises SQLAlchemy's errors."""
+    """Check everything, and faulty objects twice. Raises SQLAlchemy's errors."""
     report = _look(database, data_dir, keyring)
     if not report.faults:
         return report
     wait(RECHECK_S)
     again = _look(database, data_dir, keyring, only=frozenset(report.faults))
-    faults = {one: text for one, text in again.faults.items() if one in report.faults}
+    faults = {name: fault for name, fault in again.faults.items() if name in report.faults}
     return Report(report.objects, report.keys, faults)
 
 
@@ -55,16 +55,17 @@ def _look(
         extra = left_over(connection, files_in(data_dir), objects_of(connection))
         keys = _Keys(connection, keyring)
         faults = {**keys.broken(), **keys.missing(objects)}
-    for one in objects:
-        if only is None or one.id in only:
-            fault = _fault_of_files(data_dir / "blobs", one)
+    for stored in objects:
+        if only is None or stored.id in only:
+            fault = file_fault(data_dir / "blobs", stored)
             if fault is not None:
-                faults[one.id] = fault
+                faults[stored.id] = fault
     faults |= dict.fromkeys(extra, "there is no row that names it")
     return Report(len(objects), keys.count, faults)
 
 
-def _fault_of_files(blobs: Path, stored: StoredObject) -> str | None:
+def file_fault(blobs: Path, stored: StoredObject) -> str | None:
+    """The fault of the first file that is missing, damaged or unreadable; None without one."""
     for path, digest in stored.files.items():
         name = path.rpartition("/")[2]
         try:
@@ -87,14 +88,14 @@ class _Keys:
         self._since: dict[str, datetime] = {
             row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
         }
-        """When a tenant's first file was sealed; all later ones are."""
+        """The time from which a tenant's files are sealed."""
 
     @property
     def count(self) -> int:
         return len(self._rows)
 
     def broken(self) -> dict[str, str]:
-        """Keys that the master key, or the tenant's, does not open."""
+        """The keys that the master key, or the tenant's key, does not open."""
         faults: dict[str, str] = {}
         for row in self._rows:
             try:
@@ -104,15 +105,15 @@ class _Keys:
         return faults
 
     def missing(self, objects: list[StoredObject]) -> dict[str, str]:
-        """Sealed objects, and jobs at work, without a key."""
+        """The sealed objects and running jobs without a key."""
         table = tables.jobs
         query = sa.select(table.c.id, table.c.client_id, table.c.created_at)
         jobs = self._connection.execute(query.where(table.c.status.in_(ALIVE)))
-        needed = [(one.id, one.client_id, one.created_at) for one in objects]
+        needed = [(stored.id, stored.client_id, stored.created_at) for stored in objects]
         needed += [(f"jobs/{job.id}", job.client_id, job.created_at) for job in jobs]
         known = {row.object_id for row in self._rows}
         return {
-            one: "its key is missing"
-            for one, client_id, created_at in needed
-            if one not in known and created_at > self._since.get(client_id, created_at)
+            object_id: "its key is missing"
+            for object_id, client_id, created_at in needed
+            if object_id not in known and created_at > self._since.get(client_id, created_at)
         }

@@ -1,7 +1,7 @@
 """Opens an installation: its database, its files and its master key, which must belong together.
 
-Everything that an operator can get wrong before a start is looked at here, in an order in which nothing is created or
-changed until it is known to be right.
+All mistakes that an operator can make before a start are checked here, in an order in which nothing is created or
+changed until everything before it is right.
 """
 
 import hmac
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class NoInstallation(StartupError):
-    """A command was given a place where no service has run."""
+    """No service has run on the data directory of a command."""
 
 
 class ClockBehind(StartupError):
@@ -48,17 +48,17 @@ class FilesOfAnotherTime(StartupError):
 
 @dataclass(frozen=True)
 class Installation:
-    """What a service or a command works with."""
+    """The database and the master key of an installation."""
 
     database: Database
     secret: bytes
     """The master key."""
     last_seen: datetime | None = None
-    """The newest time that an earlier start has known."""
+    """The newest time that an earlier run has recorded."""
 
 
 def open_for_command(settings: ServiceSettings) -> Installation:
-    """The installation as it is; nothing in it is made, migrated or written down. Raises `StartupError`."""
+    """Open the present installation without creating, migrating or writing anything. Raises `StartupError`."""
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
@@ -81,9 +81,9 @@ def open_for_command(settings: ServiceSettings) -> Installation:
 def open_for_service(
     settings: ServiceSettings, now: datetime, *, accept_clock: bool = False
 ) -> Installation:
-    """The installation for the only service on it; a new one is made where there was none.
+    """Open the installation for the only service on it, and create it if there is none.
 
-    A master key is made beside a new database only, and before it: a kill between the two leaves a key that protects
+    A master key is created for a new database only, and before it: a kill between the two leaves a key that protects
     nothing yet. Raises `StartupError`, `OSError`, SQLAlchemy's errors.
     """
     url = url_of(settings.database_url, settings.data_dir)
@@ -100,8 +100,8 @@ def open_for_service(
             row = installation.row_of(connection)
             _check_files(connection, settings, secret, now)
             _check_clock(row, now, accept_clock=accept_clock)
-            # The file comes first: killed here, its number is one ahead, which the next start takes.
-            record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
+            # The file comes first: after a kill here its number is one ahead, which the next start accepts.
+            record_belonging(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)
@@ -112,26 +112,28 @@ def open_for_service(
 
 
 def _key_check(secret: bytes) -> bytes:
-    """Says nothing about the master key, but that it is the same one."""
+    """A value by which the database recognizes its master key, and that tells nothing about the key."""
     return derived_secret(secret, "key check")
 
 
 def check_key(connection: sa.Connection, secret: bytes) -> None:
-    """Raises `AnotherMasterKey`. A database of an earlier version has no check value, but perhaps sealed keys."""
+    """Raises `AnotherMasterKey` when the database was made with another master key."""
     query = sa.select(installation.installation.c.key_check)
     kept = connection.scalar(query)
     if kept is not None and not hmac.compare_digest(kept, _key_check(secret)):
         raise AnotherMasterKey
+    # A database of an earlier version has no such value, but it may have sealed keys.
     keyring_of(secret).check(connection)
 
 
-def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:
-    """Raises `ClockBehind`: keys that have expired would be good again, and new rows would look older than old ones."""
+def _check_clock(row: Row, now: datetime, *, accept_clock: bool) -> None:
+    """Raises `ClockBehind` when the clock is behind a time at which the service has run."""
+    # Otherwise expired keys would be valid again, and new rows would look older than old ones.
     newest: datetime | None = row["newest_time"]
     if newest is None or now > newest - CLOCK_TOLERANCE:
         return
     if accept_clock:
-        logger.warning("the clock is taken as it is, %s before the newest known time", newest - now)
+        logger.warning("the clock is accepted, %s before the newest known time", newest - now)
         return
     raise ClockBehind(
         f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the service has already run at "
@@ -143,38 +145,41 @@ def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> 
 def _check_files(
     connection: sa.Connection, settings: ServiceSettings, secret: bytes, now: datetime
 ) -> None:
-    """Raises `FilesOfAnotherTime`, unless an operator has said that database and files belong together."""
+    """Raises `FilesOfAnotherTime`, unless an operator has confirmed that database and files belong together."""
     record = read_record(settings.data_dir)
     if record is None:
         return
     file = heads_file(settings.audit_heads, settings.data_dir)
     heads = Heads(file, derived_secret(secret, "audit heads"))
     if record.starts is None:
-        heads.append(Head(*audit.head_of(connection)), now)  # from here on the chain is this one
+        # The operator's confirmation: the chain continues from the database's last row.
+        heads.append(Head(*audit.head_of(connection)), now)
         return
+
     record_file = settings.data_dir / RECORD
     identity = installation.row_of(connection)["id"]
-    way_on = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
-    named = {one for one in objects_of(connection) if not one.startswith("work/")}
+    hint = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
+    named = {name for name in objects_of(connection) if not name.startswith("work/")}
     blobs = settings.data_dir / "blobs"
-    if named and not any((blobs / one).exists() for one in named):
+    if named and not any((blobs / name).exists() for name in named):
         raise FilesOfAnotherTime(
             f"none of the {len(named)} datasets and models that the database names is in {blobs}: "
-            f"mount or restore that folder; {way_on}"
+            f"mount or restore that folder; {hint}"
         )
+
+    # A signed head names a row of the audit chain that an older database does not have.
     try:
         head = heads.last()
     except HeadsDamaged as fault:
         logger.warning("%s: %s; `tuneship audit verify` says more", file, fault)
         return
-    # A signed head names a row of the audit chain that a database from before it does not have.
     if head is None:
         return
-    found = audit.rows_at(connection, [head.seq])
-    if not found or found[0]["mac"] != head.mac:
+    signed = audit.rows_at(connection, [head.seq])
+    if not signed or signed[0]["mac"] != head.mac:
         last, _ = audit.head_of(connection)
         raise FilesOfAnotherTime(
             f"the database is older than the files: its audit chain ends with row {last} and does "
             f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
-            f"(docs/operations.md); {way_on}"
+            f"(docs/operations.md); {hint}"
         )

@@ -1,6 +1,6 @@
 """The composition root of the service: builds the parts from settings and runs them until a signal.
 
-One service per data directory (a lock says so). What it prints on standard output is one line, `ready <url>`.
+A lock allows one service per data directory. It prints one line on standard output, `ready <url>`.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -42,8 +41,6 @@ from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import OpenReplica
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
-from tuneship.runtime.worker_protocol import Runtime
-from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
@@ -60,7 +57,7 @@ from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
 from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
-from tuneship.service.http.connections import HEAD_LIMIT, Connection
+from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs.local_launcher import clear_work
@@ -80,15 +77,15 @@ from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
 DRAIN_SECONDS = 30
-# From the end of the drain to the end of the process at the latest, whatever is stuck.
+# The process ends at the latest this long after the drain, whatever is stuck.
 REST_SECONDS = 20
 REPLICAS_END_S = 4.0
-# For what has no threads of its own: handlers have them (`service/threads.py`), and so has
-# background work (`tuneship/host/thread_pools.py`).
-THREADS = 32
-# After which a thread that computes lets the event loop go on: Python's five milliseconds, times
-# the threads that compute, would be felt in every answer.
-SWITCH_S = 0.0005
+# The event loop's own pool. Handlers have threads of their own (`common/fair_threads.py`), and so
+# has background work (`tuneship/host/thread_pools.py`).
+SPARE_THREADS = 32
+# The interval after which a computing thread lets the event loop run. Python's five milliseconds,
+# times the number of computing threads, would delay every answer.
+SWITCH_INTERVAL_S = 0.0005
 POSTGRES_PORT = 5432
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
@@ -106,23 +103,19 @@ class DirectoryInUse(StartupError):
         super().__init__(f"another service runs on {data_dir}")
 
 
-def _close(folder: Path) -> None:
-    try:
-        folder.chmod(0o700)
-    except PermissionError:
-        text = (
-            f"{folder} is open to other users, and belongs to another user: make it yours, and 0700"
-        )
-        raise StartupError(text) from None
-    logger.warning("%s was open to other users; now it is closed to them (0700)", folder)
-
-
 @contextmanager
-def _locked(data_dir: Path) -> Generator[None]:
+def locked(data_dir: Path) -> Generator[None]:
+    """Create the data directory, close it to other users, and hold its lock. Raises `StartupError`."""
     for folder in (data_dir, *(data_dir / name for name in ("blobs", "scratch", "work", "logs"))):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            _close(folder)
+        if not folder.stat().st_mode & 0o077:
+            continue
+        try:
+            folder.chmod(0o700)
+        except PermissionError:
+            text = f"{folder} is open to other users, and belongs to another user: make it yours, and 0700"
+            raise StartupError(text) from None
+        logger.warning("%s was open to other users; now it is closed to them (0700)", folder)
     with (data_dir / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,15 +130,15 @@ def serve(
     """Run until SIGTERM or SIGINT. Raises `StartupError`, `OSError` (port taken) and SQLAlchemy's errors.
 
     `with_parent`: end when the process with this id ends (the embedded service of a script).
-    `accept_clock`: start although the clock is behind the newest time that the service has seen.
+    `accept_clock`: start although the clock is behind the newest time that the service has recorded.
     """
     os.umask(0o077)
     leave_no_core()
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     hide()  # before the master key is read
     if with_parent is not None:
         die_with_parent(with_parent, signal.SIGTERM)
-    with _locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:
+    with locked(settings.data_dir), listener_on(settings.host, settings.port) as listener:
         tempfile.tempdir = str(settings.data_dir / "scratch")  # uploads spool here, not in /tmp
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
@@ -154,11 +147,12 @@ def serve(
 
 
 def listener_on(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises `OSError`, which names both."""
+    """A bound socket; port 0 takes a free one. Raises `OSError`, which names host and port."""
     with ExitStack() as opened:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            # asyncio turns Nagle's algorithm off only where the protocol is named: without it answers wait 40 ms.
+            # asyncio turns Nagle's algorithm off only where the protocol is named; with it answers
+            # wait 40 ms.
             listener = opened.enter_context(socket.socket(family, kind, socket.IPPROTO_TCP))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -170,7 +164,7 @@ def listener_on(host: str, port: int) -> socket.socket:
 
 
 def address_rules(settings: ServiceSettings, own_port: int) -> AddressRules:
-    """What webhooks may reach; never the service itself or its database."""
+    """The addresses that webhooks may reach: never the service itself or its database."""
     ports = {own_port}
     if settings.database_url is not None:
         database = sa.make_url(settings.database_url.get_secret_value())
@@ -190,7 +184,17 @@ def _build(
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
-    others = _other_engines(settings, catalogue, runtime)
+    command, start_timeout_s = settings.vllm_command, settings.vllm_start_timeout_s
+    vllm_replicas: dict[Path, OpenReplica] = {
+        base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, start_timeout_s))
+        for base in catalogue
+        if base.runtime == "vllm"
+    }
+
+    def cache_bytes(base: Path) -> int:
+        return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
+
+    models = worker_folder(data_dir, "models")
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
@@ -199,13 +203,7 @@ def _build(
         catalogue=catalogue,
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
-        replicas=ReplicaPool(
-            runtime,
-            data_dir / "logs",
-            others,
-            partial(_cache_bytes, settings),
-            worker_folder(data_dir, "models"),
-        ),
+        replicas=ReplicaPool(runtime, data_dir / "logs", vllm_replicas, cache_bytes, models),
         cursors=Cursors(derived_secret(secret, "cursors")),
         receivers=Receivers(address_rules(settings, listener.getsockname()[1])),
         vault=Vault(derived_secret(secret, "vault")),
@@ -218,24 +216,8 @@ def _build(
     )
 
 
-def _other_engines(
-    settings: ServiceSettings, catalogue: Catalogue, runtime: Runtime
-) -> dict[Path, OpenReplica]:
-    """By base model directory: those that vLLM serves, as the catalogue says."""
-    command, patience_s = settings.vllm_command, settings.vllm_start_timeout_s
-    return {
-        base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, patience_s))
-        for base in catalogue
-        if base.engine is VLLM_ENGINE
-    }
-
-
-def _cache_bytes(settings: ServiceSettings, base: Path) -> int:
-    return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
-
-
-def _recover(parts: Parts) -> None:
-    """No other process works on this data: nothing that a dead one held can still be held."""
+def recover(parts: Parts) -> None:
+    """Release what a killed service held, and set aside files without a row. No other process works on this data."""
     data_dir, now = parts.settings.data_dir, parts.clock()
     parts.blobs.sweep()
     with parts.database.write() as connection:
@@ -245,27 +227,28 @@ def _recover(parts: Parts) -> None:
     with parts.database.read() as connection:
         files, known = files_in(data_dir), objects_of(connection)
         unknown = left_over(connection, files, known)
-    place = set_aside(data_dir, unknown, now)
-    if place is not None:
+    quarantine = set_aside(data_dir, unknown, now)
+    if quarantine is not None:
         text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
-        logger.warning(text, len(unknown), place)
-    missing = [one for one in known - files if not one.startswith("work/")]
+        logger.warning(text, len(unknown), quarantine)
+    missing = [name for name in known - files if not name.startswith("work/")]
     if missing:
         text = "the files of %d datasets or models are missing: `tuneship check` names them"
         logger.error(text, len(missing))
-    for one in files - known - unknown:  # of jobs that have ended
-        clear_work(data_dir / "work", one.removeprefix("work/"))
+    # The rest are the folders of jobs that have ended.
+    for name in files - known - unknown:
+        training_runs.clear(data_dir / "work", name.removeprefix("work/"))
 
 
 async def _run(
     settings: ServiceSettings, opened: Installation, place: tuple[socket.socket, str]
 ) -> None:
-    spare = ThreadPoolExecutor(THREADS, "spare")
+    spare = ThreadPoolExecutor(SPARE_THREADS, "spare")
     asyncio.get_running_loop().set_default_executor(spare)
     connections = connection_limits(settings, raise_file_limit())
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
     parts = _build(settings, opened, place, isolates)
-    _recover(parts)
+    recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     supervisor = Supervisor(
@@ -274,16 +257,11 @@ async def _run(
     limits = RateLimits(
         settings.control_requests_per_minute, settings.generate_requests_per_minute, parts.clock
     )
-    failed = "the database's log could not be shortened"
-    forgetting = Periodic(lambda: parts.keyring.forget(parts.database), FORGET_EVERY_S, failed)
-    note_time = partial(parts.clock_watch.note_time, parts.database)
-    noting = Periodic(note_time, NOTE_TIME_EVERY_S, "the newest time could not be kept")
-    signer = _head_signer(parts, secret)
-    keepers = (supervisor, _key_keeper(parts, keys), signer, forgetting, noting)
+    tasks = (supervisor, *_periodic_tasks(parts, keys, secret))
     app = build_app(
         SERVED.values(),
         Boundary(parts, keys, limits, supervisor.wake),
-        lifespan=_lifespan(parts, keepers),
+        lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
     text = "tuneship %s at %s, data in %s, database: %s"
@@ -293,24 +271,37 @@ async def _run(
     await leave(spare, parts.threads)
 
 
-def _key_keeper(parts: Parts, keys: Keys) -> Periodic:
-    credentials = parts.settings.data_dir / "credentials.json"
+def _periodic_tasks(parts: Parts, keys: Keys, secret: bytes) -> tuple[Periodic, ...]:
+    settings, database = parts.settings, parts.database
+    credentials = settings.data_dir / "credentials.json"
     keeper = KeyKeeper(keys, credentials, parts.public_url, parts.clock)
-    keeper.tend()  # the first key is there before the first request
-    return Periodic(keeper.tend, KEYS_EVERY_S, "the keys could not be kept")
-
-
-def _head_signer(parts: Parts, secret: bytes) -> Periodic:
-    file = heads_file(parts.settings.audit_heads, parts.settings.data_dir)
-    heads = Heads(file, derived_secret(secret, "audit heads"))
-    failed = "the head of the audit chain could not be signed"
-    return Periodic(lambda: sign_head(parts.database, heads, parts.clock()), HEAD_EVERY_S, failed)
+    keeper.run_due()  # the first key must be there before the first request
+    head_secret = derived_secret(secret, "audit heads")
+    heads = Heads(heads_file(settings.audit_heads, settings.data_dir), head_secret)
+    return (
+        Periodic(keeper.run_due, KEYS_EVERY_S, "the keys could not be kept"),
+        Periodic(
+            lambda: sign_head(database, heads, parts.clock()),
+            HEAD_EVERY_S,
+            "the head of the audit chain could not be signed",
+        ),
+        Periodic(
+            lambda: parts.keyring.forget(database),
+            FORGET_EVERY_S,
+            "the database's log could not be shortened",
+        ),
+        Periodic(
+            lambda: parts.clock_watch.note_time(database),
+            NOTE_TIME_EVERY_S,
+            "the newest time could not be kept",
+        ),
+    )
 
 
 def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
-    """How the HTTP server is set up: everything that it would do by itself is the border's.
+    """The configuration of the HTTP server, without the features that the boundary has itself.
 
-    TLS is Python's default for servers: 1.2 and newer. Nobody's X-Forwarded-For is believed but a declared proxy's.
+    TLS is Python's default for servers: 1.2 and newer. Only a declared proxy's X-Forwarded-For is trusted.
     """
     return uvicorn.Config(
         app,
@@ -323,13 +314,13 @@ def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
         server_header=False,
         http=Connection,
         ws="none",
-        h11_max_incomplete_event_size=HEAD_LIMIT,
-        timeout_graceful_shutdown=1,  # after the drain: what has not ended by then is cut off
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_graceful_shutdown=1,  # after the drain: requests that still run are cut off
     )
 
 
 class _Server(HttpServer):
-    """Says where it is as soon as it takes requests, and at a signal answers 503 until the last one is done."""
+    """Prints its URL when it accepts requests, and after a signal drains: answers 503 until the last one is done."""
 
     def __init__(self, config: uvicorn.Config, parts: Parts, limits: ConnectionLimits) -> None:
         super().__init__(config, limits, parts.settings.trusted_proxies)
@@ -337,7 +328,7 @@ class _Server(HttpServer):
         self._drained_by: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
-        """The first signal begins the drain, the second ends it.
+        """Begin the drain at the first signal, and end it at the second.
 
         Should the event loop itself be stuck, the stacks of all threads go to the log and the process exits with 1.
         """
@@ -347,7 +338,7 @@ class _Server(HttpServer):
         self._drained_by = time.monotonic() + drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Return whether to end. Called ten times a second."""
         if self._drained_by is not None and (
             not self.server_state.tasks or time.monotonic() > self._drained_by
         ):
@@ -358,27 +349,33 @@ class _Server(HttpServer):
         await super().startup(sockets)
         if self.started:
             url = self._parts.public_url
-            place = json.dumps({"url": url, "pid": os.getpid()}) + "\n"
-            write_private(self._parts.settings.data_dir / "service.json", place)
+            record = json.dumps({"url": url, "pid": os.getpid()}) + "\n"
+            write_private(self._parts.settings.data_dir / "service.json", record)
             sys.stdout.write(f"ready {url}\n")
             sys.stdout.flush()
 
 
-class Keeper(Protocol):
-    """A background task of the service, until it is cancelled."""
+class BackgroundTask(Protocol):
+    """A background task of the service, which runs until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
-def _lifespan(parts: Parts, keepers: Sequence[Keeper]) -> Any:
+def _lifespan(parts: Parts, background: Sequence[BackgroundTask]) -> Any:
+    async def preload(base: Path) -> None:
+        # The base model is ready before the first deployment needs it.
+        try:
+            await parts.replicas.of(base).ready(None)
+        except ServingError as error:  # a deployment that needs the model reports the error too
+            logger.warning("the base model could not be loaded: %s", error)
+
     @asynccontextmanager
     async def lifespan(_app: object) -> AsyncGenerator[None]:
         sender = Sender(parts.receivers)
         deliverer = Deliverer(parts.database, parts.vault, sender, parts.clock, random.random)
-        tasks = [asyncio.create_task(one.run()) for one in (*keepers, deliverer)]
+        tasks = [asyncio.create_task(task.run()) for task in (*background, deliverer)]
         if parts.settings.preload_base_models:
-            base = parts.catalogue.default
-            tasks.append(asyncio.create_task(_preload(parts, base.path)))
+            tasks.append(asyncio.create_task(preload(parts.catalogue.default.path)))
         yield
         parts.halted.set()
         await end_tasks(tasks, TASKS_END_S)
@@ -389,11 +386,3 @@ def _lifespan(parts: Parts, keepers: Sequence[Keeper]) -> Any:
             logger.warning("a replica does not end and is left behind")
 
     return lifespan
-
-
-async def _preload(parts: Parts, base: Path) -> None:
-    """Ready for the first deployment before it is asked for."""
-    try:
-        await parts.replicas.of(base).ready(None)
-    except ServingError as error:  # the deployment that needs it will say so
-        logger.warning("the base model could not be loaded: %s", error)

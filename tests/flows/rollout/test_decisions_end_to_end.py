@@ -92,7 +92,7 @@ class PatientCallers(Callers):
 
     def _only_hanging_ones_are_left(self) -> bool:
         self.waiting = [one for one in self.waiting if not one.done()]
-        hanging = self.service.parts.under_way.ages_ms(self.candidate)
+        hanging = self.service.parts.in_flight.ages_ms(self.candidate)
         is_busy = any(replica.running for replica in self.service.engines.replicas)
         return len(self.waiting) == len(hanging) and not is_busy
 

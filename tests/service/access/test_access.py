@@ -196,7 +196,7 @@ class FirstKey:
         self.keeper = KeyKeeper(self.keys, self.file, "http://here", self.clock)
 
     def now(self) -> str:
-        self.keeper.tend()
+        self.keeper.run_due()
         return read_credentials(self.file)["api_key"]
 
     def after(self, **time: float) -> str:

@@ -15,7 +15,7 @@ from tests.support.files import contents_below
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
 from tuneship.service import checking
-from tuneship.service.serve import _locked, _recover
+from tuneship.service.serve import locked, recover
 from tuneship.store import backup as backup_module
 from tuneship.store import backup_format, tables
 from tuneship.store import restore as restore_module
@@ -188,7 +188,7 @@ def test_a_restore_beside_a_running_service_is_refused(embedded: Installed, tmp_
     folder = tmp_path / "backup"
     done(embedded, "backup", folder)
     new = Installed(tmp_path / "new")
-    with _locked(new.data_dir):
+    with locked(new.data_dir):
         assert "a service or another restore runs" in failed(new, "restore", folder)
 
 
@@ -424,7 +424,7 @@ def test_a_job_that_ran_when_the_backup_was_made_begins_anew(tmp_path: Path) -> 
         service.halt()
     shutil.rmtree(tmp_path / "data" / "work")
     restored = Service(tmp_path / "data")
-    _recover(restored.parts)
+    recover(restored.parts)
     with restored:
         trainer = restored.trainer()
         trainer.start_of(3)

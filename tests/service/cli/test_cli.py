@@ -62,7 +62,7 @@ class Installation:
             self.database, self.keys._pepper, lambda: datetime.now(UTC), self.chain
         )  # no cache
         try:
-            keys.recognise([f"Bearer {key}"], [client])
+            keys.authenticate([f"Bearer {key}"], [client])
         except AuthenticationError:
             return False
         return True

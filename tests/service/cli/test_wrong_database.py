@@ -15,7 +15,7 @@ from alembic.config import Config
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
 from tests.support.processes import Serve
-from tuneship.service.serve import _recover
+from tuneship.service.serve import recover as recover_files
 from tuneship.startup import StartupError
 from tuneship.store import database as database_module
 from tuneship.store import tables
@@ -126,7 +126,7 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
 def recover(installed: Installed, opened: Any) -> None:
     """The step of a start that once deleted files."""
     service = Service(installed.data_dir, **installed.options)
-    _recover(service.parts)
+    recover_files(service.parts)
     service.database.close()
 
 

@@ -556,10 +556,10 @@ def test_a_forced_delete_that_was_not_committed_hurries_nobody(
 ) -> None:
     deployment = service.deployment("kept")
     hurried: list[str] = []
-    monkeypatch.setattr(service.parts.under_way, "hurry", hurried.append)
+    monkeypatch.setattr(service.parts.in_flight, "end_now", hurried.append)
     path, force = f"/v1/deployments/{deployment}", {"params": {"force": True}}
     with monkeypatch.context() as planted:
-        planted.setattr("tuneship.service.context.context.Context.write_down", broken)
+        planted.setattr("tuneship.service.context.context.Context.add_audit_entry", broken)
         assert service.call("DELETE", path, **force).status_code == 500
     assert (service.deployment_status(deployment), hurried) == ("running", [])
     assert service.call("DELETE", path, **force).status_code == 200

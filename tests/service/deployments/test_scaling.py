@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneship.service.common.scaling import (
-    SETTLED,
+    COOLDOWN,
     Bounds,
     Demand,
     ScalingDecision,
     ScalingSettings,
     Supply,
-    paced,
+    next_decision,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,7 +29,7 @@ def seconds(number: float) -> timedelta:
 def after(
     before: ScalingDecision, bounds: Bounds, demand: Demand, now: datetime, **supply: Any
 ) -> tuple[int, str]:
-    found = paced(
+    found = next_decision(
         before,
         bounds,
         Supply(**{"replicas": before.replicas, "queued": 0, "rows": ROWS} | supply),
@@ -40,7 +40,7 @@ def after(
     return found.replicas, found.why
 
 
-QUEUE = Demand(under_way=50, waiting=18, waited=seconds(1.5))
+QUEUE = Demand(in_flight=50, waiting=18, waited=seconds(1.5))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ QUEUE = Demand(under_way=50, waiting=18, waited=seconds(1.5))
         pytest.param(
             1, (1, 4), Demand(50, 18, seconds(0.9)), 18, 1, id="a short wait is no reason"
         ),
-        pytest.param(0, (0, 4), Demand(under_way=1), 0, 1, id="a request wakes"),
+        pytest.param(0, (0, 4), Demand(in_flight=1), 0, 1, id="a request wakes"),
         pytest.param(0, (0, 4), Demand(), 0, 0, id="nothing wakes without a request"),
         pytest.param(5, (1, 3), Demand(), 0, 3, id="a lower most at once"),
         pytest.param(1, (2, 3), Demand(), 0, 2, id="a higher least at once"),
@@ -72,7 +72,7 @@ def test_a_moment(
 
 def test_nothing_is_added_while_what_was_added_is_being_started_or_has_just_come() -> None:
     before, bounds = ScalingDecision(2, START, START), Bounds(1, 4)
-    soon, later = START + SETTLED - seconds(0.1), START + SETTLED
+    soon, later = START + COOLDOWN - seconds(0.1), START + COOLDOWN
     assert after(before, bounds, QUEUE, soon, queued=9)[0] == 2
     assert after(before, bounds, QUEUE, later, queued=9, replicas=1)[0] == 2
     assert after(before, bounds, QUEUE, later, queued=9)[0] == 3
@@ -89,8 +89,10 @@ def through(
     numbers: list[int] = []
     for demand in demands:
         now += every
-        queued = max(0, demand.under_way - ROWS * max(1, pace.replicas))
-        pace = paced(pace, bounds, Supply(pace.replicas, queued, ROWS), demand, PATIENCE, now)
+        queued = max(0, demand.in_flight - ROWS * max(1, pace.replicas))
+        pace = next_decision(
+            pace, bounds, Supply(pace.replicas, queued, ROWS), demand, PATIENCE, now
+        )
         numbers.append(pace.replicas)
     return numbers
 
@@ -101,19 +103,19 @@ def test_replicas_leave_one_by_one_when_fewer_would_have_done_for_the_whole_time
 
 
 def test_a_single_request_keeps_the_last_replica_and_a_full_batch_the_others() -> None:
-    now_and_then = [Demand(), Demand(), Demand(), Demand(under_way=1)] * 5
+    now_and_then = [Demand(), Demand(), Demand(), Demand(in_flight=1)] * 5
     assert (
         through(ScalingDecision(1, START, START), Bounds(0, 4), now_and_then, seconds(60))
         == [1] * 20
     )
-    busy = [Demand(under_way=ROWS // 2 + 1)] * 20
+    busy = [Demand(in_flight=ROWS // 2 + 1)] * 20
     assert through(ScalingDecision(2, START, START), Bounds(1, 4), busy, seconds(60)) == [2] * 20
-    half = [Demand(under_way=ROWS // 2)] * 20
+    half = [Demand(in_flight=ROWS // 2)] * 20
     assert through(ScalingDecision(2, START, START), Bounds(1, 4), half, seconds(60))[-1] == 1
 
 
 def test_a_day_with_a_rush_ends_as_it_began() -> None:
-    rush = [Demand(under_way=200, waiting=50, waited=seconds(2))] * 60
+    rush = [Demand(in_flight=200, waiting=50, waited=seconds(2))] * 60
     numbers = through(
         ScalingDecision(0, START, START), Bounds(0, 4), [*rush, *[Demand()] * 3600], seconds(1)
     )
@@ -141,4 +143,4 @@ def test_the_number_never_leaves_its_bounds(
     numbers = through(ScalingDecision(first, START, START), bounds, demands, seconds(7))
     assert all(bounds.least <= number <= bounds.most for number in numbers)
     for demand, number in zip(demands, numbers, strict=True):
-        assert number > 0 or not demand.under_way
+        assert number > 0 or not demand.in_flight

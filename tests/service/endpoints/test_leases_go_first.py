@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service, split
 from tests.support.waiting import until
-from tuneship.service.serve import THREADS
+from tuneship.service.serve import SPARE_THREADS
 from tuneship.store import tables
 from tuneship.store.job_leases import LEASE
 
@@ -59,9 +59,9 @@ def all_taken(service: Service, *, requests: bool) -> Iterator[None]:
 
     async def occupy() -> int:
         if requests:
-            pool = ThreadPoolExecutor(THREADS)
+            pool = ThreadPoolExecutor(SPARE_THREADS)
             asyncio.get_running_loop().set_default_executor(pool)
-            works = [asyncio.to_thread(wait) for _ in range(THREADS)]
+            works = [asyncio.to_thread(wait) for _ in range(SPARE_THREADS)]
             for turns in service.parts.threads.kinds:  # one tenant alone could not take them all
                 works += [turns.run(f"tenant {n}", wait) for n in range(turns.threads)]
         else:
@@ -111,13 +111,15 @@ def test_the_event_loop_stands_still(service: Service) -> None:
 
 def test_every_connection_is_taken_and_requests_wait_for_the_database(service: Service) -> None:
     canary, pool = Canary(service), service.database.engine.pool
-    writers = [threading.Thread(target=write_an_event, args=[service]) for _ in range(THREADS)]
+    writers = [
+        threading.Thread(target=write_an_event, args=[service]) for _ in range(SPARE_THREADS)
+    ]
     with ExitStack() as taken:
         service.clock.ahead += timedelta(seconds=61)
         with service.database.write():
             for one in writers:
                 one.start()
-            until(lambda: len(service.database._turns._waiting) >= THREADS)
+            until(lambda: len(service.database._turns._waiting) >= SPARE_THREADS)
             size: Any = pool
             for _ in range(size.size() + size._max_overflow - size.checkedout()):
                 taken.enter_context(service.database.engine.connect())

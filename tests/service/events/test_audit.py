@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import ANSWER, Service
 from tuneship.service.access.api_keys import new_key
-from tuneship.service.http.rate_limits import FAILURES_WRITTEN
+from tuneship.service.http.rate_limits import AUDITED_FAILURES_PER_MINUTE
 from tuneship.store import audit, tables
 from tuneship.store.audit import Chain, Fault
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged
@@ -205,13 +205,13 @@ def test_who_shows_no_key_has_tried_none(service: Service) -> None:
 def test_guesses_from_many_addresses_do_not_fill_the_chain(service: Service) -> None:
     wrong = {"Authorization": "Bearer x", "X-Client-ID": "alice"}
     now = service.clock()
-    for _ in range(FAILURES_WRITTEN + 10):  # each from an address of its own
+    for _ in range(AUDITED_FAILURES_PER_MINUTE + 10):  # each from an address of its own
         service.clock.ahead = now - datetime.now(UTC)  # within one minute, however long this takes
         assert service.call("GET", "/v1/models", None, headers=wrong).status_code == 401
-    assert len(nobodys(service)) == FAILURES_WRITTEN
+    assert len(nobodys(service)) == AUDITED_FAILURES_PER_MINUTE
     service.clock.ahead += timedelta(seconds=61)
     service.call("GET", "/v1/models", None, headers=wrong)
-    assert len(nobodys(service)) == FAILURES_WRITTEN + 1
+    assert len(nobodys(service)) == AUDITED_FAILURES_PER_MINUTE + 1
     assert fault(service) is None
 
 

@@ -132,7 +132,7 @@ def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
     service.engines.tokens_before_pause = 2
 
     def let_it_pass() -> None:
-        (visit,) = service.parts.under_way._visits[made]
+        (visit,) = service.parts.in_flight._running[made]
         assert visit.limit is not None
         visit.limit.reschedule(service.loop.time())
 

@@ -14,23 +14,23 @@ import pytest
 
 from tests.support.in_process import Lines, Service
 from tests.support.waiting import PATIENCE_S
-from tuneship.service.http import server as http_server
-from tuneship.service.http.connections import Connection, Waits
+from tuneship.service.http.connections import ConnectionTimeouts
+from tuneship.service.http.server import ServerTiming
 
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n"
+TIMEOUTS = ConnectionTimeouts(
+    head_s=0.5, keep_alive_s=2.0, keyless_s=4.0, unread_s=1.0, linger_s=0.2
+)
 LONG = b"Content-Length: 1000000"
 CHUNKED = b"Transfer-Encoding: chunked"
 
 
 @pytest.fixture
-def service(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> Service:
-    """It listens, and waits for nothing very long."""
-    waits = Waits(head_s=0.5, keep_alive_s=2.0, keyless_s=4.0, unread_s=1.0, linger_s=0.2)
-    monkeypatch.setattr(Connection, "waits", waits)
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.05)
+def service(start: Callable[..., Service]) -> Service:
+    """It listens, with short timeouts."""
     made = start()
-    made.listen()
+    made.listen(timing=ServerTiming(TIMEOUTS, check_every_s=0.05))
     return made
 
 
@@ -161,7 +161,7 @@ def test_with_a_key_a_connection_is_kept_as_long_as_it_is_used(service: Service)
     async def ask() -> set[int]:
         ports = set[int]()
         async with httpx.AsyncClient(base_url=service.url, trust_env=False) as http:
-            end = time.monotonic() + 2 * Connection.waits.keyless_s
+            end = time.monotonic() + 2 * TIMEOUTS.keyless_s
             while time.monotonic() < end:
                 answer = await http.get("/v1/models", headers=service.headers["alice"])
                 assert answer.status_code == 200

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tuneship.service.http.connections import TOGETHER_BYTES, Connection, _Lingering
+from tuneship.service.http.connections import WRITE_BUFFER_BYTES, Connection, _LingeringTransport
 
 
 class FakeTransport:
@@ -24,7 +24,7 @@ class FakeTransport:
         return "closed" in self.done
 
 
-def noted(work: Callable[[_Lingering, list[Any]], None]) -> list[Any]:
+def noted(work: Callable[[_LingeringTransport, list[Any]], None]) -> list[Any]:
     """What the transport has seen two turns after the work, which gets what it has seen so far."""
 
     async def run() -> list[Any]:
@@ -32,7 +32,7 @@ def noted(work: Callable[[_Lingering, list[Any]], None]) -> list[Any]:
         connection = SimpleNamespace(
             loop=asyncio.get_running_loop(), conn=SimpleNamespace(their_state=None)
         )
-        lingering = _Lingering(cast("Connection", connection), cast("Any", transport))
+        lingering = _LingeringTransport(cast("Connection", connection), cast("Any", transport))
         work(lingering, transport.done)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -42,7 +42,7 @@ def noted(work: Callable[[_Lingering, list[Any]], None]) -> list[Any]:
 
 
 def test_head_and_body_are_one_write() -> None:
-    def answer(lingering: _Lingering, done: list[Any]) -> None:
+    def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
         lingering.write(b"head ")
         lingering.write(b"")
         lingering.write(b"body")
@@ -52,9 +52,9 @@ def test_head_and_body_are_one_write() -> None:
 
 
 def test_what_is_long_does_not_wait() -> None:
-    long = b"x" * TOGETHER_BYTES
+    long = b"x" * WRITE_BUFFER_BYTES
 
-    def answer(lingering: _Lingering, done: list[Any]) -> None:
+    def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
         lingering.write(b"head ")
         lingering.write(long)
         assert done == [b"head " + long]
@@ -64,7 +64,7 @@ def test_what_is_long_does_not_wait() -> None:
 
 
 def test_what_was_written_goes_out_before_the_close_and_nothing_after_it() -> None:
-    def answer(lingering: _Lingering, done: list[Any]) -> None:
+    def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
         lingering.write(b"last words")
         lingering.close()
         assert done == [b"last words", "closed"]
@@ -74,7 +74,7 @@ def test_what_was_written_goes_out_before_the_close_and_nothing_after_it() -> No
 
 
 def test_a_caller_who_has_gone_is_written_nothing() -> None:
-    def answer(lingering: _Lingering, done: list[Any]) -> None:
+    def answer(lingering: _LingeringTransport, done: list[Any]) -> None:
         lingering.write(b"head")
         done.append("closed")
 

@@ -54,11 +54,8 @@ def test_a_service_that_cannot_write_is_alive_and_not_ready(service: Service) ->
 
 
 @both_databases
-def test_whoever_asks_often_causes_one_write_a_second(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tuneship.service.http.health.FRESH_S", 3600.0)
-    service.limit()
+def test_whoever_asks_often_causes_one_write_a_second(service: Service) -> None:
+    service.limit(ready_for_s=3600.0)
     service.rest()
     begun: list[str] = []
 

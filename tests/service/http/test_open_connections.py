@@ -40,7 +40,7 @@ def admitted(table: OpenConnections, source: str | None = "a", number: int = 1) 
 def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
     table = OpenConnections(ConnectionLimits(3, 3))
     first, second, third = admitted(table, number=3)
-    table.claim(first, KeepPriority.STRANGER)  # it was answered since
+    table.set_priority(first, KeepPriority.STRANGER)  # it was answered since
     admitted(table)
     assert [first.is_cut, second.is_cut, third.is_cut] == [False, True, False]
     assert (len(table), table.evicted, table.refused) == (3, 1, 0)
@@ -49,8 +49,8 @@ def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
 def test_strangers_never_take_the_place_of_a_connection_with_a_key() -> None:
     table = OpenConnections(ConnectionLimits(10, 10))
     busy, idle = admitted(table, number=2)
-    table.claim(busy, KeepPriority.BUSY)
-    table.claim(idle, KeepPriority.IDLE)
+    table.set_priority(busy, KeepPriority.BUSY)
+    table.set_priority(idle, KeepPriority.IDLE)
     hostile = admitted(table, number=1000)
     assert not busy.is_cut
     assert not idle.is_cut
@@ -60,11 +60,11 @@ def test_strangers_never_take_the_place_of_a_connection_with_a_key() -> None:
 def test_idle_connections_with_a_key_make_room_and_busy_ones_do_not() -> None:
     table = OpenConnections(ConnectionLimits(2, 2))
     first, second = admitted(table, number=2)
-    table.claim(first, KeepPriority.IDLE)
-    table.claim(second, KeepPriority.BUSY)
+    table.set_priority(first, KeepPriority.IDLE)
+    table.set_priority(second, KeepPriority.BUSY)
     (third,) = admitted(table)
     assert first.is_cut
-    table.claim(third, KeepPriority.BUSY)
+    table.set_priority(third, KeepPriority.BUSY)
     assert not table.admit(FakeConnection(), "a")
     assert (len(table), table.refused) == (2, 1)
 
@@ -98,7 +98,7 @@ def test_the_count_is_right_after_any_history() -> None:
         elif kind == 1:
             table.leave(dice.choice(made))
         else:
-            table.claim(dice.choice(made), dice.choice(list(KeepPriority)))
+            table.set_priority(dice.choice(made), dice.choice(list(KeepPriority)))
         assert len(table) == len(list(table)) <= 20
         assert not any(one.is_cut for one in table)  # type: ignore[attr-defined]
         assert all(group.size <= 8 for group in table._sources.values())

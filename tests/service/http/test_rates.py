@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import httpx
-import pytest
 from sqlalchemy import event
 
 from tests.support.in_process import Service
@@ -144,10 +143,9 @@ def test_kinds_of_requests_are_counted_apart() -> None:
     assert [window.exceeded for window in windows if window] == [False, False, True]
 
 
-def test_windows_of_the_past_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuneship.service.http.rate_limits.MOST_KEPT", 100)
+def test_windows_of_the_past_are_forgotten() -> None:
     clock = SetClock()
-    limits = RateLimits(5, 5, clock)
+    limits = RateLimits(5, 5, clock, most_kept=100)
     for number in range(1000):
         clock.now += timedelta(seconds=1)
         limits.count(f"client-{number}", "control")

@@ -88,7 +88,7 @@ def events(answer: httpx.Response) -> list[dict[str, str]]:
 
 @pytest.fixture
 def live(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """Its streams look only when the bell rings."""
+    """Its streams look only when they are notified."""
     monkeypatch.setattr(job_stream, "LOOK_EVERY_S", 3600.0)
     service.listen()
     return service
@@ -244,8 +244,8 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
 
 
 def waiting(service: Service) -> int:
-    """Readers at the bell."""
-    return sum(len(ones) for ones in service.parts.bell._waiting.values())
+    """Readers at the notifier."""
+    return sum(len(ones) for ones in service.parts.notifier._waiting.values())
 
 
 def tasks_named(service: Service, name: str) -> int:
@@ -436,13 +436,17 @@ def test_steps_lie_between_the_entries_of_their_time_even_when_reported_again() 
 
 def test_a_bell_wakes_every_listener_of_its_resource_only() -> None:
     async def listen() -> list[bool]:
-        bell = Bell()
-        bell.ring("nobody listens")
-        with bell.listening("a") as one, bell.listening("a") as two, bell.listening("b") as other:
-            await asyncio.to_thread(bell.ring, "a")
+        notifier = Notifier()
+        notifier.notify("nobody listens")
+        with (
+            notifier.listening("a") as one,
+            notifier.listening("a") as two,
+            notifier.listening("b") as other,
+        ):
+            await asyncio.to_thread(notifier.notify, "a")
             await asyncio.wait_for(asyncio.gather(one.wait(), two.wait()), 60)
             heard = [one.is_set(), two.is_set(), other.is_set()]
-        assert not bell._waiting
+        assert not notifier._waiting
         return heard
 
     assert asyncio.run(listen()) == [True, True, False]

@@ -126,7 +126,7 @@ def test_a_file_may_say_what_local_means(tmp_path: Path) -> None:
             {"instance_types": [{**CPU, "regions": ["x"]}]},
             "instance_types[0] (small).regions: not listed above: x",
         ),
-        ({"regions": ["a", "a"]}, "regions: a name stands there twice"),
+        ({"regions": ["a", "a"]}, "regions: a name is listed twice"),
         ({"regions": [1]}, "regions[0]: "),
     ],
 )

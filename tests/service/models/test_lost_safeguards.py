@@ -26,7 +26,7 @@ from tuneship.client import ApiError
 from tuneship.contract.deployments import DeploymentUpdate
 from tuneship.contract.generation import Generate
 from tuneship.service.catalogues.base_models import SHIPPED
-from tuneship.service.serve import _recover
+from tuneship.service.serve import recover
 
 ISOLATED = {"network_isolation": True}
 HIPAA = {"compliance_mode": "hipaa"}
@@ -74,7 +74,7 @@ def restart() -> Iterator[Restart]:
                 for name in ("database_url", "private_networks", "concurrent_jobs")
             }
             service = Service(ended.settings.data_dir, **(kept | settings))
-            _recover(service.parts)
+            recover(service.parts)
             service.come_over_tls()
             return opened.enter_context(service)
 

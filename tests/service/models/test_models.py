@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.support.files import contents_below
 from tests.support.in_process import CATALOGUE, Service
-from tuneship.service.serve import _recover
+from tuneship.service.serve import recover
 from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.quarantine import SET_ASIDE
@@ -163,7 +163,7 @@ def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(servic
     with service.database.write() as connection:  # committed, and killed before the files went
         connection.execute(sa.delete(tables.models).where(tables.models.c.id == gone))
     content = contents_below(left)
-    _recover(service.parts)
+    recover(service.parts)
     assert not left.exists()
     (place,) = (service.settings.data_dir / SET_ASIDE).iterdir()
     aside = contents_below(place / "models" / left.name)

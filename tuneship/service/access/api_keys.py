@@ -1,6 +1,6 @@
-"""Who may ask: API keys, the tenant behind them, and their scopes. Knows no HTTP framework.
+"""API keys: authentication of callers, their tenants and their scopes. Knows no HTTP framework.
 
-A change in the table, also by `tuneship keys` in another process, is in force within `CACHE_SECONDS`.
+A change in the table, also by `tuneship keys` in another process, takes effect within `CACHE_SECONDS`.
 """
 
 import base64
@@ -28,15 +28,16 @@ from tuneship.store.tables import api_keys
 
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 LONGEST_HEADER = 256
-# Where the public part stands in a key.
+SECRET_BYTES = 32
+# The position of the public part in a key, and in its header.
 KEY_PART = slice(4, 12)
-# … and in its header.
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
 FIRST_KEY_LIFETIME = timedelta(days=90)
 RENEW_BEFORE = timedelta(days=30)
 # A revocation takes effect within this time.
 CACHE_SECONDS = 1.0
-# `last_used_at` is at most this much too old, and the time until it is stored.
+MAX_CACHED = 10_000
+# `last_used_at` is updated at most this often, and stored some seconds later.
 USE_GRAIN = timedelta(seconds=60)
 
 
@@ -48,10 +49,10 @@ class Principal:
     key_id: str
     scopes: frozenset[str]
     lifetime: timedelta | None = None
-    """Of the key, from its making to its end; None: it never ends."""
+    """The time from the key's creation to its expiry; None: it never expires."""
 
     def require(self, scope: str) -> None:
-        """Raises `PermissionDenied` without the scope."""
+        """Raises `PermissionDenied` if the key does not have the scope."""
         if scope not in self.scopes:
             raise PermissionDenied(f"this key lacks the scope {scope}")
 
@@ -62,14 +63,14 @@ def _checksum(text: str) -> str:
 
 
 def new_key() -> str:
-    """`tsk_<id>_<secret>_<checksum>`: typos fail offline, scanners can find it."""
+    """A new `tsk_<id>_<secret>_<checksum>`: the checksum shows typos, the prefix lets secret scanners find it."""
     identifier = secrets.token_hex(4)
     text = f"tsk_{identifier}_{secrets.token_urlsafe(32)}"
     return f"{text}_{_checksum(text)}"
 
 
 def key_id(key: str) -> str | None:
-    """The public part of a well-formed key."""
+    """The public part of a key; None for text that is no key."""
     if len(key) != KEY_LENGTH or not key.startswith("tsk_"):
         return None
     text, checksum = key[:-7], key[-6:]
@@ -78,20 +79,20 @@ def key_id(key: str) -> str | None:
 
 
 def _key_in(authorization: str) -> str | None:
-    """The key of a header `Authorization: Bearer ...`."""
+    """The key in a header `Authorization: Bearer ...`."""
     scheme, _, key = authorization.partition(" ")
-    is_one = scheme.lower() == "bearer" and len(authorization) <= LONGEST_HEADER
-    return key if is_one else None
+    is_bearer = scheme.lower() == "bearer" and len(authorization) <= LONGEST_HEADER
+    return key if is_bearer else None
 
 
 def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
-    """Whether a key is neither revoked nor, at a moment, expired."""
+    """Whether a key is not revoked, and not expired at a moment."""
     expires: datetime | None = row["expires_at"]
     return row["revoked_at"] is None and (expires is None or expires > moment)
 
 
 class NoSuchKey(LookupError):
-    """There is no key of this id."""
+    """There is no key with this id."""
 
 
 class KeyEnded(Exception):
@@ -111,19 +112,19 @@ def _change(connection: sa.Connection, identifier: str, **values: datetime) -> N
 
 
 class Keys:
-    """Issues keys and recognises them. Only a peppered hash is stored: the secret has 256 random bits."""
+    """Issues keys and authenticates callers. Only a peppered hash is stored: the secret has 256 random bits."""
 
     def __init__(
         self, database: Database, pepper: bytes, clock: Callable[[], datetime], chain: Chain
     ) -> None:
-        """`pepper` lies outside the database; `chain` is told of every key that is made or ended."""
+        """`pepper` is kept outside the database; `chain` records every key that is created or ended."""
         self._database = database
         self._chain = chain
         self._pepper = pepper
         self._clock = clock
         self._cache: dict[str, tuple[float, sa.RowMapping | None]] = {}
         self._issued: tuple[float, frozenset[str]] | None = None
-        """When the ids of all keys were last read, and what they were."""
+        """When the ids of all keys were last read, and the ids."""
         self._noted: dict[str, datetime] = {}
         self._unstored: set[str] = set()
 
@@ -133,7 +134,7 @@ class Keys:
     def issue(
         self, client_id: str, scopes: frozenset[str], expires_at: datetime | None, label: str = ""
     ) -> str:
-        """Make a key; it is shown only here."""
+        """Create and return a key, which cannot be read again later."""
         with self._database.write() as connection:
             return self._issue(connection, client_id, scopes, expires_at, label)
 
@@ -157,37 +158,37 @@ class Keys:
                 expires_at=expires_at,
             )
         )
-        self._write_down(connection, "create_key", client_id, key[KEY_PART])
+        self._add_audit_entry(connection, "create_key", client_id, key[KEY_PART])
         return key
 
-    def _write_down(
+    def _add_audit_entry(
         self, connection: sa.Connection, action: str, client_id: str, identifier: str
     ) -> None:
-        """Keys are made and ended on the host, by nobody's request: there is no address."""
+        # Keys are created and ended on the host, not by a request, so there is no address.
         entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
         self._chain.add(connection, entry)
 
-    def listed(self) -> list[ApiKeyRow]:
-        """Every key of every client, oldest first; of its secret only the hash."""
+    def listed(self) -> list[Row]:
+        """Every key of every client, oldest first, with the hash of its secret."""
         query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
         with self._database.read() as connection:
             return fetch_all(connection, query)
 
-    def revoke(self, identifier: str) -> ApiKeyRow:
-        """End a key now; one that was revoked before stays as it is. Raises `NoSuchKey`."""
+    def revoke(self, identifier: str) -> Row:
+        """End a key now; a key that was revoked before is not changed. Raises `NoSuchKey`."""
         with self._database.write() as connection:
             row = _found(connection, identifier)
             if row["revoked_at"] is None:
                 now = self._clock()
                 _change(connection, identifier, revoked_at=now)
-                self._write_down(connection, "revoke_key", row["client_id"], identifier)
-                row["revoked_at"] = now
+                self._add_audit_entry(connection, "revoke_key", row["client_id"], identifier)
+                row = {**row, "revoked_at": now}
         return row
 
     def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:
-        """Replace a key by one of the same client, scopes and label; the old one lives on for `overlap`.
+        """Replace a key by one of the same client, scopes and label; the old one stays in force for `overlap`.
 
-        Raises `NoSuchKey`, `KeyEnded` when it is not in force any more.
+        Raises `NoSuchKey`, and `KeyEnded` when the key is no longer in force.
         """
         now = self._clock()
         with self._database.write() as connection:
@@ -201,11 +202,11 @@ class Keys:
                 _change(connection, identifier, revoked_at=now)
             elif row["expires_at"] is None or row["expires_at"] > now + overlap:
                 _change(connection, identifier, expires_at=now + overlap)
-            self._write_down(connection, "rotate_key", row["client_id"], identifier)
+            self._add_audit_entry(connection, "rotate_key", row["client_id"], identifier)
         return key
 
     def is_good_for(self, key: str, scopes: frozenset[str], until: datetime) -> bool:
-        """Whether a key is ours, holds exactly these scopes and lives beyond a moment."""
+        """Whether a key was issued here, has exactly these scopes and is in force until a moment."""
         row = self._row(key_id(key) or "")
         return (
             row is not None
@@ -215,7 +216,7 @@ class Keys:
         )
 
     def store_uses(self) -> None:
-        """Write down which keys were used since the last call; requests only note it in memory."""
+        """Store when keys were used since the last call; requests only note it in memory."""
         used = list(self._unstored)
         if not used:
             return
@@ -224,13 +225,7 @@ class Keys:
                 _change(connection, identifier, last_used_at=self._noted[identifier])
         self._unstored.difference_update(used)
 
-    def _note_use(self, identifier: str, now: datetime) -> None:
-        before = self._noted.get(identifier)
-        if before is None or not timedelta(0) <= now - before < USE_GRAIN:
-            self._noted[identifier] = now
-            self._unstored.add(identifier)
-
-    def recognise(self, authorization: list[str], client_ids: list[str]) -> Principal:
+    def authenticate(self, authorization: list[str], client_ids: list[str]) -> Principal:
         """The caller behind the headers `Authorization` and `X-Client-ID`. Raises `AuthenticationError`."""
         if len(authorization) != 1 or len(client_ids) != 1:
             raise AuthenticationError("one Authorization and one X-Client-ID header are required")
@@ -246,18 +241,21 @@ class Keys:
             or not is_in_force(row, now)
         ):
             raise AuthenticationError("the API key or the client id is not valid")
-        self._note_use(public, now)
+        noted = self._noted.get(public)
+        if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:
+            self._noted[public] = now
+            self._unstored.add(public)
         lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
         return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
 
-    def knows_issued(self) -> bool:
-        """Whether `has_issued` need not ask the database."""
+    def has_fresh_ids(self) -> bool:
+        """Whether `is_issued` needs no query."""
         return self._issued is not None and self._is_fresh(self._issued[0])
 
-    def has_issued(self, authorization: list[str]) -> bool:
-        """Whether there is a key of the id that a header names, whatever its secret.
+    def is_issued(self, authorization: list[str]) -> bool:
+        """Whether there is a key with the id in a header; its secret is not compared.
 
-        All ids are read together, at most once a second: whoever makes up keys costs no look-up each.
+        All ids are read together, at most once a second, so that made-up keys do not cause a query each.
         """
         issued = self._issued
         if issued is None or not self._is_fresh(issued[0]):
@@ -268,8 +266,8 @@ class Keys:
         key = _key_in(authorization[0]) if authorization else None
         return key is not None and key_id(key) in issued[1]
 
-    def is_at_hand(self, authorization: list[str]) -> bool:
-        """Whether `recognise` need not ask the database: then it may run on the event loop."""
+    def is_cached(self, authorization: list[str]) -> bool:
+        """Whether `authenticate` needs no query, so that it may run on the event loop."""
         kept = self._cache.get(authorization[0][KEY_ID]) if authorization else None
         return kept is not None and self._is_fresh(kept[0])
 
@@ -281,7 +279,7 @@ class Keys:
         kept = self._cache.get(identifier)
         if kept is not None and self._is_fresh(kept[0]):
             return kept[1]
-        if len(self._cache) > 10_000:
+        if len(self._cache) > MAX_CACHED:
             self._cache.clear()
         with self._database.read() as connection:
             query = sa.select(api_keys).where(api_keys.c.id == identifier)
@@ -291,10 +289,10 @@ class Keys:
 
 
 def write_credentials(keys: Keys, file: Path, base_url: str, now: datetime) -> None:
-    """The first key, for the person who started the service (0600).
+    """Write the first key into a file (0600) for the person who started the service.
 
-    A new one is put there in the last 30 days of the one before, which lives to its end; also when that one is
-    revoked, is not of this database, or lacks a scope that a newer version knows.
+    A new key replaces it there 30 days before it expires (it stays in force until then), and when it is revoked,
+    belongs to another database, or lacks a scope of a newer version.
     """
     kept = read_credentials(file)
     if not keys.is_good_for(kept.get("api_key", ""), SCOPES, now + RENEW_BEFORE):
@@ -308,7 +306,7 @@ def write_credentials(keys: Keys, file: Path, base_url: str, now: datetime) -> N
 
 
 def replace_credentials(file: Path, identifier: str, key: str, expires_at: datetime | None) -> None:
-    """Put a new key where the one it replaces stood, if it stood in this file."""
+    """Put a rotated key into the credentials file, if the old key is in it."""
     kept = read_credentials(file)
     if key_id(kept.get("api_key", "")) == identifier:
         end = {} if expires_at is None else {"expires_at": expires_at.astimezone(UTC).isoformat()}
@@ -317,7 +315,7 @@ def replace_credentials(file: Path, identifier: str, key: str, expires_at: datet
 
 
 def read_credentials(file: Path) -> dict[str, str]:
-    """What `write_credentials` wrote; empty when there is no such file or it was broken by hand."""
+    """The fields that `write_credentials` wrote; empty when the file is missing or unreadable."""
     try:
         found: object = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):

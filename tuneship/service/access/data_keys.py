@@ -1,8 +1,8 @@
-"""The keys of sealed files, each wrapped by its tenant's key, and that by one derived from the master key.
+"""Data keys of sealed files, each wrapped by its tenant's key, which a key derived from the master key wraps.
 
-They lie in one table, apart from the files. What destroys a key makes every copy of its file useless, backups of the
-files included (a backup of the table is the exception). An object without a row here was written by an earlier version
-and is plain. What the keys do: `tuneship/security/sealed_files.py`.
+They are in one table, apart from the files. Destroying a key makes every copy of its file useless, backups of the files
+included (but not backups of the table). An object without a row here was written by an earlier version and is plain.
+The files are sealed by `tuneship/security/sealed_files.py`.
 """
 
 import secrets
@@ -21,7 +21,7 @@ from tuneship.store import tables
 from tuneship.store.database import Database
 
 TENANT_KEY_BYTES = 32
-# Before the client id, in the name of a tenant's key.
+# The prefix of a tenant key's name, before the client id.
 TENANTS = "tenants/"
 
 
@@ -36,18 +36,18 @@ class AnotherMasterKey(StartupError):
 
 
 class Keyring:
-    """Makes, finds and destroys the keys of objects, named `datasets/<id>`, `jobs/<id>` and `models/<job id>`."""
+    """Creates, finds and destroys the keys of objects, named `datasets/<id>`, `jobs/<id>` and `models/<job id>`."""
 
     def __init__(self, master: bytes) -> None:
-        """`master`: 32 bytes that lie outside the database."""
+        """`master`: 32 bytes that are kept outside the database."""
         self._vault = Vault(master)
-        self._left = threading.Event()
-        """Something of a destroyed key may still be in the database's log."""
-        self._left.set()
+        self._has_remains = threading.Event()
+        """Set while parts of a destroyed key may still be in the database's log."""
+        self._has_remains.set()
         self._tenant_key = lru_cache(maxsize=1024)(self._unwrapped)
 
     def check(self, connection: sa.Connection) -> None:
-        """Raises `AnotherMasterKey`: better at the start than when somebody asks for a file."""
+        """Raises `AnotherMasterKey` at the start of the service, before a request needs a file."""
         table = tables.object_keys
         query = sa.select(table.c.object_id, table.c.wrapped)
         row = connection.execute(
@@ -62,18 +62,24 @@ class Keyring:
     def add(
         self, connection: sa.Connection, client_id: str, object_id: str, key: str, now: datetime
     ) -> None:
-        """Keep a key in the transaction of the object's row."""
-        wrapped = self._vault_of(connection, client_id, now).seal(key.encode(), object_id)
-        _insert(connection, client_id, object_id, wrapped, now)
+        """Store a key in the transaction of the object's row."""
+        # The tenant's key is made with its first object.
+        name = _name(client_id)
+        wrapped_tenant_key = _wrapped(connection, name)
+        if wrapped_tenant_key is None:
+            wrapped_tenant_key = self._vault.seal(secrets.token_bytes(TENANT_KEY_BYTES), name)
+            _insert(connection, client_id, name, wrapped_tenant_key, now)
+        vault = Vault(self._tenant_key(name, wrapped_tenant_key))
+        _insert(connection, client_id, object_id, vault.seal(key.encode(), object_id), now)
 
     def make(
         self, connection: sa.Connection, client_id: str, object_id: str, now: datetime
     ) -> None:
-        """A new key for an object that is to be written."""
+        """Store a new key for an object that is to be written."""
         self.add(connection, client_id, object_id, new_key(), now)
 
     def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str | None:
-        """The key of an object; None when it is not sealed. Raises `ObjectDamaged`: the key is another object's."""
+        """The key of an object; None when it is not sealed. Raises `ObjectDamaged` when it cannot be opened."""
         table, name = tables.object_keys, _name(client_id)
         query = sa.select(table.c.object_id, table.c.wrapped)
         both = connection.execute(query.where(table.c.object_id.in_((object_id, name))))
@@ -87,7 +93,7 @@ class Keyring:
             raise ObjectDamaged from None
 
     def open(self, connection: sa.Connection, row: "sa.Row[Any]") -> None:
-        """Try a row of the table of keys. Raises `SealBroken`, `ObjectDamaged`."""
+        """Try to open a row of the table of keys. Raises `SealBroken` or `ObjectDamaged`."""
         if row.object_id.startswith(TENANTS):
             self._unwrapped(row.object_id, row.wrapped)
         else:
@@ -95,35 +101,26 @@ class Keyring:
 
     @staticmethod
     def is_sealed(connection: sa.Connection, object_id: str) -> bool:
-        """Whether there is a key for it."""
+        """Whether there is a key for an object."""
         return _wrapped(connection, object_id) is not None
 
     def destroy(self, connection: sa.Connection, *object_ids: str) -> None:
-        """From the commit on nothing opens the objects' files any more."""
+        """Delete the keys of objects: from the commit on their files cannot be opened."""
         table = tables.object_keys
-        self._left.set()  # while the transaction is open, nothing is forgotten
+        self._has_remains.set()  # `forget` can do nothing while the transaction is open
         connection.execute(sa.delete(table).where(table.c.object_id.in_(object_ids)))
 
     def forget(self, database: Database) -> None:
-        """Leave nothing of destroyed keys in the database's log; call it again and again."""
-        if not self._left.is_set():
+        """Remove destroyed keys from the database's log. Called regularly, since open transactions prevent it."""
+        if not self._has_remains.is_set():
             return
-        self._left.clear()
+        self._has_remains.clear()
         is_done = False
         try:
             is_done = database.truncate_log()
         finally:
             if not is_done:
-                self._left.set()
-
-    def _vault_of(self, connection: sa.Connection, client_id: str, now: datetime) -> Vault:
-        """With the tenant's key, which is made when its first object is."""
-        name = _name(client_id)
-        wrapped = _wrapped(connection, name)
-        if wrapped is None:
-            wrapped = self._vault.seal(secrets.token_bytes(TENANT_KEY_BYTES), name)
-            _insert(connection, client_id, name, wrapped, now)
-        return Vault(self._tenant_key(name, wrapped))
+                self._has_remains.set()
 
     def _unwrapped(self, name: str, wrapped: bytes) -> bytes:
         return self._vault.open(wrapped, name)

@@ -1,8 +1,8 @@
-"""`compliance_mode: hipaa`: what it turns on, and what it needs of the installation, the key and the way of a request.
+"""`compliance_mode: hipaa`: the settings that it turns on, and its rules for installation, API key and connection.
 
-It is the union of the other safeguards and of rules that have no setting: who asks comes over TLS or from this machine,
-with a key that was made for at most 90 days. What holds for every installation needs no rule here: no text is stored,
-workers leave no core file. Webhooks leave out names in `store/events.py`.
+It is the union of the other safeguards and of rules without a setting: a request comes over TLS or from this machine,
+with a key of at most 90 days. Safeguards of every installation need no rule here: no text is stored, and workers leave
+no core file. Names are left out of webhooks by `store/outbox.py`.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from tuneship.settings import ServiceSettings
 
 HIPAA = "hipaa"
 MODE = "security_settings.compliance_mode"
-# What the mode asks for of the other settings, where a resource has them.
-TURNED_ON: Mapping[str, Any] = {
+# The values of other settings that the mode requires, where a resource has them.
+REQUIRED: Mapping[str, Any] = {
     "network_isolation": True,
     "private_endpoints": True,
     "encryption_level": "maximum",
@@ -41,57 +41,54 @@ S = TypeVar("S", JobSecuritySettings, DeploymentSecuritySettings)
 
 @dataclass(frozen=True)
 class Caller:
-    """What the safeguards have to know of who asks. The defaults are the worst case."""
+    """The facts about a caller that safeguards depend on. The defaults are the worst case."""
 
     is_private: bool = False
-    """The request came over TLS, or never left this machine; no undeclared proxy has handed it on."""
+    """The request came over TLS, or never left this machine; no undeclared proxy has forwarded it."""
     is_address_known: bool = False
     """Its address is the caller's, not that of an undeclared proxy."""
     key_lifetime: timedelta | None = None
-    """From the making of the API key to its end; None: it never ends."""
+    """The time from the creation of the API key to its expiry; None: it never expires."""
 
     @property
     def has_good_key(self) -> bool:
-        """Whether the key ends soon enough."""
+        """Whether the key expires soon enough."""
         return self.key_lifetime is not None and self.key_lifetime <= LONGEST_KEY
 
     @property
     def is_safe(self) -> bool:
-        """Whether the mode takes what this request brings."""
+        """Whether the mode accepts the request's connection and key."""
         return self.is_private and self.has_good_key
 
 
-def is_in_mode(row: Mapping[str, Any]) -> bool:
+def is_hipaa(row: Mapping[str, Any]) -> bool:
     """Whether a job or deployment is in hipaa mode."""
     return row["security_settings"].get("compliance_mode") == HIPAA
 
 
-def united(settings: S) -> S:
-    """With everything on that the mode turns on. Raises `ValidationRefused` for a field that was sent and says no."""
-    wanted = {name: TURNED_ON[name] for name in TURNED_ON if name in type(settings).model_fields}
-    for name, value in wanted.items():
+def with_required_settings(settings: S) -> S:
+    """The settings with all that the mode requires. Raises `ValidationRefused` for a field that contradicts it."""
+    required = {name: REQUIRED[name] for name in REQUIRED if name in type(settings).model_fields}
+    for name, value in required.items():
         if name in settings.model_fields_set and getattr(settings, name) != value:
             raise refused(
                 f"security_settings.{name}", "contradicts compliance_mode", "contradiction"
             )
-    return settings.model_copy(update=wanted)
+    return settings.model_copy(update=required)
 
 
 def missing_here(able: Mapping[str, bool], settings: ServiceSettings) -> list[str]:
-    """What the installation lacks for the mode; `able`: the safeguards that it enforces."""
+    """The prerequisites of the mode that the installation lacks; `able`: whether it enforces a safeguard, by name."""
     missing = [
-        f"{name}, which is not enforced here" for name in TURNED_ON if not able.get(name, False)
+        f"{name}, which is not enforced here" for name in REQUIRED if not able.get(name, False)
     ]
     has_tls = settings.tls_certificate is not None or bool(settings.trusted_proxies)
-    if not (has_tls or _is_this_machine(settings.host)):
+    is_local = settings.host == "localhost"
+    with suppress(ValueError):
+        is_local = ip_address(settings.host).is_loopback
+    if not (has_tls or is_local):
         missing.append("a certificate, a declared proxy, or a service that listens on loopback")
     return missing
-
-
-def _is_this_machine(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def refuse_create(missing: list[str], caller: Caller) -> None:
@@ -101,14 +98,14 @@ def refuse_create(missing: list[str], caller: Caller) -> None:
     if not caller.has_good_key:
         missing = [*missing, GOOD_KEY]
     if missing:
-        details = [ErrorDetail(MODE, "missing_prerequisite", f"needs {one}") for one in missing]
+        details = [ErrorDetail(MODE, "missing_prerequisite", f"needs {name}") for name in missing]
         text = f"{MODE} needs {'; and '.join(missing)}"
         raise ValidationRefused(text, param=MODE, details=details)
 
 
 def refuse_use(caller: Caller) -> None:
-    """Raises `InvalidRequestError` for plain HTTP from elsewhere, `PermissionDenied` for a key that lives too long."""
+    """Raises `InvalidRequestError` for plain HTTP from elsewhere, `PermissionDenied` for a key that lasts too long."""
     if not caller.is_private:
-        raise InvalidRequestError(f"what is in hipaa mode needs {GOOD_WAY}")
+        raise InvalidRequestError(f"a resource in hipaa mode needs {GOOD_WAY}")
     if not caller.has_good_key:
-        raise PermissionDenied(f"what is in hipaa mode needs {GOOD_KEY}")
+        raise PermissionDenied(f"a resource in hipaa mode needs {GOOD_KEY}")

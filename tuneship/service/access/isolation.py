@@ -1,4 +1,4 @@
-"""What workers of this installation may reach, and whether they really reach nothing else: tried at every start."""
+"""The files that workers may reach, and the test at every start that they can reach nothing else."""
 
 import json
 import logging
@@ -21,40 +21,40 @@ from tuneship.store.database import SQLITE_FILE
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0
-LOOK_EVERY_S = 0.02
+TEST_TIMEOUT_S = 60.0
+POLL_S = 0.02
 
 
 def worker_folder(data_dir: Path, kind: str) -> Path:
-    """Where the stored objects of one kind lie; it is made if need be, for a process must be given what is there."""
+    """The folder of the stored objects of one kind. Created here, since a process can only be given what exists."""
     folder = data_dir / "blobs" / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def training_places(data_dir: Path, work: Path, bases: Iterable[CataloguedModel]) -> Places:
-    """What a training process may need before it has a job; then it keeps what is the job's."""
+    """The folders that a training process may read and write before it has a job; then only the job's remain."""
     datasets = worker_folder(data_dir, "datasets")
     return Places((*(base.path for base in bases), datasets), (work,))
 
 
 def can_isolate(settings: ServiceSettings) -> bool:
-    """Start a worker like those that serve, which tries every way out; True when none succeeds."""
-    for left in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Start a worker like those that serve, which tries to break out; True when every attempt is refused."""
+    for leftover in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
-        found = _tried(settings)
+        outcomes = intrusion_outcomes(settings)
     except (OSError, ValueError) as error:
         logger.warning("workers are not isolated, the test could not be made: %s", error)
         return False
-    open_ways = [name for name, outcome in found.items() if outcome != "refused"]
-    if open_ways:
-        logger.warning("workers are not isolated, these ways are open: %s", ", ".join(open_ways))
-    return not open_ways
+    succeeded = [name for name, outcome in outcomes.items() if outcome != "refused"]
+    if succeeded:
+        logger.warning("workers are not isolated, these ways are open: %s", ", ".join(succeeded))
+    return not succeeded
 
 
-def _tried(settings: ServiceSettings) -> dict[str, str]:
-    """The outcome by the name of the way. Raises ValueError when the intruder could not even try."""
+def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
+    """The outcome of each attempt by its name. Raises ValueError when the intruder could not make them."""
     data_dir = settings.data_dir
     files = [
         *(settings.master_key, heads_file(settings.audit_heads, data_dir)),
@@ -72,7 +72,7 @@ def _tried(settings: ServiceSettings) -> dict[str, str]:
             data_dir / "scratch",
             processes={"the service": os.getpid()},
             secrets=[str(file) for file in files if file.is_file()],
-            folders=[str(one) for one in (*folders, worker_folder(data_dir, "datasets"))],
+            folders=[str(path) for path in (*folders, worker_folder(data_dir, "datasets"))],
             descriptors=[theirs.fileno()],
         ) as targets,
     ):
@@ -81,9 +81,9 @@ def _tried(settings: ServiceSettings) -> dict[str, str]:
         worker = LocalProcesses(isolated=True).start(
             WorkerSpec("tuneship.runtime.intrusion", arguments, log, inherited=line, places=places)
         )
-        end = time.monotonic() + PATIENCE_S
-        while worker.exit_code() is None and time.monotonic() < end:
-            time.sleep(LOOK_EVERY_S)
+        deadline = time.monotonic() + TEST_TIMEOUT_S
+        while worker.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         worker.kill()
         last = log.read_text().splitlines()[-1:]
     if worker.exit_code() != 0:

@@ -1,4 +1,4 @@
-"""Keeps the keys' rows true while the service runs: when each was used, and a first key that has not run out."""
+"""Periodic work on API keys: stores when each was used, and renews the first key before it expires."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ RENEW_EVERY = timedelta(hours=1)
 
 
 class KeyKeeper:
-    """What is due for the keys, by the clock."""
+    """Does the work that is due by the clock."""
 
     def __init__(
         self, keys: Keys, credentials: Path, base_url: str, clock: Callable[[], datetime]
@@ -23,8 +23,8 @@ class KeyKeeper:
         self._clock = clock
         self._renew_at = clock()
 
-    def tend(self) -> None:
-        """Store uses; once an hour look whether the first key must be renewed."""
+    def run_due(self) -> None:
+        """Store uses, and once an hour renew the first key if it is due."""
         self._keys.store_uses()
         now = self._clock()
         if now >= self._renew_at:

@@ -1,1 +1,1 @@
-"""What the operator offers: base models and instance types, read from files at startup."""
+"""The operator's catalogues of base models and instance types, read from files at startup."""

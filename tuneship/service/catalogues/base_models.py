@@ -1,11 +1,12 @@
 """The base models: the shipped one and those of a catalogue file. Reads checkpoints' metadata without loading torch.
 
 A catalogue is YAML: `models: [{id, path, name?, version?, description?, runtime?, runtime_options?}]`, where `path` is
-a checkpoint directory or a hub id that is already in the local cache, and `runtime` says whose engine serves it. Code
-from a checkpoint is never run.
+a checkpoint directory or a hub id that is already in the local cache, and `runtime` names the engine that serves it.
+Code from a checkpoint is never run.
 """
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -21,17 +22,18 @@ from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
-# Architectures with an attention of their own, which our engine finds out when it loads them:
-# they would train and then not be served. Of one that is not named here the deployment says so.
+OUR_RUNTIME = "replica"
+RUNTIMES = (OUR_RUNTIME, "vllm")
+# Architectures with their own kind of attention, which the engine rejects when it loads them: they
+# would train and then not be served. For others like them the deployment fails with the reason.
 NOT_SERVED = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"})
-# Tokens, for a configuration that names no length.
-FALLBACK_CONTEXT = 2048
-# Bytes; the limit of the format's own library.
-LONGEST_HEAD = 100_000_000
-# How many characters one may be made of by what a tokenizer does to a text first.
-COMPOSED = {None: 1, "NFC": 4}
-# How families name the part of a tensor's name that counts layers: Llama and most others, Falcon,
-# MPT.
+# The context length for a configuration that names none.
+FALLBACK_CONTEXT_TOKENS = 2048
+# The limit of the safetensors library.
+MAX_HEADER_BYTES = 100_000_000
+# The most characters that a tokenizer's normalizer composes into one.
+COMPOSED_CHARACTERS = {None: 1, "NFC": 4}
+# The part of a tensor's name that numbers the layers, in Llama and most others, Falcon, and MPT.
 LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
 SHIPPED = Path(__file__).parents[2] / "base_models"
 
@@ -49,60 +51,44 @@ class CataloguedModel:
     name: str
     version: str
     description: str
-    runtime: str = OWN_ENGINE.name
-    """Whose engine serves it: our own, or `vllm`."""
+    runtime: str = OUR_RUNTIME
+    """The engine that serves it: `replica`, the service's own, or `vllm`."""
     runtime_options: tuple[str, ...] = ()
-    """More options of the command that starts vLLM for it."""
+    """More options for the command that starts vLLM for it."""
 
     @cached_property
     def fault(self) -> str | None:
-        """Why nobody can use it, as far as that shows without loading it; None when nothing is wrong."""
+        """Why the model cannot be used, as far as that shows without loading it; None when nothing is wrong."""
         try:
             _ = self.tensors, self.context_length, self.template
-            self._check_engine()
+            kind = _object(self.path / "config.json").get("model_type")
         except CatalogueFault as fault:
             return str(fault)
+        if self.runtime == OUR_RUNTIME and kind in NOT_SERVED:
+            return f"{kind} models cannot be served by this service's own engine, so none is tuned either"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
-
-    @property
-    def engine(self) -> EngineKind:
-        """The engine that `runtime` names."""
-        return ENGINES[self.runtime]
-
-    def _check_engine(self) -> None:
-        kind = _object(self.path / "config.json").get("model_type")
-        if self.engine.is_own and kind in NOT_SERVED:
-            raise CatalogueFault(
-                f"{kind} models cannot be served by this service's own engine, so none is tuned either"
-            )
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
-        """Name and shape of every weight, from the heads of the safetensors files. Raises `CatalogueFault`."""
+        """Name and shape of every weight, from the headers of the safetensors files. Raises `CatalogueFault`."""
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
             raise CatalogueFault("it has no safetensors file")
-        return {name: shape for file in files for name, shape in _shapes(file).items()}
+        return {name: shape for file in files for name, shape in tensor_shapes(file).items()}
 
     @cached_property
     def parameters(self) -> int:
-        """How many numbers the checkpoint holds."""
-        total = 0
-        for shape in self.tensors.values():
-            size = 1
-            for length in shape:
-                size *= length
-            total += size
-        return total
+        """The number of parameters in the checkpoint."""
+        return sum(math.prod(shape) for shape in self.tensors.values())
 
     @cached_property
     def context_length(self) -> int:
-        """Tokens of prompt and completion together. Raises `CatalogueFault`."""
+        """The most tokens of prompt and completion together. Raises `CatalogueFault`."""
         config = _object(self.path / "config.json")
-        told = config.get("max_position_embeddings") or config.get("n_positions")
-        if told is not None and not isinstance(told, int):
+        length = config.get("max_position_embeddings") or config.get("n_positions")
+        if length is not None and not isinstance(length, int):
             raise CatalogueFault("config.json names a context length that is no number")
-        return told or FALLBACK_CONTEXT
+        return length or FALLBACK_CONTEXT_TOKENS
 
     @cached_property
     def linear_modules(self) -> frozenset[str]:
@@ -117,52 +103,52 @@ class CataloguedModel:
     def tokenizer(self) -> Tokenizer:
         """The fast tokenizer, without transformers. Raises `CatalogueFault`."""
         try:
-            # Not `from_file`: it reads with the interpreter's lock held, and a file that hangs stops every thread.
+            # Not `from_file`: it reads with the interpreter's lock held, so a file that hangs would
+            # stop every thread.
             return cast("Any", Tokenizer).from_buffer((self.path / "tokenizer.json").read_bytes())
-        except (
-            Exception
-        ) as error:  # tokenizers raises bare exceptions, whatever is wrong with its file
+        except Exception as error:  # tokenizers raises bare exceptions for every kind of fault
             raise CatalogueFault("its tokenizer.json cannot be read") from error
 
     @cached_property
     def longest_token(self) -> int | None:
-        """Characters of text that one token stands for at most; None where the tokenizer may take text away.
+        """The most characters of text that one token stands for; None where the tokenizer may remove text.
 
-        It is known of tokenizers that cut bytes: those of GPT-2, Llama 3, Qwen and ours.
+        It is known for byte-level tokenizers: those of GPT-2, Llama 3, Qwen and the shipped model.
         """
         rules: Any = json.loads(cast("Any", self.tokenizer).to_str())
-        cuts: Any = rules["pre_tokenizer"] or {"type": None}
-        steps: list[Any] = cuts.get("pretokenizers") or [cuts]
-        kinds = {one["type"] for one in steps}
+        pre_tokenizer: Any = rules["pre_tokenizer"] or {"type": None}
+        steps: list[Any] = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
+        kinds = {step["type"] for step in steps}
         vocabulary: dict[str, int] = rules["model"].get("vocab", {})
         alphabet: list[str] = cast("Any", pre_tokenizers.ByteLevel).alphabet()
         normalizer: str | None = (rules["normalizer"] or {"type": None})["type"]
-        takes_away = (
-            normalizer not in COMPOSED
+        may_remove_text = (
+            normalizer not in COMPOSED_CHARACTERS
             or rules["model"]["type"] != "BPE"
             or not {"ByteLevel"} <= kinds <= {"ByteLevel", "Digits", "Split"}
-            or any(one.get("behavior") == "Removed" for one in steps)
-            or any(one["lstrip"] or one["rstrip"] for one in rules["added_tokens"])
+            or any(step.get("behavior") == "Removed" for step in steps)
+            or any(token["lstrip"] or token["rstrip"] for token in rules["added_tokens"])
             or not vocabulary.keys() >= set(alphabet)
         )
-        if takes_away:
+        if may_remove_text:
             return None
-        return COMPOSED[normalizer] * max(map(len, vocabulary))
+        return COMPOSED_CHARACTERS[normalizer] * max(map(len, vocabulary))
 
     def is_surely_longer(self, characters: int, tokens: int) -> bool:
-        """Whether a text of this many characters has more than `tokens` tokens, as far as its length alone says."""
-        if characters <= tokens:  # hardly any token is shorter than a character
+        """Whether a text of this many characters certainly has more than `tokens` tokens."""
+        # Hardly any token is shorter than a character.
+        if characters <= tokens:
             return False
         return self.longest_token is not None and characters > tokens * self.longest_token
 
     @cached_property
     def special_texts(self) -> "re.Pattern[str] | None":
-        """Finds the tokenizer's special tokens in a text. Raises `CatalogueFault`."""
+        """A pattern of the tokenizer's special tokens. Raises `CatalogueFault`."""
         return special_texts(self.tokenizer)
 
     @cached_property
     def normalized_special_texts(self) -> "re.Pattern[str] | None":
-        """Finds those that the tokenizer looks for in normalized text. Raises `CatalogueFault`."""
+        """A pattern of the special tokens that the tokenizer finds in normalized text. Raises `CatalogueFault`."""
         return special_texts(self.tokenizer, is_normalized=True)
 
     @cached_property
@@ -178,19 +164,22 @@ class CataloguedModel:
         """Token ids that end an answer."""
         for name in ("generation_config.json", "config.json"):
             file = self.path / name
-            found = _object(file).get("eos_token_id") if file.is_file() else None
-            if found is not None:
-                return (found,) if isinstance(found, int) else tuple(found)
+            tokens = _object(file).get("eos_token_id") if file.is_file() else None
+            if tokens is not None:
+                return (tokens,) if isinstance(tokens, int) else tuple(tokens)
         return ()
 
 
 def special_texts(tokenizer: Tokenizer, *, is_normalized: bool = False) -> "re.Pattern[str] | None":
-    """Finds special tokens in a text, the longest first; None for a tokenizer without any (such) ones."""
+    """A pattern of a tokenizer's special tokens, the longest first; None for a tokenizer without them.
+
+    `is_normalized`: only those that it finds in normalized text.
+    """
     added = tokenizer.get_added_tokens_decoder().values()
     texts = {
-        one.content
-        for one in added
-        if one.special and one.content.strip() and (one.normalized or not is_normalized)
+        token.content
+        for token in added
+        if token.special and token.content.strip() and (token.normalized or not is_normalized)
     }
     ordered = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
@@ -206,19 +195,19 @@ def _object(file: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", read)
 
 
-def _shapes(file: Path) -> dict[str, list[int]]:
-    """From the file's head; its length shows whether all that the head names is there."""
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """The shapes in the header of a safetensors file. Raises `CatalogueFault`, also for a file that is cut."""
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            head: dict[str, Any] = json.loads(opened.read(min(length, LONGEST_HEAD)))
-        tensors = {name: one for name, one in head.items() if name != "__metadata__"}
-        end = max((one["data_offsets"][1] for one in tensors.values()), default=0)
-        whole = file.stat().st_size == 8 + length + end
-        shapes = {name: list(map(int, one["shape"])) for name, one in tensors.items()}
+            header: dict[str, Any] = json.loads(opened.read(min(length, MAX_HEADER_BYTES)))
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        is_complete = file.stat().st_size == 8 + length + end
+        shapes = {name: list(map(int, tensor["shape"])) for name, tensor in tensors.items()}
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise CatalogueFault(f"its {file.name} cannot be read") from error
-    if not whole:
+    if not is_complete:
         raise CatalogueFault(f"its {file.name} is cut or damaged")
     return shapes
 
@@ -227,16 +216,23 @@ class Catalogue:
     """All base models by id."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """The shipped models, then those of `file`. Raises `CatalogueFault`."""
-        self._models = {one.id: one for one in (*_shipped(), *_listed(file))}
+        """Read the shipped models, then those of `file`. Raises `CatalogueFault`."""
+        folders = sorted(path for path in SHIPPED.iterdir() if (path / "config.json").is_file())
+        description = "Shipped tiny model of US diagnosis texts, for demos and tests"
+        shipped = [
+            CataloguedModel(folder.name, folder, folder.name, "1", description)
+            for folder in folders
+        ]
+        models = (*shipped, *catalogue_entries(file))
+        self._models = {model.id: model for model in models}
 
     def __iter__(self) -> Iterator[CataloguedModel]:
-        """Those that can be used, by id."""
+        """The models that can be used, by id."""
         usable = (model for model in self._models.values() if model.fault is None)
         return iter(sorted(usable, key=lambda model: model.id))
 
     def get(self, identifier: str) -> CataloguedModel | None:
-        """The base model with this id, whether it can be used or not."""
+        """The base model with this id, also one that cannot be used."""
         return self._models.get(identifier)
 
     @property
@@ -245,21 +241,8 @@ class Catalogue:
         return next(iter(self._models.values()))
 
 
-def _shipped() -> list[CataloguedModel]:
-    folders = sorted(one for one in SHIPPED.iterdir() if (one / "config.json").is_file())
-    return [
-        CataloguedModel(
-            id=folder.name,
-            path=folder,
-            name=folder.name,
-            version="1",
-            description="Shipped tiny model of US diagnosis texts, for demos and tests",
-        )
-        for folder in folders
-    ]
-
-
-def _listed(file: Path | None) -> list[CataloguedModel]:
+def catalogue_entries(file: Path | None) -> list[CataloguedModel]:
+    """The models of a catalogue file. Raises `CatalogueFault`."""
     if file is None:
         return []
     try:
@@ -274,28 +257,25 @@ def _listed(file: Path | None) -> list[CataloguedModel]:
 def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
     path = folder / str(entry["path"])
     if not path.is_dir():
-        path = _cached(str(entry["path"]))
+        path = cached_snapshot(str(entry["path"]))
+    runtime, options = entry.get("runtime", OUR_RUNTIME), entry.get("runtime_options", [])
+    if runtime not in RUNTIMES:
+        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(RUNTIMES)}")
+    if not isinstance(options, list) or (options and runtime != "vllm"):
+        raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
     return CataloguedModel(
         id=str(entry["id"]),
         path=path,
         name=str(entry.get("name", entry["id"])),
         version=str(entry.get("version", "")),
         description=str(entry.get("description", "")),
-        **_engine(entry),
+        runtime=runtime,
+        runtime_options=tuple(map(str, cast("list[Any]", options))),
     )
 
 
-def _engine(entry: dict[str, Any]) -> dict[str, Any]:
-    runtime, options = entry.get("runtime", OWN_ENGINE.name), entry.get("runtime_options", [])
-    if not isinstance(runtime, str) or runtime not in ENGINES:
-        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
-    if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
-        raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
-    return {"runtime": runtime, "runtime_options": tuple(map(str, cast("list[Any]", options)))}
-
-
-def _cached(hub_id: str) -> Path:
-    """The snapshot of a hub id in the local cache; nothing is downloaded."""
+def cached_snapshot(hub_id: str) -> Path:
+    """The snapshot of a hub id in the local cache; nothing is downloaded. Raises `CatalogueFault`."""
     import huggingface_hub  # noqa: PLC0415 - only for hub ids
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
-"""Which instance types and regions this installation knows: the embedded `local`, and those of the operator's file.
+"""The instance types and regions of this installation: the embedded `local`, and those of the operator's file.
 
-A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?}]`. What
-an entry asks for must be there for it to be available; a region is a name for this machine. Bounds nothing that runs.
+A file is YAML: `regions: [eu-1]` and `instance_types: [{name, compute_type, cpus?, memory_gb?, gpus?, regions?}]`. A
+type is available where the machine has its resources, and limits nothing that runs; a region names this machine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,27 +16,27 @@ from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
 from tuneship.service.catalogues.base_models import CatalogueFault
 
-# The default type and region of every request, and so always known.
+# The default type and region of every request, which therefore always exist.
 LOCAL = "local"
 ShortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 @dataclass(frozen=True)
 class InstanceKind:
-    """One type, and what it asks of the machine."""
+    """An instance type and the resources that it needs."""
 
     name: str
     compute_type: Literal["cpu", "gpu"] | None
-    """None is whatever the machine has."""
+    """None: the machine's own."""
     cpus: int = 0
-    """0, like 0 memory, asks for nothing in particular."""
+    """0, like 0 memory, needs no particular number."""
     memory_gb: float = 0
     gpus: int = 0
     regions: frozenset[str] | None = None
-    """None is all."""
+    """None: all regions."""
 
     def is_on(self, machine: Machine) -> bool:
-        """Whether the machine has what it asks for."""
+        """Whether the machine has the resources."""
         return (
             machine.gpus >= self.gpus
             and machine.cpus >= self.cpus
@@ -44,11 +44,11 @@ class InstanceKind:
         )
 
     def is_in(self, region: str) -> bool:
-        """Whether it is offered there."""
+        """Whether the type is offered in a region."""
         return self.regions is None or region in self.regions
 
     def compute_on(self, machine: Machine) -> str:
-        """`cpu` or `gpu`."""
+        """The compute type on a machine: `cpu` or `gpu`."""
         return self.compute_type or ("gpu" if machine.gpus else "cpu")
 
 
@@ -75,61 +75,52 @@ class InstanceCatalogue:
     """All known types and regions."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """The embedded types, and those of `file`, which may replace them. Raises `CatalogueFault`."""
-        read = _File() if file is None else _read(file)
-        own = [_kind(entry) for entry in read.instance_types]
-        self._kinds = {one.name: one for one in (*EMBEDDED, *own)}
+        """Read the embedded types, and those of `file`, which may replace them. Raises `CatalogueFault`."""
+        read = _File() if file is None else read_file(file)
+        self._kinds = {kind.name: kind for kind in EMBEDDED}
+        for entry in read.instance_types:
+            fields = entry.model_dump(exclude={"regions"}, exclude_none=True)
+            regions = None if entry.regions is None else frozenset(entry.regions)
+            self._kinds[entry.name] = InstanceKind(**fields, regions=regions)
         self.regions = (LOCAL, *(name for name in read.regions if name != LOCAL))
 
     def __iter__(self) -> Iterator[InstanceKind]:
-        """In the order of the file, the embedded ones first."""
+        """The embedded types, then the others in the order of the file."""
         return iter(self._kinds.values())
 
     def get(self, name: str) -> InstanceKind | None:
-        """The type of this name."""
+        """The type with this name."""
         return self._kinds.get(name)
 
 
-def _kind(entry: _CatalogueEntry) -> InstanceKind:
-    fields = entry.model_dump(exclude={"regions"}, exclude_none=True)
-    return InstanceKind(
-        **fields, regions=None if entry.regions is None else frozenset(entry.regions)
-    )
-
-
-def _read(file: Path) -> _File:
+def read_file(file: Path) -> _File:
+    """Read and check an instance catalogue. Raises `CatalogueFault`."""
     try:
         read = _File.model_validate(yaml.safe_load(file.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _fault(file, f"it cannot be read: {type(error).__name__}") from error
     except ValidationError as error:
         first: Any = error.errors()[0]
-        raise _fault(file, f"{_place(first['loc'])}: {first['msg']}") from error
-    _check(file, read)
-    return read
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
+        )
+        raise _fault(file, f"{path.removeprefix('.') or 'the file'}: {first['msg']}") from error
 
-
-def _check(file: Path, read: _File) -> None:
-    """What concerns more than one field."""
     seen: set[str] = set()
     for number, entry in enumerate(read.instance_types):
-        place = f"instance_types[{number}] ({entry.name})"
+        path = f"instance_types[{number}] ({entry.name})"
         if entry.name in seen:
-            raise _fault(file, f"{place}: the name is taken")
+            raise _fault(file, f"{path}: the name is taken")
         seen.add(entry.name)
         if (entry.compute_type == "gpu") != (entry.gpus > 0):
             wanted = "at least 1" if entry.compute_type == "gpu" else "0"
-            raise _fault(file, f"{place}.gpus: must be {wanted} with this compute_type")
+            raise _fault(file, f"{path}.gpus: must be {wanted} with this compute_type")
         unknown = set(entry.regions or ()) - {LOCAL, *read.regions}
         if unknown:
-            raise _fault(file, f"{place}.regions: not listed above: {', '.join(sorted(unknown))}")
+            raise _fault(file, f"{path}.regions: not listed above: {', '.join(sorted(unknown))}")
     if len(set(read.regions)) < len(read.regions):
-        raise _fault(file, "regions: a name stands there twice")
-
-
-def _place(location: Sequence[str | int]) -> str:
-    text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in location)
-    return text.removeprefix(".") or "the file"
+        raise _fault(file, "regions: a name is listed twice")
+    return read
 
 
 def _fault(file: Path, what: str) -> CatalogueFault:

@@ -1,1 +1,1 @@
-"""Parts that several resources use and that know no resource: streams, retries, limits, shutdown."""
+"""Parts that several resources use and that know none of them: streams, retries, threads, scaling, shutdown."""

@@ -1,7 +1,7 @@
-"""What background work could not do, by name: how often in turn, when it is tried again, and when it is given up.
+"""Counts failures of background work by name, with a growing pause before each retry, until the work is given up.
 
-Kept in memory: a restart, which may have mended the cause, begins to count again. A database that is away is nobody's
-fault, so it is waited for, and nothing is given up for it.
+Kept in memory: a restart, which may have removed the cause, starts the count again. While the database is away nothing
+is given up, since that is no fault of the work.
 """
 
 from collections.abc import Callable, Collection
@@ -11,17 +11,17 @@ from datetime import datetime, timedelta
 from tuneship.store.database import is_away
 
 TRIES = 5
-# Between two tries; the first pause is a second.
+# Pauses double from one second up to this.
 LONGEST_PAUSE = timedelta(seconds=30)
 
 
 class GivenUp(Exception):
-    """Says to the owner of what was tried that it is not tried again, and no more of the error than its kind."""
+    """The work is not tried again. The text names the kind of the last error and nothing else of it."""
 
 
 @dataclass(frozen=True)
-class _Trouble:
-    in_turn: int
+class _Failure:
+    consecutive: int
     counted: int
     since: datetime
     until: datetime
@@ -29,55 +29,56 @@ class _Trouble:
 
 
 class BackgroundRetries:
-    """May be used from any thread."""
+    """The failures of one kind of work. May be used from any thread."""
 
     def __init__(self, clock: Callable[[], datetime], tries: int = TRIES) -> None:
-        """Nothing has failed yet."""
+        """Start without failures; work is given up after `tries` of them."""
         self._clock = clock
         self._tries = tries
-        self._by_name: dict[str, _Trouble] = {}
+        self._by_name: dict[str, _Failure] = {}
 
     def add(self, name: str, error: Exception, *, counts: bool = True) -> int:
-        """It has failed once more; answers how often, as far as it counts. `counts`: not for what passes by itself."""
+        """Note a failure and return the number of those that count; `counts` is false for what passes by itself."""
         before, now = self._by_name.get(name), self._clock()
-        in_turn, counted = (before.in_turn, before.counted) if before else (0, 0)
+        consecutive, counted = (before.consecutive, before.counted) if before else (0, 0)
         counted += counts and not is_away(error)
-        pause = min(LONGEST_PAUSE, timedelta(seconds=2 ** min(in_turn, 10)))
+        pause = min(LONGEST_PAUSE, timedelta(seconds=2 ** min(consecutive, 10)))
         if counted == self._tries and before and counted > before.counted:
-            pause = timedelta()  # it is only left to say so
-        self._by_name[name] = _Trouble(in_turn + 1, counted, now, now + pause, kind_of(error))
+            pause = timedelta()  # there is no retry to wait for: the owner only has to be told
+        kind = error_kind(error)
+        self._by_name[name] = _Failure(consecutive + 1, counted, now, now + pause, kind)
         return counted
 
     def end(self, name: str) -> None:
-        """It has succeeded."""
+        """Forget the failures of work that has succeeded."""
         self._by_name.pop(name, None)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """The others are gone."""
+        """Forget all other work."""
         for name in self._by_name.keys() - names:
             self._by_name.pop(name, None)
 
     def is_waiting(self, name: str) -> bool:
-        """Whether its pause lasts; not when the clock was set back."""
-        trouble = self._by_name.get(name)
-        return trouble is not None and trouble.since <= self._clock() < trouble.until
+        """Whether the pause before the retry lasts; it ends when the clock was set back."""
+        failure = self._by_name.get(name)
+        return failure is not None and failure.since <= self._clock() < failure.until
 
     def waiting(self) -> list[str]:
-        """Those whose pause lasts."""
+        """The names whose pause lasts."""
         return [name for name in list(self._by_name) if self.is_waiting(name)]
 
     def given_up(self, name: str) -> GivenUp | None:
-        """Why it is not worth another try, if so."""
-        trouble = self._by_name.get(name)
-        if trouble is None or trouble.counted < self._tries:
+        """Why the work is not worth a retry; None while it is."""
+        failure = self._by_name.get(name)
+        if failure is None or failure.counted < self._tries:
             return None
         return GivenUp(
-            f"{trouble.counted} tries ended with an internal error ({trouble.kind}); the operator finds more in the "
+            f"{failure.counted} tries ended with an internal error ({failure.kind}); the operator finds more in the "
             "service's log"
         )
 
 
-def kind_of(error: Exception) -> str:
-    """What the owner of a thing may know of an error: its text may hold paths."""
+def error_kind(error: Exception) -> str:
+    """The part of an error that a tenant may see: the full text may hold paths."""
     words = error.strerror if isinstance(error, OSError) else None
     return words or type(error).__name__

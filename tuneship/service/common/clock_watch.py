@@ -1,8 +1,8 @@
 """Notices a wall clock that jumps, so that a wrong clock deletes nothing.
 
-What is kept for a time (metrics, logs, events, idempotency keys) is deleted by the wall clock. After a jump ahead
-nothing of it is deleted for a day of real time, in which an operator can set the clock right. Nor is the new time taken
-for the newest that is known, so that a service on the corrected clock starts as usual.
+Metrics, logs, events and idempotency keys are deleted at an age by the wall clock. After a jump ahead nothing is
+deleted for a day of real time, in which an operator can correct the clock. Nor is the new time recorded as the newest
+known one, so that a service on the corrected clock starts as usual.
 """
 
 import logging
@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from tuneship.store import installation
 from tuneship.store.database import Database
 
-# More than what NTP corrects step by step.
+# More than NTP corrects in one step.
 JUMP = timedelta(minutes=5)
-# A machine that was off for so long cannot be told from a clock that is ahead.
+# A machine that was off for longer cannot be distinguished from one whose clock is ahead.
 LONG_AWAY = timedelta(days=1)
 # Seconds of real time for which nothing is deleted after a jump ahead.
 HOLD_S = 86_400.0
@@ -29,7 +29,7 @@ def utc_now() -> datetime:
 
 
 def awake_s() -> float:
-    """Seconds that have really passed, those in which the machine was suspended included where the system says so."""
+    """Seconds of real time; they include the time in which the machine was suspended if the system counts it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -42,7 +42,7 @@ class ClockWatch:
         elapsed: Callable[[], float] = awake_s,
         last_seen: datetime | None = None,
     ) -> None:
-        """`last_seen`: the newest time that an earlier start has known."""
+        """`last_seen`: the newest time that an earlier run has recorded."""
         self._clock = clock
         self._elapsed = elapsed
         self._seen = (clock(), elapsed())
@@ -51,7 +51,7 @@ class ClockWatch:
             self._hold("the clock is %s ahead of the last run of the service", last_seen)
 
     def may_forget(self) -> bool:
-        """Whether what is old by the clock may be deleted."""
+        """Whether rows may be deleted by their age on the clock."""
         (before, passed_before), self._seen = self._seen, (self._clock(), self._elapsed())
         now, passed = self._seen
         expected = before + timedelta(seconds=passed - passed_before)
@@ -68,7 +68,7 @@ class ClockWatch:
         logger.warning(text, now - expected)
 
     def note_time(self, database: Database) -> None:
-        """Keep the newest time that is believed, for the next start."""
+        """Record the present time for the next start, unless it is in doubt."""
         if self.may_forget():
             with database.write(clears=False) as connection:
                 installation.note_time(connection, self._clock())

@@ -1,24 +1,24 @@
-"""The end of a service, said once to everybody who has to know: newcomers get 503, streams end, the rest may finish."""
+"""The drain at the end of a service: new requests get 503, streams end, and the other requests may finish."""
 
 import asyncio
 
 
 class Drain:
-    """Begins at most once and never ends."""
+    """A flag that is set at most once and never reset."""
 
     def __init__(self) -> None:
-        """Not draining."""
+        """Start without draining."""
         self._begun = asyncio.Event()
 
     @property
     def has_begun(self) -> bool:
-        """Whether the service is going away."""
+        """Whether the service is draining."""
         return self._begun.is_set()
 
     def begin(self) -> None:
-        """Called on the event loop's thread."""
+        """Begin the drain. Called on the event loop's thread."""
         self._begun.set()
 
     async def wait(self) -> None:
-        """Until the drain begins."""
+        """Return when the drain begins."""
         await self._begun.wait()

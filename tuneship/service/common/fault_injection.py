@@ -1,9 +1,9 @@
 """Injected faults of a deployment, from its tags, for tests, drills and the demo.
 
 `fault.delay_ms` is milliseconds, the others are shares "0".."1" of the requests: `fault.error_rate` fail,
-`fault.empty_rate` are answered with nothing, `fault.hang` never end until the caller hangs up or the time is out,
-`fault.refuse` are refused like too long a prompt (the longest ones), `fault.short` are cut to a fifth of their words.
-They work only when the service was started with `--allow-fault-injection`; otherwise they are plain tags.
+`fault.empty_rate` get an empty answer, `fault.hang` hang until the caller disconnects or the timeout, `fault.refuse`
+are refused like prompts that are too long (the longest ones), `fault.short` are cut to a fifth of their words. They
+work only when the service was started with `--allow-fault-injection`; otherwise they are plain tags.
 """
 
 import random
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from tuneship.service.common.refusals import refused
 
 LONGEST_DELAY_MS = 60_000.0
-# Prompts of a deployment by which the longest ones are told.
-REMEMBERED = 200
-# One word of so many is left of an answer that is cut.
+# Earlier prompts of a deployment with which the length of a new one is compared.
+PROMPTS_REMEMBERED = 200
+# An answer that is cut keeps one of this many words.
 KEPT_OF_WORDS = 5
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What to break."""
+    """The faults of one deployment: shares of its requests, and a delay."""
 
     error_rate: float = 0.0
     empty_rate: float = 0.0
@@ -51,23 +51,25 @@ def faults_of(tags: Mapping[str, str], *, allowed: bool) -> Faults:
 
 
 def drawn(share: float) -> bool:
-    """Whether this request is one of the share."""
+    """Whether this request is in the share, drawn at random."""
     return random.random() < share  # noqa: S311 - a drill, not a secret
 
 
 class PromptLengths:
-    """How long the latest prompts of deployments with `fault.refuse` were. Lives on the event loop."""
+    """The lengths of the latest prompts to deployments with `fault.refuse`. Lives on the event loop."""
 
     def __init__(self) -> None:
-        """None was seen yet."""
-        self._seen: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        """Start without prompts."""
+        self._seen: defaultdict[str, deque[int]] = defaultdict(
+            lambda: deque(maxlen=PROMPTS_REMEMBERED)
+        )
 
     def is_among_longest(self, deployment_id: str, length: int, share: float) -> bool:
-        """Whether this prompt is one of the share that is longest; among equal ones the dice decide."""
+        """Whether this prompt is in the longest share of the latest ones; equal ones are drawn at random."""
         seen = self._seen[deployment_id]
-        shorter = sum(one < length for one in seen)
-        place = shorter + random.random() * (seen.count(length) + 1)  # noqa: S311 - a drill, not a secret
-        rank = place / (len(seen) + 1)
+        shorter = sum(earlier < length for earlier in seen)
+        position = shorter + random.random() * (seen.count(length) + 1)  # noqa: S311 - a drill, not a secret
+        rank = position / (len(seen) + 1)
         seen.append(length)
         return rank >= 1 - share
 

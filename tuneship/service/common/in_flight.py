@@ -1,6 +1,6 @@
-"""Which generations run now, by deployment: a deleted one lets them finish, and replicas follow them (`scaling.py`).
+"""Counts the generations in flight by deployment, so that a deleted one can drain and replicas can follow the demand.
 
-Lives on the event loop.
+Lives on the event loop. What follows the demand is `common/scaling.py`.
 """
 
 import asyncio
@@ -12,89 +12,90 @@ from datetime import datetime, timedelta
 
 from tuneship.service.common.scaling import Demand
 
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(eq=False)
-class Visit:
+class InFlightGeneration:
     """One generation; `limit` is its deadline while the model works on it."""
 
     limit: asyncio.Timeout | None = None
     is_ended: bool = False
-    """Its deployment is being deleted, and does not wait for it."""
-    waits_since: datetime | None = None
-    """When it was given to the replicas, until the first token comes."""
+    """Its deployment is being deleted, and no longer waits for it."""
+    queued_since: datetime | None = None
+    """When it was given to the replicas; None before that and after its first token."""
     accepted: float | None = None
     """When its request came (`time.perf_counter`); None until its deployment is known to be the caller's."""
     endpoint_id: str = ""
 
-    def waits(self, now: datetime) -> None:
-        """It is in a replica's queue, or a replica is started for it."""
-        self.waits_since = now
+    def queued(self, now: datetime) -> None:
+        """Note that it waits in a replica's queue, or for a replica to start."""
+        self.queued_since = now
 
-    def is_served(self) -> None:
-        """A token has come."""
-        self.waits_since = None
+    def started(self) -> None:
+        """Note that its first token has come."""
+        self.queued_since = None
 
 
-class UnderWay:
-    """Nothing here survives the process, and nothing needs to: neither do the requests."""
+class InFlightGenerations:
+    """All generations in flight. Kept in memory only: after a restart none is in flight."""
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
-        self._visits: dict[str, set[Visit]] = {}
+        """Start with none."""
+        self._running: dict[str, set[InFlightGeneration]] = {}
         self._peaks: dict[str, int] = {}
-        self._hurried: set[str] = set()
+        self._ended_now: set[str] = set()
 
     @contextmanager
-    def entered(self, deployment_id: str) -> Generator[Visit]:
-        """Enter before the deployment's record is read: then nothing is unloaded under a request."""
-        visit = Visit()
-        visits = self._visits.setdefault(deployment_id, set())
-        visits.add(visit)
-        self._peaks[deployment_id] = max(self._peaks.get(deployment_id, 0), len(visits))
+    def track(self, deployment_id: str) -> Generator[InFlightGeneration]:
+        """Count one generation. Enter before its deployment's record is read, so that nothing is unloaded under it."""
+        generation = InFlightGeneration()
+        running = self._running.setdefault(deployment_id, set())
+        running.add(generation)
+        self._peaks[deployment_id] = max(self._peaks.get(deployment_id, 0), len(running))
         try:
-            yield visit
+            yield generation
         finally:
-            self._visits[deployment_id].discard(visit)
-            if not self._visits[deployment_id]:
-                del self._visits[deployment_id]
+            self._running[deployment_id].discard(generation)
+            if not self._running[deployment_id]:
+                del self._running[deployment_id]
 
     def ages_ms(self, deployment_id: str, endpoint_id: str | None = None) -> list[float]:
-        """How long ago the requests came that are being answered (through the endpoint). From any thread."""
+        """Milliseconds since the requests in flight came, of one endpoint or of all. May be called from any thread."""
         now = time.perf_counter()
-        visits = list(self._visits.get(deployment_id, ()))  # in one step of the interpreter
+        # `list` copies the set in one step of the interpreter, so no lock is needed.
+        running = list(self._running.get(deployment_id, ()))
         return [
-            (now - visit.accepted) * 1000
-            for visit in visits
-            if visit.accepted is not None and endpoint_id in (None, visit.endpoint_id)
+            (now - generation.accepted) * 1000
+            for generation in running
+            if generation.accepted is not None and endpoint_id in (None, generation.endpoint_id)
         ]
 
     def take_demand(self, deployment_id: str, now: datetime) -> Demand:
-        """What the deployment's callers wanted since this was last asked."""
-        visits = self._visits.get(deployment_id, ())
-        since = [one.waits_since for one in visits if one.waits_since is not None]
-        waited = max((now - moment for moment in since), default=timedelta())
-        peak = max(self._peaks.pop(deployment_id, 0), len(visits))
-        return Demand(peak, len(since), waited)
+        """The demand on a deployment since the last call, which resets the peak."""
+        running = self._running.get(deployment_id, ())
+        queued = [one.queued_since for one in running if one.queued_since is not None]
+        waited = max((now - moment for moment in queued), default=timedelta())
+        peak = max(self._peaks.pop(deployment_id, 0), len(running))
+        return Demand(peak, len(queued), waited)
 
     def forget_others(self, deployment_ids: Collection[str]) -> None:
-        """Callers may name anything; only what these deployments' callers did is of interest."""
-        self._peaks = {name: one for name, one in self._peaks.items() if name in deployment_ids}
+        """Drop the peaks of all other deployments: a request may name any id, and each would leave one here."""
+        self._peaks = {name: peak for name, peak in self._peaks.items() if name in deployment_ids}
 
-    def hurry(self, deployment_id: str) -> None:
-        """A forced delete waits for nobody; may be called from any thread."""
-        self._hurried.add(deployment_id)
+    def end_now(self, deployment_id: str) -> None:
+        """Let a forced delete wait for no generation. May be called from any thread."""
+        self._ended_now.add(deployment_id)
 
-    async def drained(self, deployment_id: str, patience_s: float) -> None:
-        """Returns when no generation of the deployment runs; those that last longer are ended."""
+    async def wait_until_drained(self, deployment_id: str, timeout_s: float) -> None:
+        """Return when no generation of the deployment runs; those that last longer than the timeout are ended."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + patience_s
-        while visits := self._visits.get(deployment_id):
-            if loop.time() >= end or deployment_id in self._hurried:
-                for visit in visits:
-                    if visit.limit is not None:
-                        visit.is_ended = True
-                        visit.limit.reschedule(loop.time())
-            await asyncio.sleep(LOOK_EVERY_S)
-        self._hurried.discard(deployment_id)
+        deadline = loop.time() + timeout_s
+        while running := self._running.get(deployment_id):
+            if loop.time() >= deadline or deployment_id in self._ended_now:
+                for generation in running:
+                    if generation.limit is not None:
+                        generation.is_ended = True
+                        generation.limit.reschedule(loop.time())
+            await asyncio.sleep(POLL_S)
+        self._ended_now.discard(deployment_id)

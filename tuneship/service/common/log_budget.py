@@ -1,14 +1,14 @@
-"""Keeps the log small when somebody makes the service say the same thing thousands of times."""
+"""Keeps the log small when callers make the service log the same line thousands of times."""
 
 import logging
 from collections import Counter
 
 
 class LogBudget(logging.Filter):
-    """Lets through so many lines of each kind between two reports; a report says how many it held back."""
+    """Lets a number of lines of each kind through between two reports; a report counts those held back."""
 
     def __init__(self, lines: int) -> None:
-        """Lines are of one kind when the first line of what they are made from is the same."""
+        """`lines`: the number for each kind, which is the first line of a text before its arguments are filled in."""
         super().__init__()
         self._most = lines
         self._seen: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""Lines of deployments' logs that are not stored yet, so that no request waits for the log. No I/O here.
+"""Buffers the lines of deployments' logs, so that no request waits for the log. No I/O here.
 
-`add` is called on the event loop, `hand_over` by whoever stores: the supervisor at its tick, a reader before it reads.
+`add` is called on the event loop, `hand_over` by the supervisor at its tick and by readers before they read.
 """
 
 import threading
@@ -10,47 +10,47 @@ from datetime import datetime
 
 from tuneship.store.deployment_logs import LogEntry
 
-# Between two ticks; further lines are only counted.
-MOST_WAITING = 1000
+# Lines kept between two ticks; further lines are only counted.
+MAX_WAITING = 1000
 
 
 class LogRecorder:
-    """Keeps lines between two hand-overs, in a bounded number."""
+    """Keeps a bounded number of lines until they are stored."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start without lines."""
         self._lock = threading.Lock()
         self._storing = threading.Lock()
         self._entries: list[LogEntry] = []
         self._dropped: Counter[str] = Counter()
 
     def add(self, *entries: LogEntry) -> None:
-        """Keep lines, or only their number when too many wait."""
+        """Keep lines, or only count them when too many wait."""
         with self._lock:
             self._keep(entries)
 
     def _keep(self, entries: Sequence[LogEntry]) -> None:
-        room = max(0, MOST_WAITING - len(self._entries))
+        room = max(0, MAX_WAITING - len(self._entries))
         self._entries += entries[:room]
-        self._dropped.update(one.deployment_id for one in entries[room:])
+        self._dropped.update(entry.deployment_id for entry in entries[room:])
 
     def hand_over(self, store: Callable[[Sequence[LogEntry]], None], now: datetime) -> None:
-        """Give all lines to `store`; when it raises they are kept. One hand-over at a time."""
+        """Pass all lines to `store`; when it raises they are kept. One hand-over at a time."""
         with self._storing:
             with self._lock:
                 taken, self._entries = self._entries, []
                 dropped, self._dropped = self._dropped, Counter()
             if not taken:
                 return
-            told = [
+            notes = [
                 LogEntry(name, now, "warning", "supervisor", f"{number} lines were not kept")
                 for name, number in dropped.items()
             ]
             try:
-                store([*taken, *told])
+                store([*taken, *notes])
             except BaseException:
                 with self._lock:
-                    since, self._entries = self._entries, taken
-                    self._keep(since)
+                    newer, self._entries = self._entries, taken
+                    self._keep(newer)
                     self._dropped.update(dropped)
                 raise

@@ -1,4 +1,4 @@
-"""Work that is done every so often while the service runs, and once more when it ends."""
+"""Work that is repeated while the service runs, and done once more when it ends."""
 
 import asyncio
 import logging
@@ -9,23 +9,23 @@ from tuneship.host.thread_pools import Threads
 logger = logging.getLogger(__name__)
 
 
-# For the work at the end of the service, and for what is under way then; together less than
-# `ending.TASKS_END_S`.
+# The timeout at the end of the service, both for work in flight and for the last time; together
+# less than `shutdown.TASKS_END_S`.
 LAST_TIME_S = 3.0
 
 
 class Periodic:
     """A background task of the service, with a thread of its own."""
 
-    def __init__(self, tend: Callable[[], None], every_s: float, failed: str) -> None:
-        """`tend` may block and may fail; `failed` says in the log what could not be done."""
-        self._tend = tend
+    def __init__(self, work: Callable[[], None], every_s: float, failed: str) -> None:
+        """`work` may block and may raise; `failed` is the log line when it does."""
+        self._work = work
         self._every_s = every_s
         self._failed = failed
         self._threads = Threads("periodic", 1)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Repeat the work until the task is cancelled, then do it once more."""
         try:
             while True:
                 await self._once()
@@ -37,8 +37,7 @@ class Periodic:
 
     async def _once(self) -> None:
         try:
-            await self._threads.run(self._tend)
-        except (
-            Exception
-        ):  # the database or the disk is away: requests say so, the next time tries again
+            await self._threads.run(self._work)
+        except Exception:
+            # The database or the disk is away, as requests report too: the next time tries again.
             logger.exception("%s", self._failed)

@@ -1,4 +1,4 @@
-"""Turns what pydantic refuses into the contract's errors: names and limits, never the value that was sent."""
+"""Turns pydantic's errors into those of the contract: they hold names and limits, never the value that was sent."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from tuneship.contract.errors import (
 )
 
 DECLARED_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-# Parts of a place that name a branch of a union, not a field.
+# Parts of pydantic's locations that name a branch of a union, not a field.
 BRANCHES = {"int", "float", "str", "constrained-int", "constrained-float", "function-after"}
-# Problems that an answer names: a body may have thousands, and nobody reads them.
-REPORTED = 100
+# Problems that one answer lists: a body may have thousands.
+MAX_DETAILS = 100
 # Objects whose keys are the caller's own words, so they are not echoed.
 FREE_KEYS = {"tags"}
-# So many ids are listed in a refusal.
+# Ids that one refusal lists.
 IDS_NAMED = 10
 OUT_OF_RANGE = {
     "greater_than",
@@ -35,8 +35,8 @@ OUT_OF_RANGE = {
 }
 
 
-def place(parts: Iterable[int | str], *, known: bool = True) -> str | None:
-    """`members[0].id`; ends at the parent of a name that the caller invented."""
+def field_path(parts: Iterable[int | str], *, known: bool = True) -> str | None:
+    """The path of a field, such as `members[0].id`; it ends at the parent of a name that the caller invented."""
     text = ""
     for part in parts:
         if isinstance(part, int):
@@ -50,47 +50,47 @@ def place(parts: Iterable[int | str], *, known: bool = True) -> str | None:
     return text or None
 
 
-def _message(one: Any) -> str:
-    text = str(one["msg"]).removeprefix("Value error, ")
+def _detail(problem: Any) -> ErrorDetail:
+    field = problem.get("ctx", {}).get("param") or field_path(problem["loc"])
+    # pydantic writes "Input should be ...": the API's messages begin with "must".
+    text = str(problem["msg"]).removeprefix("Value error, ")
     text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
-    return text.replace("must be a valid", "must be a")
-
-
-def _code(kind: str) -> str:
-    if kind in OUT_OF_RANGE:
-        return "out_of_range"
-    return "wrong_type" if kind.endswith("_type") else "invalid_value"
+    text = text.replace("must be a valid", "must be a")
+    kind: str = problem["type"]
+    code = "wrong_type" if kind.endswith("_type") else "invalid_value"
+    return ErrorDetail(field, "out_of_range" if kind in OUT_OF_RANGE else code, text)
 
 
 def refusal(error: ValidationError) -> ApiError:
-    """The first class of problem decides: what cannot be read (400) comes before what is refused (422)."""
+    """The API's error for pydantic's: a request that cannot be read (400) comes before a refused value (422)."""
     problems = error.errors(include_url=False, include_input=False)
-    missing = [one for one in problems if one["type"] == "missing"]
-    unknown = [one for one in problems if one["type"] == "extra_forbidden"]
+    missing = [problem for problem in problems if problem["type"] == "missing"]
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     if unknown:
         return _malformed(unknown, "unknown_field", "is not a field of this request")
     if missing:
         return _malformed(missing, "missing_field", "is required")
     details: dict[str | None, ErrorDetail] = {}
-    for one in problems:
-        named = one.get("ctx", {}).get("param") or place(one["loc"])
-        details.setdefault(named, ErrorDetail(named, _code(one["type"]), _message(one)))
+    for problem in problems:
+        detail = _detail(problem)
+        details.setdefault(detail.field, detail)
     first = next(iter(details.values()))
     return ValidationRefused(
         f"{first.field or 'the request'} {first.message}",
         param=first.field,
-        details=list(details.values())[:REPORTED],
+        details=list(details.values())[:MAX_DETAILS],
     )
 
 
 def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestError:
+    is_known = code != "unknown_field"
     details = [
         ErrorDetail(
-            one.get("ctx", {}).get("param") or place(one["loc"], known=code != "unknown_field"),
+            problem.get("ctx", {}).get("param") or field_path(problem["loc"], known=is_known),
             code,
             message,
         )
-        for one in problems[:REPORTED]
+        for problem in problems[:MAX_DETAILS]
     ]
     first = details[0]
     return InvalidRequestError(
@@ -99,20 +99,20 @@ def _malformed(problems: list[Any], code: str, message: str) -> InvalidRequestEr
 
 
 def refused(field: str, message: str, code: str = "invalid_value") -> ValidationRefused:
-    """One field refused by a rule that needs more than the field itself."""
+    """The refusal of one field by a rule that needs more than the field itself."""
     return ValidationRefused(
         f"{field} {message}", param=field, details=[ErrorDetail(field, code, message)]
     )
 
 
-def refuse_odd_moments(**moments: datetime | None) -> None:
-    """Raises `ValidationRefused` for a moment that cannot be moved to UTC, by its parameter's name."""
+def refuse_times_out_of_range(**moments: datetime | None) -> None:
+    """Raises `ValidationRefused` for a moment that cannot be converted to UTC; `moments` are by parameter name."""
     for name, moment in moments.items():
         if moment is not None and not 1970 < moment.year < 9999:
             raise refused(name, "must lie after 1970 and before 9999")
 
 
-def some_of(identifiers: Sequence[str]) -> str:
-    """What a refusal lists: the first ten, and how many more there are."""
+def abbreviated(identifiers: Sequence[str]) -> str:
+    """The first ten ids for a refusal, and the number of the others."""
     rest = len(identifiers) - IDS_NAMED
     return ", ".join(identifiers[:IDS_NAMED]) + (f" and {rest} more" if rest > 0 else "")

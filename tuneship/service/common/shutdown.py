@@ -1,4 +1,4 @@
-"""How a service ends within a bounded time, whatever hangs: what does not end is named in the log and left behind."""
+"""Graceful shutdown within a bounded time, whatever hangs: what does not end is named in the log and left behind."""
 
 import asyncio
 import logging
@@ -13,23 +13,23 @@ from tuneship.service.common.fair_threads import RequestThreads
 
 logger = logging.getLogger(__name__)
 
-# For all background tasks together, from their cancellation on: they store what is not stored
-# yet.
+# The timeout of all background tasks together after their cancellation, in which they store what is
+# not stored yet.
 TASKS_END_S = 11.0
 LAST_TASKS_END_S = 1.0
-# For threads that are still at work when everything is stored.
+# The timeout of threads that are still at work when everything is stored.
 THREADS_END_S = 1.0
 
 
 async def end_tasks(
-    tasks: Collection["asyncio.Task[Any]"], patience_s: float
+    tasks: Collection["asyncio.Task[Any]"], timeout_s: float
 ) -> set["asyncio.Task[Any]"]:
-    """Cancel tasks and wait for their end; name and return those that have not ended when the patience is over."""
+    """Cancel tasks and wait for their end; log and return those that have not ended within the timeout."""
     for task in tasks:
         task.cancel()
     if not tasks:
         return set()
-    ended, late = await asyncio.wait(tasks, timeout=patience_s)
+    ended, late = await asyncio.wait(tasks, timeout=timeout_s)
     for task in late:
         logger.warning("a task does not end and is left behind: %s", where_waits(task))
     for task in ended:
@@ -39,9 +39,9 @@ async def end_tasks(
 
 
 async def leave(spare: ThreadPoolExecutor, threads: RequestThreads) -> None:
-    """Return when the interpreter can end by itself; otherwise name what is stuck and end the process (exit code 0).
+    """Return when the interpreter can end by itself; otherwise log what is stuck and end the process (exit code 0).
 
-    The interpreter would wait for ever for a thread that is stuck. Call this when everything that matters is stored.
+    The interpreter would wait forever for a thread that is stuck. Call this when everything that matters is stored.
     `spare`: the event loop's own pool; its idle threads and those of `threads` are dismissed.
     """
     late = await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, LAST_TASKS_END_S)

@@ -1,7 +1,7 @@
-"""Answers that go on: a handler returns a `Stream` of frames, and whoever waits for news waits at a `Bell`.
+"""Streamed answers: a handler returns a `Stream` of frames, and waits for news of a resource at a `Notifier`.
 
-Knows no HTTP framework and no resource. How frames are put on the wire is `service/http/streams.py`; the first user
-is `service/job_stream.py`, the second `service/generation_stream.py`.
+Knows no HTTP framework and no resource. Frames are put on the wire by `service/http/streams.py`; the users are
+`service/jobs/stream.py` and `service/generation/text_stream.py`.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ class Frame:
     event: str
     data: BaseModel | str
     id: str | None = None
-    """Where a reader that was cut off goes on."""
+    """A reader that was cut off sends this id to resume after the frame."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What a handler answers instead of one object. The generator runs on the event loop and is closed in any case.
+    """An answer in frames. The generator runs on the event loop and is closed in any case.
 
-    It gives together what is there at once: a long log goes out in few pieces. Everything that can be refused is
-    refused before a handler returns it: a stream that has begun can only end.
+    It yields together all frames that are ready, so that a long log goes out in few pieces. A handler refuses what it
+    can before it returns a stream: one that has begun can only end.
     """
 
     frames: AsyncGenerator[Sequence[Frame]]
     outlasts_drain: bool = False
-    """It ends by itself, and its reader could not go on elsewhere: a service that goes away lets it finish."""
+    """A draining service lets it finish: it ends by itself, and its reader could not resume elsewhere."""
 
 
-class Bell:
-    """Wakes those who wait for news of a resource. Only a hint: they look at the rows, and also without it."""
+class Notifier:
+    """Wakes readers that wait for news of a resource. Only a hint: they read the rows, and poll in any case."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Start without listeners."""
         self._lock = threading.Lock()
         self._waiting: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
 
-    def ring(self, resource_id: str) -> None:
-        """Say, after a commit, that there is something new; from any thread."""
+    def notify(self, resource_id: str) -> None:
+        """Wake the listeners of a resource. Called after a commit, from any thread."""
         with self._lock:
             woken = list(self._waiting.get(resource_id, ()))
         for loop, event in woken:
@@ -53,7 +53,7 @@ class Bell:
 
     @contextmanager
     def listening(self, resource_id: str) -> Generator[asyncio.Event]:
-        """An event that every ring sets. Clear it before looking, so that no news falls in between."""
+        """An event that every notification sets. Clear it before reading the rows, so that no news is missed."""
         event = asyncio.Event()
         waiting = (asyncio.get_running_loop(), event)
         with self._lock:

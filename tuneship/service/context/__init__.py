@@ -1,1 +1,1 @@
-"""What a handler is given, and how handlers are bound to the declared operations."""
+"""The context that handlers get, and the decorator that binds them to the declared operations."""

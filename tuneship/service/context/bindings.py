@@ -1,8 +1,9 @@
-"""Which handler answers which declared operation. `@serves` keeps their signatures in step by type."""
+"""Binds handlers to the declared operations. `@serves` keeps their signatures in step by type."""
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tuneship.contract.operation import Operation
 from tuneship.service.common.streaming import Stream
@@ -14,87 +15,55 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class BoundOperation:
-    """An operation and what happens."""
+    """An operation and its handler."""
 
     operation: Operation[..., Any]
     handler: Callable[..., Any]
     is_async: bool = False
     """It runs on the event loop."""
     is_long: bool = False
-    """It reads or writes whole files: it has threads of its own, and a client may have a few under way."""
+    """It reads or writes whole files: it has threads of its own, and a client may have a few in flight."""
 
 
-# By operation name; a guard test compares it with what is declared.
+# By operation name; a guard test compares it with the declared operations.
 SERVED: dict[str, BoundOperation] = {}
 
 
-def serves(
-    operation: Operation[P, R],
-) -> Callable[[Callable[Concatenate[Context, P], R]], Callable[Concatenate[Context, P], R]]:
-    """Bind a handler that runs in a worker thread and owns one transaction."""
+class Bind(Protocol[P, R]):
+    """A decorator for handlers with the operation's parameters, by the kinds of answers that they may give."""
 
-    def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-        SERVED[operation.name] = BoundOperation(operation, handler)
-        return handler
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], R], /
+    ) -> Callable[Concatenate[Context, P], R]: ...
 
-    return bind
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], bytes], /
+    ) -> Callable[Concatenate[Context, P], bytes]: ...
 
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], R | Stream], /
+    ) -> Callable[Concatenate[Context, P], R | Stream]: ...
 
-def serves_long(
-    operation: Operation[P, R],
-) -> Callable[[Callable[Concatenate[Context, P], R]], Callable[Concatenate[Context, P], R]]:
-    """The same for a handler that works on whole files, for seconds or minutes."""
-
-    def bind(handler: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-        SERVED[operation.name] = BoundOperation(operation, handler, is_long=True)
-        return handler
-
-    return bind
-
-
-def serves_or_streams(
-    operation: Operation[P, R],
-) -> Callable[
-    [Callable[Concatenate[Context, P], R | Stream]],
-    Callable[Concatenate[Context, P], R | Stream],
-]:
-    """The same for a handler that answers with one object or with a stream of frames, as the caller asks."""
-
-    def bind(
-        handler: Callable[Concatenate[Context, P], R | Stream],
-    ) -> Callable[Concatenate[Context, P], R | Stream]:
-        SERVED[operation.name] = BoundOperation(operation, handler)
-        return handler
-
-    return bind
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]], /
+    ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]: ...
 
 
-def serves_encoded(
-    operation: Operation[P, R],
-) -> Callable[[Callable[Concatenate[Context, P], bytes]], Callable[Concatenate[Context, P], bytes]]:
-    """Bind a handler that renders the reply itself, as JSON: for answers too long for models."""
+def serves(operation: Operation[P, R], *, is_long: bool = False) -> Bind[P, R]:
+    """Bind a handler to an operation.
 
-    def bind(
-        handler: Callable[Concatenate[Context, P], bytes],
-    ) -> Callable[Concatenate[Context, P], bytes]:
-        SERVED[operation.name] = BoundOperation(operation, handler)
-        return handler
+    A plain function runs in a worker thread and owns one transaction; with `is_long` it may work on whole files, for
+    seconds or minutes. A coroutine function runs on the event loop: for waiting, not for work. Instead of the reply a
+    handler may return a stream, and a plain one the reply as JSON, where it is too long for models.
+    """
 
-    return bind
-
-
-def serves_async(
-    operation: Operation[P, R],
-) -> Callable[
-    [Callable[Concatenate[Context, P], Awaitable[R | Stream]]],
-    Callable[Concatenate[Context, P], Awaitable[R | Stream]],
-]:
-    """Bind a handler that runs on the event loop: for waiting, not for work. It may answer with a stream."""
-
-    def bind(
-        handler: Callable[Concatenate[Context, P], Awaitable[R | Stream]],
-    ) -> Callable[Concatenate[Context, P], Awaitable[R | Stream]]:
-        SERVED[operation.name] = BoundOperation(operation, handler, is_async=True)
+    def bind(handler: Any) -> Any:
+        is_async = inspect.iscoroutinefunction(handler)
+        SERVED[operation.name] = BoundOperation(operation, handler, is_async, is_long)
         return handler
 
     return bind

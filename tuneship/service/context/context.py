@@ -1,9 +1,9 @@
-"""What a handler is given: the service's parts, who asks, and one transaction that the request boundary commits."""
+"""The context of a request: the service's parts, the caller, and one transaction that the HTTP boundary commits."""
 
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,9 +15,9 @@ from tuneship.metrics.recorder import Recorder, WindowKey
 from tuneship.metrics.windows import MetricWindow
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.security.vault import Vault
-from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.data_keys import Keyring
-from tuneship.service.access.hipaa import Caller, is_in_mode, refuse_use
+from tuneship.service.access.hipaa import Caller, is_hipaa, refuse_use
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch
@@ -25,9 +25,9 @@ from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.drain import Drain
 from tuneship.service.common.fair_threads import RequestThreads
 from tuneship.service.common.fault_injection import PromptLengths
-from tuneship.service.common.in_flight import UnderWay
+from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
-from tuneship.service.common.streaming import Bell
+from tuneship.service.common.streaming import Notifier
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store import deployment_logs, job_records, metric_windows, tables
 from tuneship.store import queries as rows
@@ -38,13 +38,13 @@ from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
-# More than any tenant has of anything.
-MOST_ROWS = 2**31 - 1
+# A page size beyond the number of any tenant's rows.
+ALL_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Built once in the composition root (`service/serve.py`)."""
+    """The parts of the service, built once in the composition root (`service/serve.py`)."""
 
     settings: ServiceSettings
     public_url: str
@@ -55,7 +55,7 @@ class Parts:
     replicas: ReplicaPool
     cursors: Cursors
     receivers: Receivers
-    """Which webhook receivers may be called."""
+    """The rules for webhook receivers that may be called."""
     vault: Vault
     keyring: Keyring
     audit: Chain
@@ -67,17 +67,17 @@ class Parts:
     """A random number in [0, 10000) for the split."""
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
-    under_way: UnderWay = field(default_factory=UnderWay)
+    in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
     prompt_lengths: PromptLengths = field(default_factory=PromptLengths)
     deployment_log: LogRecorder = field(default_factory=LogRecorder)
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
     drain: Drain = field(default_factory=Drain)
     threads: RequestThreads = field(default_factory=RequestThreads)
     halted: threading.Event = field(default_factory=threading.Event)
-    """Set when the service ends: the reading of a big file stops, wherever it runs."""
+    """Set when the service ends, so that the reading of a big file stops."""
 
     def store_metrics(self) -> None:
-        """Write what the recorder holds; on a failure it is kept for the next time."""
+        """Write the recorder's windows; on a failure they are kept for the next time."""
 
         def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
             with self.database.write(clears=False) as connection:
@@ -86,7 +86,7 @@ class Parts:
         self.recorder.hand_over(store)
 
     def store_logs(self) -> None:
-        """Write the lines of deployments' logs that wait; on a failure they are kept for the next time."""
+        """Write the buffered lines of deployments' logs; on a failure they are kept for the next time."""
 
         def store(entries: Sequence[deployment_logs.LogEntry]) -> None:
             with self.database.write(clears=False) as connection:
@@ -105,33 +105,34 @@ class Context:
     if_match: str | None = None
     routing_key: str | None = None
     profile: ApiProfile = "auto"
-    """Which reference's fields the answer shall have."""
+    """The API profile that decides on the fields of the answer."""
     wants_whole_lists: bool = False
-    """The profile's lists have no pages, and the caller did not ask for one."""
+    """The profile's lists have no pages, and the caller did not request one."""
     last_event_id: str | None = None
     caller: Caller = field(default_factory=Caller)
-    trail: Trail = field(default_factory=Trail)
-    """What the audit chain will say of this request."""
+    trail: AuditTrail = field(default_factory=AuditTrail)
+    """The facts for this request's audit entry."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     """More headers for the answer."""
-    afterwards: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """What follows the commit and must not precede it, e.g. removing files; a start of the service makes up for it."""
-    otherwise: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """What undoes work outside the database, e.g. a stored file, when the transaction has ended without a commit.
+    after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Actions after the commit, e.g. removing files. A start of the service does what a killed one has left undone."""
+    after_rollback: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Actions that undo work outside the database, e.g. remove a stored file, after a transaction without commit.
 
-    Of a commit that failed nobody knows whether it is in force: an action has to look before it takes something away.
+    A commit that failed may have succeeded, so an action must check the rows before it removes anything.
     """
     _transaction: sa.Connection | None = None
-    _opened: Generator[sa.Connection] | None = None
+    _opened: ExitStack | None = None
+    """Ends the transaction."""
 
     @property
     def now(self) -> datetime:
-        """The service's clock."""
+        """The present time by the service's clock."""
         return self.parts.clock()
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
-        """A view for reading; inside a write transaction it is that transaction's view."""
+        """A connection for reading; inside a write transaction it is that transaction's."""
         if self._transaction is not None:
             yield self._transaction
             return
@@ -139,22 +140,25 @@ class Context:
             yield connection
 
     def page_size(self, limit: int) -> int:
-        """How many entries a list shows: `limit`, or all where the caller could not see that there are more."""
-        return MOST_ROWS if self.wants_whole_lists else limit
+        """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
+        return ALL_ROWS if self.wants_whole_lists else limit
 
     def touch(self, row: Row) -> None:
-        """A handler looked at this job or deployment; it may ask for an audit row, or refuse this caller (400, 403)."""
+        """Note that a handler looked at this job or deployment.
+
+        The row may require an audit entry, or refuse this caller. Raises 400 or 403.
+        """
         self.trail.touch(row)
-        if is_in_mode(row):
+        if is_hipaa(row):
             refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
-        """A handler looked at deployments of these models: `audit_logging` of a job holds for its model, too."""
-        for job in job_records.security_settings_of(connection, self.client_id, names):
+        """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""
+        for job in job_records.safeguards_behind(connection, self.client_id, names):
             self.trail.touch(job)
 
-    def touch_named(self, connection: sa.Connection, identifier: str) -> None:
-        """The same for an answer from memory, by the id that it is about."""
+    def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:
+        """Note that a replayed answer is about the job or deployment with this id."""
         for table in (tables.jobs, tables.deployments):
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
@@ -162,28 +166,25 @@ class Context:
                 self.touch(row)
 
     def refuse_stale(self, etag: str, message: str) -> None:
-        """`If-Match` names the state that the caller has seen, `etag` is the present one. Raises 412."""
-        wanted = {one.strip() for one in (self.if_match or "*").split(",")}
-        if not wanted & {"*", etag}:
+        """Raises 412 when `If-Match` names another state than the present one, `etag`."""
+        accepted = {tag.strip() for tag in (self.if_match or "*").split(",")}
+        if not accepted & {"*", etag}:
             raise InvalidRequestError(message, status=412)
 
     @property
     def transaction(self) -> sa.Connection:
-        """The request's one write transaction, opened at the first use: long work comes before it.
+        """The request's one write transaction, opened at the first use: do long work before it.
 
-        Committed by the request boundary together with the idempotency row, or rolled back with any exception.
+        The boundary commits it together with the idempotency row, or rolls it back with any exception.
         """
         if self._transaction is None:
-            self._opened = self._open()
-            self._transaction = next(self._opened)
+            opened = ExitStack()
+            self._transaction = opened.enter_context(self.parts.database.write())
+            self._opened = opened
         return self._transaction
 
-    def _open(self) -> Generator[sa.Connection]:
-        with self.parts.database.write() as connection:
-            yield connection
-
-    def write_down(self, connection: sa.Connection, status: int) -> None:
-        """Add this request's row to the audit chain. Called by the boundary, before the answer."""
+    def add_audit_entry(self, connection: sa.Connection, status: int) -> None:
+        """Add this request's entry to the audit chain. Called by the boundary, before the answer."""
         trail = self.trail
         self.parts.audit.add(
             connection,
@@ -201,41 +202,33 @@ class Context:
             ),
         )
 
-    def write_down_now(self, status: int) -> None:
-        """The same in a transaction of its own: no change belongs to it."""
+    def commit_audit_entry(self, status: int) -> None:
+        """Add this request's entry in a transaction of its own, for a request without a change."""
         with self.parts.database.write() as connection:
-            self.write_down(connection, status)
+            self.add_audit_entry(connection, status)
 
     def commit(self) -> bool:
-        """Make the changes durable; answers whether there were any. Called by the boundary, before the answer."""
+        """Make the changes durable and return whether there were any. Called by the boundary, before the answer."""
         if self._opened is None:
             return False
-        next(self._opened, None)
+        self._opened.close()
         self._opened = self._transaction = None
-        self._run(self.afterwards)  # what was committed stands, and the answer must say so
+        self._run(self.after_commit)
         return True
 
     def _run(self, actions: Sequence[Callable[[], None]]) -> None:
         for action in actions:
             try:
                 action()
-            except Exception:
-                logger.exception("%s: what follows the transaction failed", self.request_id)
+            except Exception:  # the transaction has ended, and the answer must report its result
+                logger.exception("%s: an action after the transaction failed", self.request_id)
 
     def roll_back(self, reason: BaseException) -> None:
-        """Undo everything."""
+        """Undo the changes, then the work outside the database."""
+        opened, self._opened, self._transaction = self._opened, None, None
         try:
-            self._end_transaction(reason)
+            if opened is not None:
+                # After a commit that failed the stack is empty, and this does nothing.
+                opened.__exit__(type(reason), reason, reason.__traceback__)
         finally:
-            self._run(self.otherwise)
-
-    def _end_transaction(self, reason: BaseException) -> None:
-        if self._opened is None:
-            return
-        try:
-            self._opened.throw(reason)
-        except BaseException as raised:
-            if raised is not reason:
-                raise
-        finally:
-            self._opened = self._transaction = None
+            self._run(self.after_rollback)

@@ -1,4 +1,4 @@
-"""How many resources of a kind one client may have."""
+"""Checks across the rows of one client: how many resources it may have, and whether a name is free."""
 
 import sqlalchemy as sa
 
@@ -10,7 +10,16 @@ from tuneship.store import queries as rows
 def check_quota(
     context: Context, table: sa.Table, limit: int, what: str, *counted: sa.ColumnElement[bool]
 ) -> None:
-    """Raises `QuotaExceeded` when the client has `limit` rows of those that are `counted`; `what` names them."""
+    """Raises `QuotaExceeded` when the client has `limit` rows that match `counted`; `what` names them."""
     owned = rows.count(context.transaction, table, table.c.client_id == context.client_id, *counted)
     if owned >= limit:
         raise QuotaExceeded(f"this client has {limit} {what}, the most it may have")
+
+
+def is_name_taken(
+    context: Context, column: "sa.Column[str]", name: str, is_live: sa.ColumnElement[bool]
+) -> bool:
+    """Whether a live row of the client has this name in `column`."""
+    table = column.table
+    owned = table.c.client_id == context.client_id
+    return rows.count(context.transaction, table, owned, column == name, is_live) > 0

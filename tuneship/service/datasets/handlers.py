@@ -32,7 +32,7 @@ from tuneship.contract.errors import (
     ResourceNotFound,
 )
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
-from tuneship.service.context.bindings import serves, serves_long
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
@@ -51,7 +51,7 @@ COUNTS: Final = ("num_examples", "prompt_tokens", "response_tokens")
 UNCOUNTED: dict[str, int] = dict.fromkeys(COUNTS, 0)
 
 
-@serves_long(contract.validate_dataset)
+@serves(contract.validate_dataset, is_long=True)
 def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) -> DatasetValidation:
     """Read the file and report its problems; nothing is stored."""
     base = _counting_model(context, form.base_model)
@@ -78,7 +78,7 @@ def validate_dataset(context: Context, form: DatasetValidate, file: BinaryIO) ->
     )
 
 
-@serves_long(contract.upload_dataset)
+@serves(contract.upload_dataset, is_long=True)
 def upload_dataset(context: Context, form: DatasetUpload, file: BinaryIO) -> DatasetCreated:
     """Check a small file now and a big one later; a bad line refuses the whole file."""
     staged = _staged(file)
@@ -288,5 +288,5 @@ def delete_dataset(context: Context, dataset_id: str) -> Deleted:
         raise DatasetError("a job that has not ended uses the dataset", status=409)
     rows.remove(connection, tables.datasets, dataset_id)
     context.parts.keyring.destroy(connection, object_of(row))
-    context.afterwards.append(lambda: context.parts.blobs.delete(object_of(row)))
+    context.after_commit.append(lambda: context.parts.blobs.delete(object_of(row)))
     return Deleted(id=dataset_id)

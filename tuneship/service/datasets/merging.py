@@ -8,7 +8,7 @@ from tuneship.contract.errors import DatasetError, ResourceNotFound
 from tuneship.host.disk_space import check_room
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.common.refusals import refused
-from tuneship.service.context.bindings import serves_long
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.datasets.handlers import (
     COUNTS,
@@ -29,7 +29,7 @@ from tuneship.store.row_types import DatasetRow
 BLOCK_BYTES = 1 << 20
 
 
-@serves_long(contract.merge_datasets)
+@serves(contract.merge_datasets, is_long=True)
 def merge_datasets(context: Context, merge: DatasetMerge) -> DatasetCreated:
     """Copy the datasets in the given order, so that they may be deleted, and count repeated examples."""
     sources = _sources(context, merge.dataset_ids)

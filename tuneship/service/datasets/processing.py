@@ -8,13 +8,13 @@ processed is tried a few times, then it is `failed`. Next: `reading.py`.
 import asyncio
 import logging
 import threading
-from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
+from tuneship.host.waiting import wait_for_event
 from tuneship.security.sealed_files import open_plain
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries

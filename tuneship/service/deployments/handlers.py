@@ -1,11 +1,9 @@
-"""What the deployment operations do: records and their states. `reconciler.py` brings reality in line."""
+"""Handlers of deployments: they change records and states, and `reconciler.py` makes reality match them."""
 
 import hashlib
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
-
-import sqlalchemy as sa
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import (
@@ -30,14 +28,14 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     ResourceNotFound,
 )
-from tuneship.service.access.hipaa import HIPAA, MODE, is_in_mode
+from tuneship.service.access.hipaa import HIPAA, MODE, is_hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.fault_injection import faults_of
-from tuneship.service.common.refusals import refused, some_of
+from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.context.quotas import check_quota
-from tuneship.service.models.handlers import job_of, served_model
+from tuneship.service.context.quotas import check_quota, is_name_taken
+from tuneship.service.models.handlers import ServedModel, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
 from tuneship.store import deployment_records, endpoint_records, tables
@@ -48,76 +46,74 @@ from tuneship.store.queries import Row
 from tuneship.store.row_types import DeploymentRow
 
 DEFAULT_OUTPUT_TOKENS = 256
-DELETED_SHOWN = timedelta(hours=24)
-MOST_TAGS = 64
+DELETED_SHOWN_FOR = timedelta(hours=24)
+MAX_TAGS = 64
+# The fields that a PATCH can change.
 PATCHED = ("deployment_name", "min_replicas", "max_replicas", "auto_scaling", "tags", "generation")
+IS_LIVE = tables.deployments.c.status.in_(LIVE)
 
 
 @serves(contract.create_deployment)
 def create_deployment(context: Context, deployment: DeploymentCreate) -> DeploymentCreated:
-    """Refuse what cannot work, then record it as `creating`."""
-    _check_networks(deployment)
+    """Refuse a deployment that cannot work, otherwise record it as `creating`."""
+    _refuse_unknown_networks(deployment)
     safeguards = in_force(context, deployment.security_settings)
     deployment = deployment.model_copy(update={"security_settings": safeguards})
     faults_of(deployment.tags, allowed=context.parts.settings.allow_fault_injection)
-    deployment_id = new_id("dep")
+    now = context.now
     row: dict[str, Any] = {
         **deployment.model_dump(exclude={"generation", "model_name"}),
-        "id": deployment_id,
+        "id": new_id("dep"),
         "client_id": context.client_id,
-        "created_at": context.now,
-        "updated_at": context.now,
+        "created_at": now,
+        "updated_at": now,
         "status": DeploymentStatus.CREATING,
         "model_name": deployment.model_name,
-        "max_replicas": (
-            max(1, deployment.min_replicas)
-            if deployment.max_replicas is None
-            else deployment.max_replicas
-        ),
     }
+    if deployment.max_replicas is None:
+        row["max_replicas"] = max(1, deployment.min_replicas)
     _check_replicas(row)
+
     connection = context.transaction
     served = served_model(connection, context.parts, context.client_id, deployment.model_name)
-    row["generation"] = _generation(served.base, {}, deployment.generation)
-    refuse_what_others_lack(safeguards, served.base)
-    if served.object_id and not is_sealed_as_asked(context, safeguards, served.object_id):
-        text = "the model's files were stored unsealed by an earlier version: tune it again"
-        raise DeploymentError(text, param="model_name")
-    _check_mode(context, connection, deployment)
+    row["generation"] = _merged_configuration(served.base, {}, deployment.generation)
+    _check_safeguards(context, deployment, served)
     require_serving_type(context.parts, deployment, served.base)
     _check_capacity(context, row)
-    _check_name(context, connection, deployment.deployment_name)
-    most, is_live = (
-        context.parts.settings.maximum_deployments,
-        tables.deployments.c.status.in_(LIVE),
-    )
-    check_quota(context, tables.deployments, most, "deployments", is_live)
-    stored = deployment_records.create(connection, row, context.now)
+    _check_name(context, deployment.deployment_name)
+    most = context.parts.settings.maximum_deployments
+    check_quota(context, tables.deployments, most, "deployments", IS_LIVE)
+    stored = deployment_records.create(connection, row, now)
     return DeploymentCreated(**_fields(context, stored))
 
 
-def _check_networks(deployment: DeploymentCreate) -> None:
-    """Elsewhere a `vpc_config` is kept without effect; in hipaa mode nobody may think that it has one."""
-    named = deployment.vpc_config
+def _refuse_unknown_networks(deployment: DeploymentCreate) -> None:
+    """In hipaa mode a `vpc_config` is refused. In other modes it is stored without effect."""
+    networks = deployment.vpc_config
     if (
         deployment.security_settings.compliance_mode == HIPAA
-        and named is not None
-        and (named.subnet_ids or named.security_group_ids)
+        and networks is not None
+        and (networks.subnet_ids or networks.security_group_ids)
     ):
         raise refused("vpc_config", "names networks that this installation does not know")
 
 
-def _check_mode(context: Context, connection: sa.Connection, deployment: DeploymentCreate) -> None:
-    """A tuned model may repeat what it was trained on: what was trained in hipaa mode is served in that mode only."""
-    if deployment.security_settings.compliance_mode == HIPAA:
-        return
-    job = job_of(connection, context.client_id, deployment.model_name)
-    if job is not None and is_in_mode(job):
-        raise refused(MODE, "must be hipaa: the model was trained in that mode", "lesser_mode")
+def _check_safeguards(context: Context, deployment: DeploymentCreate, served: ServedModel) -> None:
+    """Refuse a model that cannot be served under the deployment's security settings."""
+    safeguards = deployment.security_settings
+    refuse_what_others_lack(safeguards, served.base)
+    if served.object_id and not is_sealed_as_asked(context, safeguards, served.object_id):
+        text = "the model's files were stored unsealed by an earlier version: tune it again"
+        raise DeploymentError(text, param="model_name")
+    if safeguards.compliance_mode != HIPAA:
+        # A tuned model may repeat its training data, so one from hipaa mode stays in that mode.
+        job = job_of(context.transaction, context.client_id, deployment.model_name)
+        if job is not None and is_hipaa(job):
+            raise refused(MODE, "must be hipaa: the model was trained in that mode", "lesser_mode")
 
 
 def _check_replicas(row: Row) -> None:
-    """On the merged record, so that an update cannot pass in two halves."""
+    """Check the numbers of replicas on the merged record, so that two updates cannot pass what one could not."""
     if row["min_replicas"] > row["max_replicas"]:
         raise refused("max_replicas", "must be at least min_replicas")
     if row["min_replicas"] == 0 and not row["auto_scaling"]:
@@ -132,8 +128,10 @@ def _check_capacity(context: Context, row: Row) -> None:
         )
 
 
-def _generation(base: CataloguedModel, kept: Row, change: ModelConfiguration) -> dict[str, Any]:
-    """Merged limits and defaults; a null, or nothing set before, means the model's own."""
+def _merged_configuration(
+    base: CataloguedModel, kept: Row, change: ModelConfiguration
+) -> dict[str, Any]:
+    """The model configuration after a change; a null, or a field that was never set, means the model's own value."""
     own: dict[str, Any] = {
         "context_length": base.context_length,
         "max_output_tokens": min(DEFAULT_OUTPUT_TOKENS, base.context_length),
@@ -151,15 +149,8 @@ def _generation(base: CataloguedModel, kept: Row, change: ModelConfiguration) ->
     return merged
 
 
-def _check_name(context: Context, connection: sa.Connection, name: str) -> None:
-    table = tables.deployments
-    if rows.count(
-        connection,
-        table,
-        table.c.client_id == context.client_id,
-        table.c.deployment_name == name,
-        table.c.status.in_(LIVE),
-    ):
+def _check_name(context: Context, name: str) -> None:
+    if is_name_taken(context, tables.deployments.c.deployment_name, name, IS_LIVE):
         raise DeploymentError("the name is taken by another deployment", param="deployment_name")
 
 
@@ -168,36 +159,35 @@ def _fields(context: Context, row: DeploymentRow) -> dict[str, Any]:
     return {**row, "endpoint": address, "model_config": row["generation"]}
 
 
-def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
-    """The caller's deployment. Raises `ResourceNotFound`, the same for a missing and for another's."""
+def own_deployment(context: Context, deployment_id: str) -> Row:
+    """The caller's deployment. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
         context.touch_models(connection, [row["model_name"]] if row else [])
     return shown_deployment(context, row)
 
 
-def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
-    """One of the caller's that was read; the request has looked at it. Raises `ResourceNotFound`."""
-    if row is None or _is_forgotten(row, context.now):
+def shown_deployment(context: Context, row: Row | None) -> Row:
+    """A deployment of the caller that was read; the request has looked at it. Raises `ResourceNotFound`."""
+    if row is None or (
+        row["status"] == DeploymentStatus.DELETED
+        and context.now - row["updated_at"] > DELETED_SHOWN_FOR
+    ):
         raise ResourceNotFound("there is no such deployment")
     context.touch(row)
     return row
 
 
-def _is_forgotten(row: DeploymentRow, now: datetime) -> bool:
-    return row["status"] == DeploymentStatus.DELETED and now - row["updated_at"] > DELETED_SHOWN
-
-
 @serves(contract.get_deployment)
 def get_deployment(context: Context, deployment_id: str) -> Deployment:
-    """The record as it stands, with its `ETag`."""
+    """The present record, with its `ETag`."""
     row = own_deployment(context, deployment_id)
     context.headers["ETag"] = etag_of(row)
     return Deployment(**_fields(context, row))
 
 
-def etag_of(row: DeploymentRow) -> str:
-    """Of what a PATCH can change, so that a deployment that goes from `updating` to `running` keeps it."""
+def etag_of(row: Row) -> str:
+    """The ETag of what a PATCH can change: a deployment that goes from `updating` to `running` keeps its ETag."""
     settings = json.dumps([row["id"], *(row[name] for name in PATCHED)], sort_keys=True)
     return f'"{hashlib.sha256(settings.encode()).hexdigest()[:32]}"'
 
@@ -212,16 +202,16 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
     region: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> DeploymentPage:
-    """Newest first; deleted ones only when they are asked for, and for a day."""
+    """Newest first; deleted deployments only with `status=deleted`, and for a day."""
     limit = context.page_size(limit)
     table = tables.deployments
     filters = rows.tags_match(table, tags)
     listing = DEPLOYMENTS
     if status is DeploymentStatus.DELETED:
         listing = DELETED_DEPLOYMENTS
-        filters.append(table.c.updated_at >= context.now - DELETED_SHOWN)
-    wanted = {"model_name": model_name, "region": region, "status": status}
-    filters += [table.c[name] == value for name, value in wanted.items() if value is not None]
+        filters.append(table.c.updated_at >= context.now - DELETED_SHOWN_FOR)
+    equals = {"model_name": model_name, "region": region, "status": status}
+    filters += [table.c[name] == value for name, value in equals.items() if value is not None]
     with context.read() as connection:
         page = rows.listed(
             connection, listing, context.client_id, filters, limit=limit, offset=offset
@@ -241,7 +231,7 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
 def update_deployment(
     context: Context, deployment_id: str, update: DeploymentUpdate
 ) -> DeploymentUpdated:
-    """Merge the patch; replicas that serve go on serving meanwhile."""
+    """Merge the patch. The replicas serve on meanwhile."""
     if not update.model_fields_set:
         raise InvalidRequestError("the update holds no field")
     connection = context.transaction
@@ -249,7 +239,7 @@ def update_deployment(
     if DeploymentStatus.UPDATING not in MOVES[DeploymentStatus(row["status"])]:
         raise DeploymentError(f"the deployment is {row['status']}")
     context.refuse_stale(etag_of(row), "the deployment has changed since")
-    changes = _changes(context, connection, row, update)
+    changes = _checked_changes(context, row, update)
     _check_replicas({**row, **changes})
     _check_capacity(context, {**row, **changes})
     deployment_records.update(connection, row, context.now, changes)
@@ -258,44 +248,48 @@ def update_deployment(
     return DeploymentUpdated(**_fields(context, merged))
 
 
-def _changes(
-    context: Context, connection: sa.Connection, row: DeploymentRow, update: DeploymentUpdate
-) -> dict[str, Any]:
-    sent = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
-    for name, value in sent.items():
+def _checked_changes(context: Context, row: Row, update: DeploymentUpdate) -> dict[str, Any]:
+    changes = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
+    for name, value in changes.items():
         if value is None:
             raise refused(name, "must not be null")
     if update.tags is not None:
         merged = {**row["tags"], **update.tags}
-        sent["tags"] = {key: value for key, value in merged.items() if value is not None}
-        if len(sent["tags"]) > MOST_TAGS:
-            raise refused("tags", f"must have at most {MOST_TAGS} keys together")
-        faults_of(sent["tags"], allowed=context.parts.settings.allow_fault_injection)
+        tags = changes["tags"] = {key: value for key, value in merged.items() if value is not None}
+        if len(tags) > MAX_TAGS:
+            raise refused("tags", f"must have at most {MAX_TAGS} keys together")
+        faults_of(tags, allowed=context.parts.settings.allow_fault_injection)
     if update.generation is not None:
-        served = served_model(connection, context.parts, context.client_id, row["model_name"])
-        sent["generation"] = _generation(served.base, row["generation"], update.generation)
-    if sent.get("deployment_name", row["deployment_name"]) != row["deployment_name"]:
-        _check_name(context, connection, sent["deployment_name"])
-    return sent
+        served = served_model(
+            context.transaction, context.parts, context.client_id, row["model_name"]
+        )
+        changes["generation"] = _merged_configuration(
+            served.base, row["generation"], update.generation
+        )
+    if changes.get("deployment_name", row["deployment_name"]) != row["deployment_name"]:
+        _check_name(context, changes["deployment_name"])
+    return changes
 
 
 @serves(contract.delete_deployment)
 def delete_deployment(
     context: Context, deployment_id: str, force: bool = False
 ) -> DeploymentDeleted:
-    """Mark it; the supervisor drains and unloads. Endpoints that send it traffic refuse, unless forced."""
+    """Mark it for deletion; the supervisor drains and unloads it. Refused while endpoints use it, unless forced."""
     connection = context.transaction
     row = own_deployment(context, deployment_id)
     status = DeploymentStatus(row["status"])
-    if status not in GONE:  # a repeat comes with the version that its first try has ended
+    # A retried delete names a version that its first try has ended.
+    if status not in GONE:
         context.refuse_stale(etag_of(row), "the deployment has changed since")
-    if force and status != DeploymentStatus.DELETED:  # also one that somebody lets drain by now
-        context.afterwards.append(lambda: context.parts.under_way.hurry(deployment_id))
+    # Force also cuts the drain of an earlier delete short.
+    if force and status != DeploymentStatus.DELETED:
+        context.after_commit.append(lambda: context.parts.in_flight.end_now(deployment_id))
     if status in GONE:
         return DeploymentDeleted(id=deployment_id, status=status)
     users = endpoint_records.endpoints_routing_to(connection, context.client_id, deployment_id)
     if users and not force:
-        names = some_of([user["id"] for user in users])
+        names = abbreviated([user["id"] for user in users])
         raise DeploymentError(f"endpoints still send it traffic: {names}")
     for user in users:
         endpoint_records.retire(connection, user, EndpointStatus.INACTIVE, context.now)

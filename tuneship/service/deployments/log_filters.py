@@ -1,7 +1,7 @@
-"""Reads the filter of a deployment's log, `level>=warning,message~took`, into conditions on its rows. Pure.
+"""Parses the filter of a deployment's log, `level>=warning,message~took`, into conditions on its rows. Pure.
 
 Conditions are joined by `,` or ` AND `. Keys: `level`, `component`, `request_id`, `message`; signs: `=`, `!=`, `>=` for
-a level (and above), `~` for a message (contains, whatever the case).
+a level (and above), `~` for a message (contains, in upper or lower case).
 """
 
 import re
@@ -15,30 +15,32 @@ from tuneship.store.tables import deployment_logs
 
 JOINT = re.compile(r",| AND ")
 CONDITION = re.compile(r"\s*(level|component|request_id|message)\s*(!=|>=|=|~)\s*(.+?)\s*")
-MOST_CONDITIONS = 16
+MAX_CONDITIONS = 16
 
 
 def conditions_of(text: str | None) -> list[sa.ColumnElement[bool]]:
-    """What a line must be; nothing sent: anything. Raises `ValidationRefused`."""
+    """The conditions of a filter, none without one. Raises `ValidationRefused`."""
     if text is None:
         return []
     parts = JOINT.split(text)
-    if len(parts) > MOST_CONDITIONS:
-        raise refused("filter", f"must have at most {MOST_CONDITIONS} conditions")
-    return [_condition(part) for part in parts]
+    if len(parts) > MAX_CONDITIONS:
+        raise refused("filter", f"must have at most {MAX_CONDITIONS} conditions")
+    return [condition_of(part) for part in parts]
 
 
-def _condition(part: str) -> sa.ColumnElement[bool]:
-    found = CONDITION.fullmatch(part)
-    if found is None:
+def condition_of(part: str) -> sa.ColumnElement[bool]:
+    """One condition. Raises `ValidationRefused`."""
+    match = CONDITION.fullmatch(part)
+    if match is None:
         raise _unreadable()
-    key, sign, value = found.groups()
+    key, sign, value = match.groups()
     column = deployment_logs.c[key]
     if key == "level" and value not in LEVELS:
         raise refused("filter", f"must compare level with one of {', '.join(LEVELS)}")
     if sign == "=":
         return column == value
-    if sign == "!=":  # a line without a request is another one's too
+    if sign == "!=":
+        # A line without a request id is null in that column, and null differs from every value.
         return column.is_distinct_from(value)
     if sign == ">=" and key == "level":
         return column.in_(LEVELS[LEVELS.index(value) :])

@@ -1,6 +1,6 @@
-"""What the metrics operation does: read windows, merge them into the interval that was asked for, render columns.
+"""Handler of deployment metrics: reads windows, merges them into the requested interval and renders columns.
 
-The answer may have 50,000 points, so it is rendered from arrays, not from models; a test holds it against the contract.
+The answer may have 50,000 points, so it is rendered from arrays, not from models; a test compares it with the contract.
 """
 
 import math
@@ -20,8 +20,8 @@ from tuneship.contract.common import render_time
 from tuneship.contract.metrics import METRIC_NAMES, MetricName
 from tuneship.metrics import columns
 from tuneship.metrics.columns import EDGES_MS, FACTS, QUANTILES, Records, Whole
-from tuneship.service.common.refusals import refuse_odd_moments, refused
-from tuneship.service.context.bindings import serves_encoded
+from tuneship.service.common.refusals import refuse_times_out_of_range, refused
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.deployments.handlers import own_deployment
 from tuneship.service.endpoints.handlers import own_endpoint
@@ -29,13 +29,13 @@ from tuneship.store import metric_windows
 from tuneship.store.metric_windows import EVERY, MINUTE, SECOND, WIDTHS, WindowSource
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-# A month by minutes has 43,200.
-MOST_POINTS = 50_000
-# A bucket can still change for so long after its end: the recorder stores several times a second.
+# A month by minutes has 43,200 points.
+MAX_POINTS = 50_000
+# A bucket can still change for this long after its end: the recorder stores several times a second.
 INGESTION_LAG_S = 1.0
 DEFAULT_SPAN = timedelta(hours=1)
-# Ages of what is in flight. From 10 s on the gates ask which requests are certainly older than a
-# limit.
+# Upper edges of the histogram of ages in flight. From 10 s on they are close, since gates need to
+# know which requests are certainly older than a limit.
 AGES_MS = (
     *(100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 12_000.0, 15_000.0, 20_000.0),
     *(25_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0, 80_000.0, 100_000.0, 120_000.0),
@@ -47,15 +47,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Every bucket of one answer: `facts[i]` starts at `starts[i]` (epoch seconds); empty ones are zeros."""
+    """Every bucket of one answer: `facts[i]` starts at `starts[i]` (epoch seconds); an empty one is all zeros."""
 
     interval_s: int
     starts: Whole
     facts: Records
     total: Records
-    """One record: what was counted in `summed`."""
+    """One record: the counts of the seconds in `summed`."""
     summed: range
-    """The seconds of the summary."""
+    """Epoch seconds of the summary."""
     now: float
 
     def series(self, chosen: Mask | slice) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Buckets:
         }
 
 
-@serves_encoded(contract.get_deployment_metrics)
+@serves(contract.get_deployment_metrics)
 def get_deployment_metrics(  # noqa: PLR0913 - the description's own query parameters
     context: Context,
     deployment_id: str,
@@ -77,110 +77,64 @@ def get_deployment_metrics(  # noqa: PLR0913 - the description's own query param
     interval: str = "1m",
     endpoint_id: str | None = None,
 ) -> bytes:
-    """Read, merge, render."""
-    start, end = _span(context, start_time, end_time)
-    starts = _starts(start, end, _seconds(interval))
+    """The series and summaries of a deployment's metrics, as JSON."""
+    refuse_times_out_of_range(start_time=start_time, end_time=end_time)
+    end = (end_time or context.now).astimezone(UTC)
+    start = (start_time or end - DEFAULT_SPAN).astimezone(UTC)
+    starts = _bucket_starts(start, end, interval)
     own_deployment(context, deployment_id)
     if endpoint_id is not None:
         own_endpoint(context, endpoint_id)
+
     context.parts.store_metrics()
     now = context.now.timestamp()
-    summed = _summed(start, end, now)
+    summed = _summary_seconds(start, end, now)
+    source = WindowSource(deployment_id, endpoint_id or EVERY)
     with context.read() as connection:
-        series = WindowSource(deployment_id, endpoint_id or EVERY)
-        buckets = Buckets(
-            interval_s=starts.step,
-            starts=np.arange(starts.start, starts.stop, starts.step),
-            facts=_facts(connection, series, starts, now),
-            total=_total(connection, series, summed),
-            summed=summed,
-            now=now,
-        )
-    chosen = metrics or METRIC_NAMES
+        buckets = _read_buckets(connection, source, starts, summed, now)
+    chosen: list[MetricName] = [name for name in METRIC_NAMES if name in (metrics or METRIC_NAMES)]
     answer: dict[str, Any] = {
         "deployment_id": deployment_id,
         "start_time": render_time(start),
         "end_time": render_time(end),
         "interval": interval,
-        "metrics": {name: SERIES[name](buckets) for name in METRIC_NAMES if name in chosen},
-        "summary": {name: SUMMARY[name](buckets) for name in METRIC_NAMES if name in chosen},
-        "summary_start_time": _rendered(summed.start),
-        "summary_end_time": _rendered(summed.stop),
+        "metrics": {name: SERIES[name](buckets) for name in chosen},
+        "summary": {name: SUMMARY[name](buckets) for name in chosen},
+        "summary_start_time": render_time(datetime.fromtimestamp(summed.start, UTC)),
+        "summary_end_time": render_time(datetime.fromtimestamp(summed.stop, UTC)),
         "generate_timeout_seconds": context.parts.settings.generate_timeout_s,
     }
     if end_time is None or end.timestamp() >= now:
-        answer["in_flight"] = _in_flight(
-            context.parts.under_way.ages_ms(deployment_id, endpoint_id)
-        )
+        ages_ms = context.parts.in_flight.ages_ms(deployment_id, endpoint_id)
+        answer["in_flight"] = _age_histogram(ages_ms)
     return orjson.dumps(answer, option=RENDERING)
 
 
-def _in_flight(ages_ms: list[float]) -> dict[str, Any]:
+def _age_histogram(ages_ms: list[float]) -> dict[str, Any]:
     ages_ms.sort()
     counts = [bisect_right(ages_ms, edge) for edge in AGES_MS]
     ages = {"le": [*AGES_MS, None], "counts": [*counts, len(ages_ms)]}
     return {"requests": len(ages_ms), "ages_ms": ages}
 
 
-def _span(
-    context: Context, start_time: datetime | None, end_time: datetime | None
-) -> tuple[datetime, datetime]:
-    refuse_odd_moments(start_time=start_time, end_time=end_time)
-    end = (end_time or context.now).astimezone(UTC)
-    start = (start_time or end - DEFAULT_SPAN).astimezone(UTC)
+def _bucket_starts(start: datetime, end: datetime, interval: str) -> range:
+    """The starts of the buckets in epoch seconds: multiples of the interval, up to the bucket that ends at `end`."""
     if start >= end:
         raise refused("start_time", "must be before end_time")
-    return start, end
-
-
-def _seconds(interval: str) -> int:
-    seconds = int(interval[:-1]) * UNIT_SECONDS[interval[-1]]
-    if seconds > UNIT_SECONDS["d"]:
+    interval_s = int(interval[:-1]) * UNIT_SECONDS[interval[-1]]
+    if interval_s > UNIT_SECONDS["d"]:
         raise refused("interval", "must be at most 1d")
-    return seconds
-
-
-def _starts(start: datetime, end: datetime, interval_s: int) -> range:
-    """Where buckets start: on multiples of the interval; the last one holds the moment before `end`."""
     first = int(start.timestamp()) // interval_s * interval_s
     count = -int((first - end.timestamp()) // interval_s)
-    if count > MOST_POINTS:
-        raise refused("interval", f"gives {count} points, at most {MOST_POINTS} are answered")
+    if count > MAX_POINTS:
+        raise refused("interval", f"gives {count} points, at most {MAX_POINTS} are answered")
     return range(first, first + count * interval_s, interval_s)
 
 
-def _facts(connection: sa.Connection, series: WindowSource, starts: range, now: float) -> Records:
-    """A record for every bucket, from the widest windows that fit into it."""
-    width = max(width for width in WIDTHS if starts.step % width == 0)
-    span = (starts.start, starts.stop)
-    if width == SECOND:
-        _refuse_what_is_forgotten(connection, series, starts, now)
-    if width == starts.step:
-        found, facts = metric_windows.facts(connection, series, width, *span)
-    else:
-        begun, windows = metric_windows.sketches(connection, series, width, *span)
-        found, merged = columns.grouped(windows, begun // starts.step * starts.step)
-        facts = merged.facts
-    every = np.zeros(len(starts), FACTS)
-    every[(found - starts.start) // starts.step] = facts
-    return every
-
-
-def _refuse_what_is_forgotten(
-    connection: sa.Connection, series: WindowSource, starts: range, now: float
-) -> None:
-    """Single seconds are kept for two days: a gap where there was traffic would be a lie."""
-    known = metric_windows.oldest(SECOND, now)
-    if starts.start < known and metric_windows.has_traffic(
-        connection, series, starts.start // 60 * 60, min(known, starts.stop)
-    ):
-        raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
-
-
-def _summed(start: datetime, end: datetime, now: float) -> range:
+def _summary_seconds(start: datetime, end: datetime, now: float) -> range:
     """The span of the summary: the seconds that [start, end) touches.
 
-    Where single seconds are forgotten, it grows to the whole minutes that the span touches: their counts cannot be
+    Where single seconds are no longer kept, it grows to the whole minutes that the span touches: their counts cannot be
     divided, and a longer span's counts must never be shown as those of a shorter one.
     """
     known = metric_windows.oldest(SECOND, now)
@@ -192,18 +146,42 @@ def _summed(start: datetime, end: datetime, now: float) -> range:
     return range(first, last)
 
 
-def _rendered(moment: int) -> str:
-    return render_time(datetime.fromtimestamp(moment, UTC))
+def _read_buckets(
+    connection: sa.Connection, source: WindowSource, starts: range, summed: range, now: float
+) -> Buckets:
+    # The widest windows that fit into the buckets are the fewest to read.
+    width = max(width for width in WIDTHS if starts.step % width == 0)
+    if width == SECOND:
+        # Single seconds are kept for two days: a gap where there was traffic would be a lie.
+        known = metric_windows.oldest(SECOND, now)
+        lost = (starts.start // 60 * 60, min(known, starts.stop))
+        if starts.start < known and metric_windows.has_traffic(connection, source, *lost):
+            raise refused("interval", "must be whole minutes: the time reaches back over 2 days")
+
+    span = (starts.start, starts.stop)
+    if width == starts.step:
+        filled, facts = metric_windows.facts(connection, source, width, *span)
+    else:
+        begun, windows = metric_windows.sketches(connection, source, width, *span)
+        filled, merged = columns.grouped(windows, begun // starts.step * starts.step)
+        facts = merged.facts
+    every = np.zeros(len(starts), FACTS)
+    every[(filled - starts.start) // starts.step] = facts
+
+    whole = metric_windows.whole(connection, source, summed.start, summed.stop)
+    _, total = columns.grouped(whole, np.zeros(len(whole), np.int64))
+    return Buckets(
+        interval_s=starts.step,
+        starts=np.arange(starts.start, starts.stop, starts.step),
+        facts=every,
+        total=total.facts if len(total) else np.zeros(1, FACTS),
+        summed=summed,
+        now=now,
+    )
 
 
-def _total(connection: sa.Connection, series: WindowSource, summed: range) -> Records:
-    windows = metric_windows.whole(connection, series, summed.start, summed.stop)
-    _, total = columns.grouped(windows, np.zeros(len(windows), np.int64))
-    return total.facts if len(total) else np.zeros(1, FACTS)
-
-
-def _latency(buckets: Buckets) -> dict[str, Any]:
-    """Buckets with successful requests only: an empty one has no latency."""
+def latency_series(buckets: Buckets) -> dict[str, Any]:
+    """The buckets with successful requests: without one there is no latency."""
     chosen: Mask = buckets.facts["requests"] > buckets.facts["errors"]
     facts = buckets.facts[chosen]
     return {
@@ -215,25 +193,26 @@ def _latency(buckets: Buckets) -> dict[str, Any]:
 
 
 def _column(facts: Records, name: str) -> NDArray[Any]:
-    """The renderer takes whole arrays only."""
+    # The renderer accepts contiguous arrays only.
     return np.ascontiguousarray(facts[name])
 
 
-def _throughput(buckets: Buckets) -> dict[str, Any]:
+def throughput_series(buckets: Buckets) -> dict[str, Any]:
+    """Requests per second of every bucket."""
     return {
         **buckets.series(slice(None)),
         "requests_per_second": buckets.facts["requests"] / buckets.interval_s,
     }
 
 
-def _error_rate(buckets: Buckets) -> dict[str, Any]:
-    """Buckets in which anything was counted."""
+def error_rate_series(buckets: Buckets) -> dict[str, Any]:
+    """The buckets in which anything was counted."""
     chosen = columns.is_some(buckets.facts)
     facts = buckets.facts[chosen]
     requests = np.where(facts["requests"] > 0, facts["requests"], np.nan)
     return {
         **buckets.series(chosen),
-        "percentage": 100.0 * facts["errors"] / requests,  # not a number is rendered as null
+        "percentage": 100.0 * facts["errors"] / requests,  # NaN is rendered as null
         "request_count": _column(facts, "requests"),
         "error_count": _column(facts, "errors"),
         "cancelled_count": _known(facts, "cancelled"),
@@ -243,7 +222,7 @@ def _error_rate(buckets: Buckets) -> dict[str, Any]:
 
 
 def _known(facts: Records, name: str) -> NDArray[Any] | list[int | None]:
-    """A column, with null where requests were recorded before it was counted."""
+    """A column, with null where requests were recorded before an upgrade that counts it."""
     column, is_unknown = _column(facts, name), facts["uncounted"] > 0
     if not is_unknown.any():
         return column
@@ -251,7 +230,8 @@ def _known(facts: Records, name: str) -> NDArray[Any] | list[int | None]:
     return [None if unknown else count for count, unknown in pairs]
 
 
-def _token_usage(buckets: Buckets) -> dict[str, Any]:
+def token_usage_series(buckets: Buckets) -> dict[str, Any]:
+    """Tokens of every bucket."""
     facts = buckets.facts
     return {
         **buckets.series(slice(None)),
@@ -262,7 +242,8 @@ def _token_usage(buckets: Buckets) -> dict[str, Any]:
     }
 
 
-def _latency_summary(buckets: Buckets) -> dict[str, Any]:
+def latency_summary(buckets: Buckets) -> dict[str, Any]:
+    """The average and the quantiles of the successful requests; null without one."""
     total = buckets.total[0]
     count = int(total["requests"] - total["errors"])
     if not count:
@@ -273,11 +254,13 @@ def _latency_summary(buckets: Buckets) -> dict[str, Any]:
     }
 
 
-def _throughput_summary(buckets: Buckets) -> dict[str, Any]:
+def throughput_summary(buckets: Buckets) -> dict[str, Any]:
+    """Requests per second over the whole span."""
     return {"average_requests_per_second": int(buckets.total[0]["requests"]) / len(buckets.summed)}
 
 
-def _error_rate_summary(buckets: Buckets) -> dict[str, Any]:
+def error_rate_summary(buckets: Buckets) -> dict[str, Any]:
+    """The share of failed requests in per cent; 0 without requests."""
     requests, errors = (int(buckets.total[0][name]) for name in ("requests", "errors"))
     return {
         "average_percentage": 100.0 * errors / requests if requests else 0.0,
@@ -286,21 +269,22 @@ def _error_rate_summary(buckets: Buckets) -> dict[str, Any]:
     }
 
 
-def _token_usage_summary(buckets: Buckets) -> dict[str, Any]:
+def token_usage_summary(buckets: Buckets) -> dict[str, Any]:
+    """Tokens of the whole span."""
     read, written = (int(buckets.total[0][name]) for name in ("input", "output"))
     return {"total": read + written, "input": read, "output": written}
 
 
-Rendered = Mapping[MetricName, Callable[[Buckets], dict[str, Any]]]
-SERIES: Rendered = {
-    "latency": _latency,
-    "throughput": _throughput,
-    "error_rate": _error_rate,
-    "token_usage": _token_usage,
+Renderers = Mapping[MetricName, Callable[[Buckets], dict[str, Any]]]
+SERIES: Renderers = {
+    "latency": latency_series,
+    "throughput": throughput_series,
+    "error_rate": error_rate_series,
+    "token_usage": token_usage_series,
 }
-SUMMARY: Rendered = {
-    "latency": _latency_summary,
-    "throughput": _throughput_summary,
-    "error_rate": _error_rate_summary,
-    "token_usage": _token_usage_summary,
+SUMMARY: Renderers = {
+    "latency": latency_summary,
+    "throughput": throughput_summary,
+    "error_rate": error_rate_summary,
+    "token_usage": token_usage_summary,
 }

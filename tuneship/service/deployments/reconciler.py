@@ -1,6 +1,6 @@
-"""Keeps deployments as their rows say: loads what is being created or updated, drains and unloads what is deleted.
+"""Makes deployments match their rows: loads those being created or updated, drains and unloads deleted ones.
 
-What runs is looked after by `replica_health.py`.
+Running deployments are checked by `replica_health.py`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.shutdown import end_tasks
 from tuneship.service.context.context import Parts
-from tuneship.service.deployments.replica_health import UNHEALTHY, Rounds
+from tuneship.service.deployments.replica_health import UNHEALTHY, HealthChecks
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import ServedModel, served_model
 from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_served
@@ -34,9 +34,9 @@ from tuneship.store.row_types import DeploymentRow
 logger = logging.getLogger(__name__)
 
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
-# Whose files are read at the same time.
-MODELS_AT_ONCE = 4
-# A deleted deployment takes no new request; those under way may last so long.
+# Models whose files are read at the same time.
+MODELS_TOGETHER = 4
+# A deleted deployment takes no new request; those in flight may last this long.
 DRAIN_S = 30.0
 
 
@@ -48,72 +48,71 @@ CANNOT_BE_SERVED = (ModelNotFound, DeploymentError, FilesDamaged, OSError)
 
 
 class DeploymentKeeper:
-    """Level-triggered: it compares rows with processes at every tick and remembers only what it works on."""
+    """Compares rows with processes at every tick, and remembers only what it works on."""
 
     def __init__(self, parts: Parts) -> None:
-        """Nothing is loaded yet."""
+        """Start without loaded deployments."""
         self._parts = parts
         self._working: dict[str, asyncio.Task[None]] = {}
-        self._troubles = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(parts.clock)
         self._plan = ReplicaPlan(parts)
-        self._rounds = Rounds(parts, self._plan)
+        self._health_checks = HealthChecks(parts, self._plan)
         self._records = Threads("deployment records", 4)
-        self._files = Threads("deployment files", MODELS_AT_ONCE)
-        """Apart from the records: a model on a file system that hangs holds up no other deployment's row."""
+        # Apart from the records: a model on a file system that hangs delays no other deployment's row.
+        self._files = Threads("deployment files", MODELS_TOGETHER)
 
     @property
     def threads(self) -> tuple[Threads, ...]:
-        """All that it uses."""
-        return (self._records, self._files, self._rounds.threads)
+        """All threads that it uses."""
+        return (self._records, self._files, self._health_checks.threads)
 
     async def reconcile(self) -> None:
-        """Start work on rows that are not settled, and a round when one is due."""
-        unsettled = await self._records.run(self._unsettled)
-        self._troubles.keep_only({row["id"] for row in unsettled})
+        """Start work on rows that are not settled, and a health check when one is due."""
+        is_unsettled = tables.deployments.c.status.in_(UNSETTLED)
+        unsettled = await self._records.run(self._rows, is_unsettled)
+        self._retries.keep_only({row["id"] for row in unsettled})
         for row in unsettled:
-            if row["id"] not in self._working and not self._troubles.is_waiting(row["id"]):
+            if row["id"] not in self._working and not self._retries.is_waiting(row["id"]):
                 task = asyncio.create_task(self._settle(row))
                 self._working[row["id"]] = task
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
-        self._rounds.start_when_due()
+        self._health_checks.start_when_due()
 
-    def _unsettled(self) -> list[DeploymentRow]:
-        query = sa.select(tables.deployments).where(tables.deployments.c.status.in_(UNSETTLED))
+    def _rows(self, condition: sa.ColumnElement[bool]) -> list[Row]:
+        query = sa.select(tables.deployments).where(condition)
         with self._parts.database.read() as connection:
             return rows.fetch_all(connection, query)
 
-    async def _settle(self, row: DeploymentRow) -> None:
-        given_up = self._troubles.given_up(row["id"])
+    async def _settle(self, row: Row) -> None:
+        given_up = self._retries.given_up(row["id"])
         try:
             if row["status"] == DeploymentStatus.DELETING:
                 await self._remove(row, given_up)
             elif given_up is not None:
-                await self._failed(row, given_up)
+                await self._record_failure(row, given_up)
             else:
-                await self._serve(row)
+                # The replicas that serve now go on until the new ones are ready and checked.
+                try:
+                    served = await self._files.run(self._checked_model, row)
+                except CANNOT_BE_SERVED as error:
+                    await self._record_failure(row, error)
+                else:
+                    await self._load(row, served)
         except Exception as error:  # one deployment must not stop the others
             logger.exception("a deployment could not be settled: %s", row["id"])
-            self._troubles.add(row["id"], error)
+            self._retries.add(row["id"], error)
         else:
-            self._troubles.end(row["id"])
+            self._retries.end(row["id"])
 
-    async def _serve(self, row: DeploymentRow) -> None:
-        """Replicas and adapter ready and checked before the row says so; those that serve go on meanwhile."""
-        try:
-            served = await self._files.run(self._checked_model, row)
-        except CANNOT_BE_SERVED as error:
-            await self._failed(row, error)
-            return
-        await self._load(row, served)
-
-    async def _load(self, row: DeploymentRow, served: ServedModel) -> None:
+    async def _load(self, row: Row, served: ServedModel) -> None:
+        """Make replicas and adapter ready, then set the row to `running`; to `failed` if that is not possible."""
         group = self._parts.replicas.of(served.base.path)
         wanted = max(1, self._plan.replicas(row))
         try:
             check_served(self._parts, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
         except (SafeguardLost, ServingError) as error:
-            await self._failed(row, error)
+            await self._record_failure(row, error)
             return
         model = None if served.adapter is None else served.adapter.name
         await self._records.run(
@@ -125,13 +124,14 @@ class DeploymentKeeper:
             error=None,
         )
 
-    async def _failed(self, row: DeploymentRow, error: Exception) -> None:
+    async def _record_failure(self, row: Row, error: Exception) -> None:
         why = "a stored file cannot be read" if isinstance(error, OSError) else str(error)
         failure = {"code": "deployment_error", "message": f"the model cannot be served: {why}"}
         changes = {"status": DeploymentStatus.FAILED, **UNHEALTHY, "error": failure}
         await self._records.run(self._change, row, **changes)
 
-    def _checked_model(self, row: DeploymentRow) -> ServedModel:
+    def _checked_model(self, row: Row) -> ServedModel:
+        """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
             model = rows.fetch(connection, tables.models, row["model_name"], client_id=None)
@@ -145,71 +145,64 @@ class DeploymentKeeper:
                     check_digest(served.adapter.path / name, digest)
                 except ObjectDamaged:
                     raise FilesDamaged(f"the stored file {name} is damaged") from None
-            _check_reading(served, served.adapter)
+            check_tokens(served, served.adapter)
         return served
 
-    async def _remove(self, row: DeploymentRow, given_up: GivenUp | None) -> None:
-        """Where unloading was given up, the adapter goes with its replica; the deployment is deleted all the same."""
+    async def _remove(self, row: Row, given_up: GivenUp | None) -> None:
+        """Drain and unload a deployment, and set its row to `deleted`.
+
+        Where unloading was given up, the adapter stays until its replica ends; the deployment is deleted all the same.
+        """
         if given_up is None:
-            await self._parts.under_way.drained(row["id"], DRAIN_S)
-            await self._unload(row)
+            await self._parts.in_flight.wait_until_drained(row["id"], DRAIN_S)
+            name = row["model_name"]
+            if name.startswith("ft:") and not await self._records.run(self._is_needed, row):
+                base = self._parts.catalogue.get(name.split(":")[1])
+                if base is not None:
+                    await self._parts.replicas.of(base.path).forget(name)
         await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
 
-    async def _unload(self, row: DeploymentRow) -> None:
-        if not row["model_name"].startswith("ft:") or await self._records.run(self._is_needed, row):
-            return
-        found = self._parts.catalogue.get(row["model_name"].split(":")[1])
-        if found is not None:
-            await self._parts.replicas.of(found.path).unload(row["model_name"])
-
-    def _is_needed(self, row: DeploymentRow) -> bool:
+    def _is_needed(self, row: Row) -> bool:
         """Whether another live deployment serves the same model."""
         table = tables.deployments
         with self._parts.database.read() as connection:
             same = (table.c.model_name == row["model_name"]) & (table.c.id != row["id"])
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
-    def _change(self, row: DeploymentRow, **changes: Any) -> None:
-        """Unless the row was changed meanwhile: then the next tick sees it again."""
+    def _change(self, row: Row, **changes: Any) -> None:
+        # If the row was changed meanwhile, nothing is written: the next tick sees it again.
         with self._parts.database.write() as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:
-        """After a restart: load again what was running and did not sleep; only then rounds begin."""
-        by_model: dict[str, list[DeploymentRow]] = {}
-        for row in await self._records.run(self._running):
+        """Load again what was running before a restart and was not asleep, then start the health checks."""
+        by_model: dict[str, list[Row]] = {}
+        is_running = tables.deployments.c.status == DeploymentStatus.RUNNING
+        for row in await self._records.run(self._rows, is_running):
             if not is_asleep(row):
                 by_model.setdefault(row["model_name"], []).append(row)
                 continue
             try:
                 check_kept(self._parts, row["security_settings"])
             except SafeguardLost as error:
-                await self._failed(row, error)
-        room = asyncio.Semaphore(MODELS_AT_ONCE)
-        await asyncio.gather(*(self._warm_model(rows, room) for rows in by_model.values()))
-        self._rounds.begin()
+                await self._record_failure(row, error)
+        slots = asyncio.Semaphore(MODELS_TOGETHER)
+        await asyncio.gather(*(self._warm_model(rows, slots) for rows in by_model.values()))
+        self._health_checks.begin()
 
-    def _running(self) -> list[DeploymentRow]:
-        status = tables.deployments.c.status
-        query = sa.select(tables.deployments).where(status == DeploymentStatus.RUNNING)
-        with self._parts.database.read() as connection:
-            return rows.fetch_all(connection, query)
-
-    async def _warm_model(
-        self, deployments: Sequence[DeploymentRow], room: asyncio.Semaphore
-    ) -> None:
-        """All deployments of one model: its files are read and checked once."""
-        async with room:
+    async def _warm_model(self, deployments: Sequence[Row], slots: asyncio.Semaphore) -> None:
+        """Load all deployments of one model, whose files are read and checked once."""
+        async with slots:
             try:
                 served = await self._files.run(self._checked_model, deployments[0])
             except CANNOT_BE_SERVED as error:
                 for row in deployments:
-                    await self._failed(row, error)
+                    await self._record_failure(row, error)
                 return
             except Exception as error:
-                # One model must not stop the others; the rounds go on with it.
+                # One model must not stop the others; the health checks go on with it.
                 if is_away(error):
                     raise
                 logger.exception("a model could not be loaded again: %s", deployments[0]["id"])
@@ -217,16 +210,16 @@ class DeploymentKeeper:
             for row in deployments:
                 try:
                     await self._load(row, served)
-                except Exception:  # one must not stop the others; the rounds go on with it
+                except Exception:  # must not stop the others; the health checks go on with it
                     logger.exception("a deployment could not be loaded again: %s", row["id"])
 
-    async def stop(self, patience_s: float) -> None:
-        """The service ends, and its replicas with it: that is no fault of any deployment."""
-        await end_tasks([*self._working.values(), *self._rounds.under_way], patience_s)
+    async def stop(self, timeout_s: float) -> None:
+        """Stop all work at the end of the service. No row changes: the end is no fault of any deployment."""
+        await end_tasks([*self._working.values(), *self._health_checks.tasks], timeout_s)
 
 
-def _check_reading(served: ServedModel, adapter: Adapter) -> None:
-    """A model answers well only to the tokens that it was tuned to read. Raises `FilesDamaged`."""
+def check_tokens(served: ServedModel, adapter: Adapter) -> None:
+    """Raises `FilesDamaged` when a text now gives other tokens than those that the adapter was tuned with."""
     try:
         parity = Parity.load(adapter.path, adapter.key)
     except ValueError as error:

@@ -1,13 +1,13 @@
-"""Looks after what runs, once a second: probes replicas, replaces lost ones, brings their number in line, tells health.
+"""Health checks, once a second: probes replicas, replaces lost ones, scales their number and records the health.
 
-`health` says whether a replica of the deployment's model answered the last probe; one that sleeps is healthy, for the
-next request wakes it. A deployment whose replicas cannot be started again becomes `failed`. How many there shall be is
-said by `replica_plan.py`.
+`health` says whether a replica of the deployment's model answered the last probe; a deployment that is asleep is
+healthy, since the next request wakes it. A deployment whose replicas cannot be started again becomes `failed`. The
+number of replicas is decided by `replica_plan.py`.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,8 +18,9 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
-from tuneship.service.common.background_retries import BackgroundRetries, kind_of
+from tuneship.runtime.replica_protocol import Adapter
+from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # States in which a deployment needs replicas.
 LOADED = (DeploymentStatus.CREATING, DeploymentStatus.RUNNING, DeploymentStatus.UPDATING)
-LOOKED_AT = (
+ROW_COLUMNS = (
     "id",
     "client_id",
     "updated_at",
@@ -50,214 +51,238 @@ EVERY = timedelta(seconds=1)
 UNHEALTHY: dict[str, Any] = {"health": "unhealthy", "current_replicas": 0}
 ASLEEP: dict[str, Any] = {"health": "healthy", "current_replicas": 0}
 # A replica answers between two steps; a long prompt on a slow machine is one step.
-PROBE_PATIENCE_S = 10.0
-# Starts that may fail in turn before a deployment is failed.
-STARTS = 3
+PROBE_TIMEOUT_S = 10.0
+# Consecutive starts that may fail before the deployment becomes `failed`.
+MAX_STARTS = 3
 
 
 @dataclass(frozen=True)
-class Charge:
-    """A deployment to look after; of its row the columns `LOOKED_AT`."""
+class WatchedDeployment:
+    """A deployment under health checks; its row has the columns `ROW_COLUMNS`."""
 
     row: Row
     served: ServedModel
     wanted: int = 0
-    """Replicas, by this round's decision."""
+    """Replicas that this check has decided on."""
+
+    @property
+    def id(self) -> str:
+        """The id of the deployment."""
+        return self.row["id"]
 
     @property
     def model(self) -> str | None:
-        """By the name that the replicas know."""
+        """The name of the adapter in the replicas; None for the base model."""
         return None if self.served.adapter is None else self.served.adapter.name
 
 
-class Rounds:
-    """Level-triggered: rows and processes are compared again each time; only plans and troubles are remembered."""
+RowChange = tuple[WatchedDeployment, dict[str, Any]]
+
+
+class HealthChecks:
+    """Compares rows and processes again at each check, and remembers only plans and failures."""
 
     def __init__(self, parts: Parts, plan: ReplicaPlan) -> None:
-        """Rounds start after `begin`."""
+        """No check starts before `begin`."""
         self._parts = parts
         self._plan = plan
         self._due: datetime | None = None
-        self._round: asyncio.Task[None] | None = None
-        self._visits: dict[Path, asyncio.Task[None]] = {}
-        self._troubles = BackgroundRetries(parts.clock)
+        self._reading: asyncio.Task[None] | None = None
+        self._checking: dict[Path, asyncio.Task[None]] = {}
+        """By base model."""
+        self._retries = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
         self._models: dict[str, ServedModel] = {}
         self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
-        """What ran before the restart is loaded: from now on a missing replica is a lost one."""
+        """Start the checks. All deployments of before a restart are loaded by now, so a missing replica is lost."""
         self._due = self._parts.clock()
 
     @property
-    def under_way(self) -> list[asyncio.Task[None]]:
-        """What runs now."""
-        return [*self._visits.values(), *([self._round] if self._round is not None else [])]
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The tasks in flight."""
+        return [*self._checking.values(), *([self._reading] if self._reading is not None else [])]
 
     def start_when_due(self) -> None:
-        """One round at a time; a tick does not wait for it."""
+        """Start a check unless the one before still reads the rows. Returns at once."""
         now = self._parts.clock()
-        is_under_way = self._round is not None and not self._round.done()
-        if self._due is None or now < self._due or is_under_way:
+        is_reading = self._reading is not None and not self._reading.done()
+        if self._due is None or now < self._due or is_reading:
             return
         self._due = now + EVERY
-        self._round = asyncio.create_task(self._look())
+        self._reading = asyncio.create_task(self._start_checks())
 
-    async def _look(self) -> None:
-        """Each base model is visited by itself: a replica that hangs holds up no other model's."""
-        asked = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
+    async def _start_checks(self) -> None:
+        requests = {path: group.asked for path, group in self._parts.replicas.groups.items()}
         try:
-            charges = await self.threads.run(self._charges)
-        except Exception:  # a round must not be the last; the next one tries again
-            logger.exception("a round failed")
+            watched = await self.threads.run(self.watched)
+        except Exception:  # the next check tries again
+            logger.exception("a health check failed")
             return
-        known = {one.row["id"] for one in charges}
+        known = {one.id for one in watched}
         self._plan.keep_only(known)
         self._news.keep_only(known)
-        by_base: dict[Path, list[Charge]] = {path: [] for path in self._parts.replicas.groups}
-        for charge in charges:
-            by_base.setdefault(charge.served.base.path, []).append(charge)
-        for path, group in by_base.items():
-            if path not in self._visits:
-                task = asyncio.create_task(self._visit_safely(path, group, asked.get(path, 0)))
-                self._visits[path] = task
-                task.add_done_callback(lambda _, path=path: self._visits.pop(path, None))
+        by_base: dict[Path, list[WatchedDeployment]] = {
+            path: [] for path in self._parts.replicas.groups
+        }
+        for one in watched:
+            by_base.setdefault(one.served.base.path, []).append(one)
+        # Each base model has a task of its own: a replica that hangs delays no other model's check.
+        for path, deployments in by_base.items():
+            if path not in self._checking:
+                check = self._check(path, deployments, requests.get(path, 0))
+                self._checking[path] = task = asyncio.create_task(check)
+                task.add_done_callback(lambda _, path=path: self._checking.pop(path, None))
 
-    async def _visit_safely(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
-        try:
-            await self._visit(path, charges, asked)
-        except Exception:  # the next round visits it again
-            logger.exception("a visit failed")
-
-    def _charges(self) -> list[Charge]:
+    def watched(self) -> list[WatchedDeployment]:
+        """The deployments that need replicas and have a model."""
         table = tables.deployments
-        columns = [table.c[name] for name in LOOKED_AT]
+        columns = [table.c[name] for name in ROW_COLUMNS]
         query = sa.select(*columns).where(table.c.status.in_(LOADED))
         with self._parts.database.read() as connection:
             live = [dict(row) for row in connection.execute(query).mappings()]
             for row in live:
-                if row["id"] not in self._models and not self._troubles.is_waiting(row["id"]):
+                if row["id"] not in self._models and not self._retries.is_waiting(row["id"]):
                     self._find_model(connection, row)
         known = {row["id"] for row in live}
-        self._models = {name: one for name, one in self._models.items() if name in known}
-        self._troubles.keep_only(known)
-        return [Charge(row, self._models[row["id"]]) for row in live if row["id"] in self._models]
+        self._models = {name: model for name, model in self._models.items() if name in known}
+        self._retries.keep_only(known)
+        return [
+            WatchedDeployment(row, self._models[row["id"]])
+            for row in live
+            if row["id"] in self._models
+        ]
 
     def _find_model(self, connection: sa.Connection, row: Row) -> None:
-        """One that is not there is the keeper's to tell, when it settles the row. One must not stop the others."""
         try:
             self._models[row["id"]] = served_model(
                 connection, self._parts, row["client_id"], row["model_name"]
             )
-            self._troubles.end(row["id"])  # failed starts are counted by themselves
+            # A failure to find the model is no failure to start: starts are counted from zero.
+            self._retries.end(row["id"])
         except Exception as error:
             if is_away(error):
                 raise
-            is_foreseen = isinstance(error, (ModelNotFound, DeploymentError))
-            text = "a deployment's model cannot be had: %s"
-            logger.warning(text, row["id"], exc_info=None if is_foreseen else error)
-            self._troubles.add(row["id"], error)
+            # One model must not stop the others. The reconciler records a missing one in the row.
+            is_expected = isinstance(error, (ModelNotFound, DeploymentError))
+            text = "a deployment's model cannot be used: %s"
+            logger.warning(text, row["id"], exc_info=None if is_expected else error)
+            self._retries.add(row["id"], error)
 
-    async def _visit(self, path: Path, charges: Sequence[Charge], asked: int) -> None:
-        """One base model's replicas and the deployments that they serve; `asked`: when the rows were read."""
+    async def _check(self, path: Path, watched: Sequence[WatchedDeployment], requests: int) -> None:
+        """Check the replicas of one base model and the deployments that they serve.
+
+        `requests`: the group's count of requests for replicas when the rows were read.
+        """
         group = self._parts.replicas.of(path)
-        await group.probe(PROBE_PATIENCE_S)
-        if group.ready_calls != asked:  # a deployment came since: its replicas are not to be ended
-            return
-        charges = [
-            replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in charges
-        ]
-        group.resize(self._wanted(path, charges), _widths(charges))
-        self._log(group, charges)
-        running = [one for one in charges if one.row["status"] == DeploymentStatus.RUNNING]
-        awake = [one for one in running if one.wanted and not is_asleep(one.row)]
-        lost = [one for one in awake if not group.answering(one.model)]
-        changed = await self._changed([(one, UNHEALTHY) for one in lost])
-        running = [one for one in running if one not in lost] + changed
-        await self._changed(await self._states(group, running))
-        await _unload_unwanted(group, charges)
-        self._log(group, charges)
+        try:
+            await group.probe(PROBE_TIMEOUT_S)
+            # A deployment that came since the rows were read has asked for replicas, which must stay.
+            if group.asked == requests:
+                await self._update(path, group, watched)
+        except Exception:  # the next check tries again
+            logger.exception("the health check of a base model failed")
 
-    def _wanted(self, path: Path, charges: Iterable[Charge]) -> int:
-        """As many as the most demanding deployment; the default model stays loaded for the next one."""
+    async def _update(
+        self, path: Path, group: ReplicaSet, watched: Sequence[WatchedDeployment]
+    ) -> None:
+        """Scale the replicas of a base model, start missing ones, and record what has changed."""
+        watched = [
+            replace(one, wanted=self._plan.decide(one.row, group, one.model)) for one in watched
+        ]
+        # The most demanding deployment decides. The default model stays loaded for the next one.
         settings, default = self._parts.settings, self._parts.catalogue.default
         spare = 1 if settings.preload_base_models and path == default.path else 0
-        return max((one.wanted for one in charges), default=0) or spare
+        wanted = max((one.wanted for one in watched), default=0) or spare
+        wanted_by_model: dict[str | None, int] = {}
+        for one in watched:
+            wanted_by_model[one.model] = max(one.wanted, wanted_by_model.get(one.model, 0))
+        group.resize(wanted, wanted_by_model)
+        self._log_news(group, watched)
 
-    async def _states(
-        self, group: ReplicaGroup, running: Sequence[Charge]
-    ) -> list[tuple[Charge, dict[str, Any]]]:
-        """What their rows have to say; starts what is missing, one try a round for all of them."""
+        running = [one for one in watched if one.row["status"] == DeploymentStatus.RUNNING]
+        awake = [one for one in running if one.wanted and not is_asleep(one.row)]
+        # The loss is recorded before new replicas start, which can take minutes.
+        lost = [one for one in awake if not group.answering(one.model)]
+        unhealthy = await self._write_changes([(one, UNHEALTHY) for one in lost])
+        running = [one for one in running if one not in lost] + unhealthy
+        await self._write_changes(await self._start_missing(group, running))
+
+        # Adapters that no deployment needs now are unloaded; the replicas stay for others.
+        for model, count in wanted_by_model.items():
+            if model is not None and not count:
+                await group.forget(model)
+        self._log_news(group, watched)
+
+    async def _start_missing(
+        self, group: ReplicaSet, running: Sequence[WatchedDeployment]
+    ) -> list[RowChange]:
+        """Start missing replicas, once for all deployments, and return what is to be written into their rows."""
         asleep = [one for one in running if not one.wanted]
         awake = [one for one in running if one.wanted]
-        due = [one for one in awake if not self._troubles.is_waiting(one.row["id"])]
-        found: list[tuple[Charge, dict[str, Any]]] = [(one, ASLEEP) for one in asleep]
-        fault = await _fault(group, None) if due else None
-        for charge in due:
-            own = fault or await _fault(group, charge.served.adapter)
-            if own is not None:
-                found.append((charge, self._failed_to_start(charge, own)))
+        due = [one for one in awake if not self._retries.is_waiting(one.id)]
+        changes: list[RowChange] = [(one, ASLEEP) for one in asleep]
+        base_fault = await _fault(group, None) if due else None
+        for one in due:
+            fault = base_fault or await _fault(group, one.served.adapter)
+            if fault is not None:
+                changes.append((one, self._failed_start(one, fault)))
                 continue
-            self._troubles.end(charge.row["id"])
-            count = min(charge.wanted, group.answering(charge.model))
+            self._retries.end(one.id)
+            count = min(one.wanted, group.answering(one.model))
             health = "healthy" if count else "unhealthy"
-            found.append((charge, {"health": health, "current_replicas": count}))
-        return found
+            changes.append((one, {"health": health, "current_replicas": count}))
+        return changes
 
-    def _failed_to_start(self, charge: Charge, error: Exception) -> dict[str, Any]:
-        now, identifier = self._parts.clock(), charge.row["id"]
-        failures, why = self._troubles.add(identifier, error), _why_not_started(error)
-        text = f"start {failures} of {STARTS} failed: {why}"
-        self._parts.deployment_log.add(LogEntry(identifier, now, "error", "replica", text))
-        if failures < STARTS:
+    def _failed_start(self, deployment: WatchedDeployment, error: Exception) -> dict[str, Any]:
+        failures = self._retries.add(deployment.id, error)
+        if isinstance(error, OSError):
+            why = "a stored file cannot be read"
+        elif isinstance(error, ServingError):
+            why = str(error)
+        else:
+            kind = error_kind(error)
+            why = (
+                f"an internal error ({kind}), of which the operator finds more in the service's log"
+            )
+        text = f"start {failures} of {MAX_STARTS} failed: {why}"
+        entry = LogEntry(deployment.id, self._parts.clock(), "error", "replica", text)
+        self._parts.deployment_log.add(entry)
+        if failures < MAX_STARTS:
             return UNHEALTHY
         message = f"the replicas ended and could not be started again: {why}"
         failure = {"code": "deployment_error", "message": message}
         return {**UNHEALTHY, "status": DeploymentStatus.FAILED, "error": failure}
 
-    async def _changed(self, found: Sequence[tuple[Charge, dict[str, Any]]]) -> list[Charge]:
-        """Write what differs; answers the charges whose rows nobody else has changed."""
+    async def _write_changes(self, changes: Sequence[RowChange]) -> list[WatchedDeployment]:
+        """Write what differs, and return the deployments whose rows nobody else has changed."""
 
-        def write() -> list[Charge]:
-            kept: list[Charge] = []
+        def write() -> list[WatchedDeployment]:
+            kept: list[WatchedDeployment] = []
             with self._parts.database.write() as connection:
-                for charge, changes in found:
+                for one, values in changes:
                     now = self._parts.clock()
-                    row = {**charge.row, **changes, "updated_at": now}
-                    if not _differs(charge.row, changes):
-                        kept.append(charge)
-                    elif deployment_records.change_if_same(connection, charge.row, now, **changes):
-                        kept.append(replace(charge, row=row))
+                    row = {**one.row, **values, "updated_at": now}
+                    if not _differs(one.row, values):
+                        kept.append(one)
+                    elif deployment_records.change_if_same(connection, one.row, now, **values):
+                        kept.append(replace(one, row=row))
             return kept
 
-        if not any(_differs(charge.row, changes) for charge, changes in found):
-            return [charge for charge, _ in found]
+        if not any(_differs(one.row, values) for one, values in changes):
+            return [one for one, _ in changes]
         return await self.threads.run(write)
 
-    def _log(self, group: ReplicaGroup, charges: Sequence[Charge]) -> None:
-        listeners = [Listener(one.row["id"], one.model, one.wanted) for one in charges]
+    def _log_news(self, group: ReplicaSet, watched: Sequence[WatchedDeployment]) -> None:
+        listeners = [Listener(one.id, one.model, one.wanted) for one in watched]
         news = self._news.entries(group, listeners, self._parts.clock())
         if news:
             self._parts.deployment_log.add(*news)
 
 
-def _widths(charges: Iterable[Charge]) -> dict[str | None, int]:
-    """On how many replicas each model is asked: as many as its most demanding deployment may have."""
-    widths: dict[str | None, int] = {}
-    for one in charges:
-        widths[one.model] = max(one.wanted, widths.get(one.model, 0))
-    return widths
-
-
-async def _unload_unwanted(group: ReplicaGroup, charges: Sequence[Charge]) -> None:
-    """The adapters of those that sleep, while the replicas stay for others."""
-    wanted = {one.model for one in charges if one.wanted}
-    for model in {one.model for one in charges} - wanted - {None}:
-        await group.unload(str(model))
-
-
-async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | None:
-    """Why the replicas cannot be made ready, if so."""
+async def _fault(group: ReplicaSet, adapter: Adapter | None) -> Exception | None:
+    """Make the replicas ready; the error if that fails."""
     try:
         await group.ready(adapter)
     except (ServingError, OSError) as error:
@@ -266,14 +291,6 @@ async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | No
         logger.exception("replicas could not be made ready")
         return error
     return None
-
-
-def _why_not_started(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return "a stored file cannot be read"
-    if isinstance(error, ServingError):
-        return str(error)
-    return f"an internal error ({kind_of(error)}), of which the operator finds more in the service's log"
 
 
 def _differs(row: Row, changes: dict[str, Any]) -> bool:

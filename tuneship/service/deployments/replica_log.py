@@ -1,8 +1,8 @@
-"""What a deployment's log says of replicas: of those that serve it, and of no others.
+"""The lines about replicas in a deployment's log: about those that serve it, and about no others.
 
-Deployments of several tenants share the replicas of a base model. A deployment counts as its own as many as it shall
-have, and keeps them as long as they live; one that was started for somebody else is no news for it. No line names a
-process: its number would tell two tenants that they share one.
+Deployments of several tenants share the replicas of a base model. Each deployment counts as many as it wants as its
+own, and keeps them as long as they live; a replica that was started for another one is not in its log. No line names a
+process, whose number would tell two tenants that they share it.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,57 +21,60 @@ class Listener:
 
     deployment_id: str
     model: str | None
-    """By the name that the replicas know."""
+    """The name of the adapter in the replicas; None for the base model."""
     wanted: int
-    """Replicas that it shall have."""
+    """The number of replicas that it should have."""
 
 
 class ReplicaNews:
     """Remembers, by deployment, the numbers of the replicas that serve it."""
 
     def __init__(self) -> None:
-        """No deployment has one."""
+        """Start without replicas."""
         self._own: dict[str, set[int]] = {}
 
     def keep_only(self, deployment_ids: Collection[str]) -> None:
-        """Forget the others."""
+        """Forget all other deployments."""
         self._own = {name: own for name, own in self._own.items() if name in deployment_ids}
 
     def entries(
         self, group: ReplicaGroup, listeners: Sequence[Listener], now: datetime
     ) -> list[LogEntry]:
-        """What has happened since the last call, for each deployment what concerns it."""
-        happenings = group.take_events()
-        found: list[LogEntry] = []
-        for one in listeners:
-            for level, message in self._news(group, one, happenings):
-                found.append(LogEntry(one.deployment_id, now, level, "replica", message))
-        return found
+        """The log entries of all events since the last call, for each deployment those that concern it."""
+        happenings = group.happenings()
+        return [
+            LogEntry(listener.deployment_id, now, level, "replica", message)
+            for listener in listeners
+            for level, message in self._lines(group, listener, happenings)
+        ]
 
-    def _news(
-        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[ReplicaEvent]
+    def _lines(
+        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[Happening]
     ) -> list[tuple[str, str]]:
         own = self._own.setdefault(listener.deployment_id, set())
         serving = group.serving(listener.model)
         lacks = len(own & {*serving}) < listener.wanted
-        told = [
-            (one.level, one.message)
-            for one in happenings
-            if (one.replica in own and not _is_orderly(one)) or (one.replica is None and lacks)
+        # A replica that was ended on purpose is logged by the deployment's number of replicas only.
+        lines = [
+            (event.level, event.message)
+            for event in happenings
+            if (event.replica in own and not _is_planned_end(event))
+            or (event.replica is None and lacks)
         ]
-        own -= {one.replica for one in happenings if one.is_end and not _is_orderly(one)}
+        own -= {
+            event.replica for event in happenings if event.is_end and not _is_planned_end(event)
+        }
         had = len(own)
-        own -= {one.replica for one in happenings if one.is_end}
-        here = [one for one in serving if one in own]
-        others = [one for one in serving if one not in own]
-        leaving = sorted(own - {*serving})  # until another one has the model, they count
+        own -= {event.replica for event in happenings if event.is_end}
+        kept = [replica for replica in serving if replica in own]
+        others = [replica for replica in serving if replica not in own]
+        leaving = sorted(own - {*serving})  # they count until another replica has the model
         own.clear()
-        own.update([*here, *others, *leaving][: listener.wanted])
-        # A model that moves to another replica, because somebody else has scaled, is no news.
+        own.update([*kept, *others, *leaving][: listener.wanted])
+        # A model that moves to another replica, because another deployment was scaled, is not logged.
         more = len(own) - had
-        return [*told, *[("info", STARTED)] * more, *[("info", ENDED)] * -more]
+        return [*lines, *[("info", STARTED)] * more, *[("info", ENDED)] * -more]
 
 
-def _is_orderly(happening: ReplicaEvent) -> bool:
-    """Whether a replica was ended on purpose; a deployment learns of that by its own number of replicas."""
-    return happening.is_end and happening.level == "info"
+def _is_planned_end(event: Happening) -> bool:
+    return event.is_end and event.level == "info"

@@ -1,4 +1,4 @@
-"""What the endpoint operations do: one atomic split, versions against a second driver, leases that revert.
+"""Handlers of endpoints: atomic splits, versions that stop a second rollout, leases that revert a split.
 
 A plain endpoint is a row of the same kind with one member at 100 %.
 """
@@ -23,15 +23,13 @@ from tuneship.contract.endpoints import (
     EndpointStatus,
     EndpointUpdate,
     LeaseRenewal,
-    LeaseRequest,
-    Member,
 )
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
-from tuneship.service.access.hipaa import is_in_mode
+from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
-from tuneship.service.context.quotas import check_quota
+from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.store import endpoint_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
@@ -40,14 +38,15 @@ from tuneship.store.row_types import DeploymentRow, EndpointRow
 
 CANARY = "canary"
 PLAIN = "plain"
+IS_LIVE = tables.endpoints.c.status != EndpointStatus.DELETED
 
 
 @serves(contract.create_endpoint)
 def create_endpoint(context: Context, endpoint: EndpointCreate) -> Endpoint:
-    """Record where it routes to."""
+    """Record the endpoint and its deployment."""
     connection = context.transaction
     _check_target(context, connection, endpoint.deployment_id)
-    _check_name(context, connection, endpoint.name)
+    _check_name(context, endpoint.name)
     members = _all_to(endpoint.deployment_id)
     row = _insert(context, connection, PLAIN, new_id("ep"), endpoint.name)
     endpoint_records.swap(connection, row, members, None, context.now)
@@ -56,23 +55,21 @@ def create_endpoint(context: Context, endpoint: EndpointCreate) -> Endpoint:
 
 @serves(contract.create_canary_endpoint)
 def create_canary_endpoint(context: Context, endpoint: CanaryEndpointCreate) -> CanaryEndpoint:
-    """Record the split, and the lease when one is asked for."""
+    """Record the split, and the lease if the request has one."""
     connection = context.transaction
     _check_members(context, connection, endpoint)
-    _check_name(context, connection, endpoint.name)
-    members = _plain(endpoint.deployments)
+    _check_name(context, endpoint.name)
     row = _insert(context, connection, CANARY, new_id("cep"), endpoint.name)
-    endpoint_records.swap(connection, row, members, _lease(endpoint.lease), context.now)
+    _swap_split(context, row, endpoint)
     return _answer(context, own_endpoint(context, row["id"], CANARY))
 
 
 def _insert(
     context: Context, connection: sa.Connection, kind: str, identifier: str, name: str
-) -> EndpointRow:
-    """A row without members; its first swap makes it version 1. Raises `QuotaExceeded`."""
-    is_live = tables.endpoints.c.status != EndpointStatus.DELETED
+) -> Row:
+    """Insert a row without members, which its first swap makes version 1. Raises `QuotaExceeded`."""
     most = context.parts.settings.maximum_endpoints
-    check_quota(context, tables.endpoints, most, "endpoints", is_live)
+    check_quota(context, tables.endpoints, most, "endpoints", IS_LIVE)
     values: dict[str, Any] = {
         "id": identifier,
         "client_id": context.client_id,
@@ -88,16 +85,9 @@ def _insert(
     return rows.insert(connection, tables.endpoints, values)
 
 
-def _check_name(context: Context, connection: sa.Connection, name: str) -> None:
-    """Unique among both kinds, for they share one address."""
-    table = tables.endpoints
-    if rows.count(
-        connection,
-        table,
-        table.c.client_id == context.client_id,
-        table.c.name == name,
-        table.c.status != EndpointStatus.DELETED,
-    ):
+def _check_name(context: Context, name: str) -> None:
+    # Names are unique among both kinds, which share one address.
+    if is_name_taken(context, tables.endpoints.c.name, name, IS_LIVE):
         raise InvalidRequestError("the name is taken by another endpoint", param="name", status=409)
 
 
@@ -105,12 +95,10 @@ def _all_to(deployment_id: str) -> list[dict[str, Any]]:
     return [{"id": deployment_id, "traffic_percentage": 100}]
 
 
-def _plain(members: Sequence[Member]) -> list[dict[str, Any]]:
-    return [member.model_dump() for member in members]
-
-
-def _lease(lease: LeaseRequest | None) -> dict[str, Any] | None:
-    return None if lease is None else lease.model_dump()
+def _swap_split(context: Context, row: Row, update: CanaryEndpointUpdate) -> None:
+    members = [member.model_dump() for member in update.deployments]
+    lease = None if update.lease is None else update.lease.model_dump()
+    endpoint_records.swap(context.transaction, row, members, lease, context.now)
 
 
 def _check_members(
@@ -119,21 +107,22 @@ def _check_members(
     update: CanaryEndpointUpdate,
     present: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Every member exists; whoever gets traffic, now or by the fallback, can serve it; none brings another mode."""
-    sets = {"deployments": update.deployments}
+    """Check that every member exists, that those with traffic can serve it, and that the hipaa mode does not change.
+
+    Members of the lease's fallback are checked too.
+    """
+    members_by_field = {"deployments": update.deployments}
     if update.lease is not None:
-        sets["lease.fallback"] = update.lease.fallback
-    places = [
-        (f"{name}[{at}]", one) for name, members in sets.items() for at, one in enumerate(members)
-    ]
-    found: list[DeploymentRow] = []
-    for place, member in places:
-        row = _member(context, connection, member.id, place.partition("[")[0])
-        status = DeploymentStatus(row["status"])
-        if member.traffic_percentage > 0 or status in GONE:
-            _refuse_idle(status, place, place.partition("[")[0])
-        found.append(row)
-    _refuse_another_mode(context, connection, found, present, "deployments")
+        members_by_field["lease.fallback"] = update.lease.fallback
+    deployments: list[Row] = []
+    for field, members in members_by_field.items():
+        for index, member in enumerate(members):
+            row = _member(context, connection, member.id, field)
+            status = DeploymentStatus(row["status"])
+            if member.traffic_percentage > 0 or status in GONE:
+                _refuse_idle(status, f"{field}[{index}]", field)
+            deployments.append(row)
+    _refuse_another_mode(context, connection, deployments, present, "deployments")
 
 
 def _check_target(
@@ -165,16 +154,18 @@ def _refuse_another_mode(
     present: Sequence[Mapping[str, Any]],
     param: str,
 ) -> None:
-    """An address keeps hipaa mode or never has it: what holds for a prompt must not depend on a draw.
+    """Raises `DeploymentError` unless all members of an endpoint are in hipaa mode, or none is, for its whole life.
 
-    `present`: the members so far. One that an earlier version let mix may keep both modes, so that it can go back.
+    The rules for a prompt must not depend on the split's draw. `present`: the members so far. An endpoint of an earlier
+    version that mixes both modes may keep them, so that its rollout can be rolled back.
     """
     table = tables.deployments
+    present_ids = [member["id"] for member in present]
     query = sa.select(table.c.security_settings).where(
-        table.c.client_id == context.client_id, table.c.id.in_([one["id"] for one in present])
+        table.c.client_id == context.client_id, table.c.id.in_(present_ids)
     )
-    modes = {is_in_mode(row) for row in wanted}
-    kept = {is_in_mode(dict(row)) for row in connection.execute(query).mappings()}
+    modes = {is_hipaa(row) for row in wanted}
+    kept = {is_hipaa(dict(row)) for row in connection.execute(query).mappings()}
     if len(modes) > max(1, len(kept)) or (kept and not modes <= kept):
         text = "the deployments of an endpoint are in hipaa mode all or none, for its whole life"
         raise DeploymentError(f"{text}: make another endpoint", param=param)
@@ -185,17 +176,15 @@ def _refuse_idle(status: DeploymentStatus, who: str, param: str) -> None:
         raise DeploymentError(f"{who} is {status}: it cannot take traffic", param=param)
 
 
-def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> EndpointRow:
-    """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing and for another's."""
+def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> Row:
+    """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
     return endpoint_in_force(context, row, kind)
 
 
-def endpoint_in_force(
-    context: Context, row: EndpointRow | None, kind: str | None = None
-) -> EndpointRow:
-    """One of the caller's that was read, as its lease has it now. Raises `ResourceNotFound`."""
+def endpoint_in_force(context: Context, row: Row | None, kind: str | None = None) -> Row:
+    """An endpoint of the caller that was read, with the split that its lease gives it now. Raises 404."""
     if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
         raise ResourceNotFound("there is no such endpoint")
     return endpoint_records.in_force(row, context.now)
@@ -205,8 +194,8 @@ def _etag(row: EndpointRow) -> str:
     return f'"{row["version"]}"'
 
 
-def _check_version(context: Context, row: EndpointRow) -> None:
-    """`If-Match` stops the slower of two drivers."""
+def _check_version(context: Context, row: Row) -> None:
+    # Of two rollouts on one endpoint `If-Match` stops the slower one.
     message = f"the endpoint has changed: its version is {row['version']}"
     context.refuse_stale(_etag(row), message)
 
@@ -245,14 +234,14 @@ def _rendered(context: Context, row: EndpointRow) -> CanaryEndpoint:
 
 @serves(contract.get_endpoint)
 def get_endpoint(context: Context, endpoint_id: str) -> Endpoint | CanaryEndpoint:
-    """Either kind, in its own form."""
+    """An endpoint of either kind, in its own form."""
     row = own_endpoint(context, endpoint_id)
     return _answer(context, row) if row["kind"] == CANARY else _plain_answer(context, row)
 
 
 @serves(contract.get_canary_endpoint)
 def get_canary_endpoint(context: Context, endpoint_id: str) -> CanaryEndpoint:
-    """The record, with its version as `ETag`."""
+    """The present record, with its version as `ETag`."""
     return _answer(context, own_endpoint(context, endpoint_id, CANARY))
 
 
@@ -311,7 +300,7 @@ def update_endpoint(context: Context, endpoint_id: str, update: EndpointUpdate) 
     if update.deployment_id is not None:
         _check_target(context, connection, update.deployment_id, row["members"])
     if update.name is not None and update.name != row["name"]:
-        _check_name(context, connection, update.name)
+        _check_name(context, update.name)
     _check_version(context, row)
     name = update.name or row["name"]
     if update.deployment_id is None:
@@ -324,13 +313,13 @@ def update_endpoint(context: Context, endpoint_id: str, update: EndpointUpdate) 
 
 @serves(contract.delete_endpoint)
 def delete_endpoint(context: Context, endpoint_id: str) -> EndpointDeleted:
-    """From the next request on it is not there."""
+    """Delete the endpoint: the next request finds none."""
     return _deleted(context, endpoint_id, PLAIN)
 
 
 @serves(contract.delete_canary_endpoint)
 def delete_canary_endpoint(context: Context, endpoint_id: str) -> EndpointDeleted:
-    """A running lease ends with it: there is nothing left to revert."""
+    """Delete the endpoint; a running lease ends with it, since there is no split left to revert."""
     return _deleted(context, endpoint_id, CANARY)
 
 
@@ -349,18 +338,18 @@ def update_canary_endpoint(
 ) -> CanaryEndpoint:
     """Swap the whole split; a refusal leaves the routing as it was."""
     connection = context.transaction
-    endpoint_records.revert_lapsed(connection, context.now)  # the version must say so first
+    # A lapsed lease raises the version, which the condition is checked against.
+    endpoint_records.revert_lapsed(connection, context.now)
     row = own_endpoint(context, endpoint_id, CANARY)
     _check_members(context, connection, update, row["members"])
     _check_version(context, row)
-    members = _plain(update.deployments)
-    endpoint_records.swap(connection, row, members, _lease(update.lease), context.now)
+    _swap_split(context, row, update)
     return _answer(context, own_endpoint(context, endpoint_id, CANARY))
 
 
 @serves(contract.renew_canary_lease)
 def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal) -> CanaryEndpoint:
-    """Push the lease's end; 0 ends it and keeps the split. A renewal raises no version, an end does."""
+    """Extend the lease; 0 seconds end it and keep the split. Ending it raises the version, extending it does not."""
     connection = context.transaction
     row = own_endpoint(context, endpoint_id, CANARY)
     if row["lease_until"] is None:

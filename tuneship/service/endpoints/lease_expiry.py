@@ -1,7 +1,7 @@
 """Ends rollout leases that have lapsed, and renews the leases of jobs whose processes run.
 
-On a thread and a database connection of its own, ahead of all other writers: a canary whose pipeline is gone gets its
-traffic back however busy or stuck everything else is, the event loop included.
+It has its own thread and database connection, and goes ahead of all other writers: when a rollout's pipeline is gone,
+its traffic is rolled back however busy or stuck everything else is, the event loop included.
 """
 
 import logging
@@ -19,53 +19,54 @@ from tuneship.store.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.2
-AFTER_A_FAILURE_S = 1.0
+POLL_S = 0.2
+RETRY_PAUSE_S = 1.0
 RENEW_EVERY = timedelta(seconds=10)
 
 
 class LeaseKeeper:
-    """Works from `start` to `stop`."""
+    """Ends and renews leases from `start` to `stop`."""
 
     def __init__(self, parts: Parts, held: Callable[[], Sequence[JobLease]]) -> None:
-        """`held` answers, on any thread, which jobs this service works on."""
+        """`held` returns, on any thread, the leases of the jobs that this service runs."""
         self._parts = parts
         self._held = held
         self._renew_at = parts.clock()
-        self._troubles = BackgroundRetries(parts.clock)
-        """Endpoints whose lease cannot be ended, which is tried for ever: requests go by the fallback all the same."""
+        # Endpoints whose lease cannot be ended. That is retried forever: requests follow the fallback
+        # in any case.
+        self._retries = BackgroundRetries(parts.clock)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look at the leases."""
+        """Start the thread."""
         self._stopped.clear()
         self._thread = threading.Thread(target=self._run, daemon=True, name="leases")
         self._thread.start()
 
-    def stop(self, patience_s: float) -> None:
-        """Look no more. Returns when the thread has ended, or when the patience is over."""
+    def stop(self, timeout_s: float) -> None:
+        """Stop the thread. Returns when it has ended or the timeout has passed."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
-            pause_s = LOOK_EVERY_S
-            for look in (self._end_lapsed, self._renew_held):
+            pause_s = POLL_S
+            for step in (self._end_lapsed, self._renew_held):
                 try:
-                    look(self._parts.clock())
-                except Exception:  # the database is away: the next look tries again
-                    logger.exception("leases could not be looked after")
-                    pause_s = AFTER_A_FAILURE_S
+                    step(self._parts.clock())
+                except Exception:  # the database is away: the next poll tries again
+                    logger.exception("leases could not be ended or renewed")
+                    pause_s = RETRY_PAUSE_S
 
     def _end_lapsed(self, now: datetime) -> None:
         with self._parts.database.read(first=True) as connection:
             query = sa.select(tables.endpoints.c.id).where(endpoint_records.is_lapsed(now))
             lapsed = set(connection.scalars(query))
-        self._troubles.keep_only(lapsed)
-        waiting = self._troubles.waiting()
+        self._retries.keep_only(lapsed)
+        waiting = self._retries.waiting()
         if lapsed.difference(waiting):
             with self._parts.database.write(first=True) as connection:
                 ended = endpoint_records.revert_lapsed(connection, now, waiting)
@@ -73,7 +74,7 @@ class LeaseKeeper:
                 if error is None:
                     logger.warning("lease lapsed, split reverted: %s", endpoint_id)
                 else:
-                    self._troubles.add(endpoint_id, error)
+                    self._retries.add(endpoint_id, error)
 
     def _renew_held(self, now: datetime) -> None:
         if now < self._renew_at:

@@ -1,4 +1,4 @@
-"""Handlers of the audit chain and its signed heads. Its entries are made in `access/audit_trail.py`."""
+"""Handler of the audit chain, and its signed heads. Its entries are made from `access/audit_trail.py`."""
 
 from datetime import datetime
 
@@ -11,12 +11,12 @@ from tuneship.store import audit
 from tuneship.store.audit_heads import Head, Heads
 from tuneship.store.database import Database
 
-# Rows of this time at most can be taken from the end of the chain without a trace.
+# Removing the chain's last rows leaves no trace only if they are younger than the last signed head.
 HEAD_EVERY_S = 60.0
 
 
 def sign_head(database: Database, heads: Heads, now: datetime) -> None:
-    """Write a head if the chain has grown. `heads`: best a place that only takes additions, on another machine."""
+    """Write a signed head if the chain has grown. `heads` is best kept append-only and on another machine."""
     with database.read() as connection:
         head = Head(*audit.head_of(connection))
     heads.append(head, now)
@@ -25,11 +25,11 @@ def sign_head(database: Database, heads: Heads, now: datetime) -> None:
 @serves(contract.list_audit)
 def list_audit(context: Context, limit: int = 100, after: str | None = None) -> AuditPage:
     """Oldest first; the cursor is bound to the tenant."""
-    cursors, list_of = context.parts.cursors, f"audit of {context.client_id}"
-    position = 0 if after is None else cursors.position(list_of, after)
+    cursors, bound_to = context.parts.cursors, f"audit of {context.client_id}"
+    position = 0 if after is None else cursors.position(bound_to, after)
     with context.read() as connection:
-        found = audit.page_of(connection, context.client_id, after=position, limit=limit)
-    last = cursors.issue(list_of, found[-1]["seq"]) if found else after
+        entries = audit.page_of(connection, context.client_id, after=position, limit=limit)
+    last = cursors.issue(bound_to, entries[-1]["seq"]) if entries else after
     return AuditPage(
-        entries=[AuditEntry.model_validate(row) for row in found], pagination=LogCursor(after=last)
+        entries=[AuditEntry(**row) for row in entries], pagination=LogCursor(after=last)
     )

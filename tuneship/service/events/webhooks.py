@@ -1,4 +1,4 @@
-"""What the webhook operations do: check a receiver, keep its secret, show and repeat deliveries; `events/` sends."""
+"""Handlers of webhooks: check receivers, seal secrets, list and replay deliveries; `tuneship/events` sends."""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,8 @@ from tuneship.store.webhook_records import ReplayWindow
 
 @serves(contract.create_webhook)
 def create_webhook(context: Context, webhook: WebhookCreate) -> WebhookSecret:
-    """Resolve the receiver's name first: no writer waits for a slow resolver."""
+    """Record a webhook with a new secret, which is only shown here."""
+    # The name is resolved before the transaction, so that no writer waits for a slow resolver.
     _check_url(context, webhook.url)
     check_quota(context, tables.webhooks, context.parts.settings.maximum_webhooks, "webhooks")
     identifier, secret = new_id("wh"), new_secret()
@@ -103,7 +104,7 @@ def get_webhook(context: Context, webhook_id: str) -> Webhook:
 
 @serves(contract.update_webhook)
 def update_webhook(context: Context, webhook_id: str, update: WebhookUpdate) -> Webhook:
-    """What waits for a webhook that is switched off becomes `dead`: it can be replayed later."""
+    """Change a webhook. When it is switched off, its pending deliveries become `dead`, and can be replayed later."""
     changes = update.model_dump(exclude_unset=True)
     if not changes:
         raise InvalidRequestError("the update is empty")
@@ -111,7 +112,8 @@ def update_webhook(context: Context, webhook_id: str, update: WebhookUpdate) -> 
         _check_url(context, update.url)
     connection = context.transaction
     row = _own(context, webhook_id)
-    if update.url not in (None, row["url"]):  # what the old address did is not this one's fault
+    if update.url not in (None, row["url"]):
+        # The failures of the old address do not count for the new one.
         changes |= {"failing_since": None}
     if update.active and not row["active"]:
         changes |= {"disabled_reason": None, "failing_since": None}
@@ -123,7 +125,7 @@ def update_webhook(context: Context, webhook_id: str, update: WebhookUpdate) -> 
 
 @serves(contract.delete_webhook)
 def delete_webhook(context: Context, webhook_id: str) -> Deleted:
-    """With its deliveries; a try in the air may still arrive."""
+    """Delete a webhook with its deliveries; one in flight may still arrive."""
     connection = context.transaction
     webhook_records.delete(connection, _own(context, webhook_id)["id"])
     return Deleted(id=webhook_id)
@@ -133,7 +135,7 @@ def delete_webhook(context: Context, webhook_id: str) -> Deleted:
 def rotate_webhook_secret(
     context: Context, webhook_id: str, rotation: SecretRotation
 ) -> WebhookSecret:
-    """Two secrets sign at most: a rotation during a rotation ends the oldest."""
+    """Replace the secret. At most two secrets sign: a rotation during a rotation ends the oldest."""
     connection, secret, now = context.transaction, new_secret(), context.now
     row = _own(context, webhook_id)
     overlaps = rotation.overlap_hours > 0
@@ -151,7 +153,7 @@ def rotate_webhook_secret(
 
 @serves(contract.send_test_event)
 def send_test_event(context: Context, webhook_id: str, test: WebhookTest) -> Delivery:
-    """An event about the webhook itself, for this receiver only, delivered and retried like any other."""
+    """Send an event about the webhook itself, to this receiver only, delivered and retried like any other."""
     connection, now = context.transaction, context.now
     row = _own_active(context, webhook_id)
     about = {"client_id": row["client_id"], "resource_id": webhook_id, "type": test.type}
@@ -186,7 +188,7 @@ def list_webhook_deliveries(
 
 @serves(contract.retry_webhook_delivery)
 def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> Delivery:
-    """Whatever became of it: asked for, it is sent again under the same id."""
+    """Send a delivery again under the same id, whatever its status is."""
     connection = context.transaction
     _own_active(context, webhook_id)
     _delivery(context, webhook_id, event_id)
@@ -196,7 +198,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
 
 @serves(contract.replay_webhook)
 def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replayed:
-    """Between two moments, by default everything that is kept until now."""
+    """Send the deliveries between two moments again, by default all that are kept."""
     now = context.now
     window = ReplayWindow(replay.since or now - events.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:

@@ -8,21 +8,21 @@ import time
 from tuneship.contract import generation as contract
 from tuneship.contract.generation import Generate, Generation
 from tuneship.service.common.streaming import Stream
-from tuneship.service.context.bindings import serves_async
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
 from tuneship.service.generation.run import GenerationRun
 from tuneship.store import tables
 
 
-@serves_async(contract.generate)
+@serves(contract.generate)
 async def generate(context: Context, deployment_id: str, request: Generate) -> Generation | Stream:
     """Answer with this deployment."""
     run = GenerationRun(context, RoutingTarget(deployment_id), request, time.perf_counter())
     return await (run.stream() if request.stream else run.answer())
 
 
-@serves_async(contract.generate_by_endpoint)
+@serves(contract.generate_by_endpoint)
 async def generate_by_endpoint(
     context: Context, endpoint_id: str, request: Generate
 ) -> Generation | Stream:

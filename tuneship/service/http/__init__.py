@@ -1,4 +1,4 @@
-"""The one room that knows Starlette: it binds declared operations to handlers and keeps the border strict."""
+"""The HTTP boundary: binds declared operations to handlers. No other package knows Starlette."""
 
 from tuneship.service.http.app import build_app
 from tuneship.service.http.boundary import Boundary

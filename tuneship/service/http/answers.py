@@ -1,4 +1,4 @@
-"""How a reply, a refusal or a stored answer becomes an HTTP response."""
+"""Renders replies, refusals and stored answers as HTTP responses."""
 
 import errno
 import json
@@ -19,37 +19,37 @@ from tuneship.store import idempotency
 
 logger = logging.getLogger(__name__)
 
-# Answers given before the whole request was read: the connection ends with them.
-CLOSING = (408, 413, 414, 431)
-# What the operating system says of a disk that is full or broken, or when too many files are
-# open.
-OUT_OF_ORDER = (
+# Statuses of answers given before the whole request was read, after which the connection closes.
+CLOSING_STATUSES = (408, 413, 414, 431)
+# Errors of the operating system for a disk that is full or broken, or for too many open files.
+DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE,
 )  # fmt: skip
 
-# What Postgres says to a write when it has become a standby.
-READ_ONLY = "25006"
+# The error code of Postgres for a write to a server that has become a standby.
+READ_ONLY_SQLSTATE = "25006"
 
 
 def refusal_of(request: Request, error: Exception) -> ApiError:
-    """The declared answer to whatever went wrong; no traceback, path or SQL ever leaves the service."""
+    """The declared error for any exception; no traceback, path or SQL ever leaves the service."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ClientDisconnect):
         return InvalidRequestError("the body broke off")
     logger.error("%s failed", request.state.request_id, exc_info=error)
-    is_disk = isinstance(error, OSError) and error.errno in OUT_OF_ORDER
-    is_cut = isinstance(error, DBAPIError) and (
-        error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY
+    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+    is_disconnected = isinstance(error, DBAPIError) and (
+        error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY_SQLSTATE
     )
-    if is_disk or is_cut or isinstance(error, OperationalError | PoolTimeout):
+    if is_disk or is_disconnected or isinstance(error, OperationalError | PoolTimeout):
         return InternalError("the database or the disk is not available", status=503, retry_after=2)
     return InternalError("the service failed unexpectedly")
 
 
 def reply_response(operation: Operation[..., Any], reply: Any, context: Context) -> Response:
-    rendered = isinstance(reply, bytes)  # by the handler itself
-    body = reply if rendered else operation.reply_type.dump_json(reply, by_alias=True)
+    # A handler of a long answer returns it as JSON.
+    is_json = isinstance(reply, bytes)
+    body = reply if is_json else operation.reply_type.dump_json(reply, by_alias=True)
     if context.profile != "auto":
         body = json.dumps(profiles.shaped(operation.name, context.profile, json.loads(body)))
     settings = context.parts.settings
@@ -73,8 +73,9 @@ def sealed_answer(
 def stored_response(
     stored: idempotency.StoredAnswer, vault: Vault, key: idempotency.Key
 ) -> Response:
-    is_old = stored.body.startswith(b"{")  # of a release that did not seal; kept for a day
-    body = stored.body if is_old else vault.open(stored.body, key.about)
+    # An earlier version stored answers unsealed; they are kept for a day.
+    is_plain = stored.body.startswith(b"{")
+    body = stored.body if is_plain else vault.open(stored.body, key.about)
     response = Response(body, stored.status, media_type="application/json")
     response.headers["Idempotent-Replayed"] = "true"
     if stored.location:
@@ -86,14 +87,14 @@ def error_response(request: Request, error: ApiError) -> Response:
     response = json_response(error.status, error.as_json(request.state.request_id))
     response.headers.update(error.headers)
     response.headers["X-Should-Retry"] = "true" if error.retryable else "false"
-    wait = (
-        error.retry_after if error.retry_after is not None else (1 if error.status == 503 else None)
-    )
-    if wait is not None:
-        response.headers["Retry-After"] = str(wait)
+    retry_after = error.retry_after
+    if retry_after is None and error.status == 503:
+        retry_after = 1
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(retry_after)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if error.status in CLOSING:
+    if error.status in CLOSING_STATUSES:
         response.headers["Connection"] = "close"
     return response
 

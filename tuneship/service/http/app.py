@@ -1,7 +1,7 @@
 """Binds every declared operation to its handler and runs it in one transaction.
 
-Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. How
-values are read is in `service/arguments.py`; what happens inside an operation is in the resource's own file.
+Order of checks: framing, authentication, route, rate, scope, size, media type, syntax, fields, then the handler. The
+values are read by `arguments.py`; handlers are in the packages of their resources.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -31,7 +30,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.operation import DECLARED, Operation
 from tuneship.service.access.api_keys import Principal
-from tuneship.service.access.audit_trail import Trail
+from tuneship.service.access.audit_trail import AuditTrail
 from tuneship.service.access.hipaa import Caller
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
@@ -46,119 +45,203 @@ from tuneship.service.http.answers import (
 )
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
-from tuneship.service.http.content import SHORT_BODY, content_of, parsed
-from tuneship.service.http.disconnect import while_heard
+from tuneship.service.http.content import SHORT_BODY_BYTES, content_of, parsed
+from tuneship.service.http.disconnect import cancel_on_disconnect
 from tuneship.service.http.forms import Content
-from tuneship.service.http.forwarding import is_address_known, is_way_known
-from tuneship.service.http.health import Ready, alive
+from tuneship.service.http.forwarding import is_address_known, is_scheme_known
+from tuneship.service.http.health import Readiness, alive
 from tuneship.service.http.middleware import EntryMiddleware, address_of
 from tuneship.service.http.rate_limits import RateWindow
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
 from tuneship.store import idempotency
 
-# By which a refusal is late for a client that does not wait: as long as it should have waited.
-LATE_S = 1.0
+# A client that ignores Retry-After gets its refusals this much later, as if it had waited.
+LATE_REFUSAL_S = 1.0
 KEY_SHAPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-def build_app(served: Iterable[BoundOperation], border: Boundary, lifespan: Any = None) -> ASGIApp:
+def build_app(
+    served: Iterable[BoundOperation], boundary: Boundary, lifespan: Any = None
+) -> ASGIApp:
     """The ASGI application that serves these operations."""
-    # Routes are tried in turn, and generations are by far the most requests: they come first.
-    operations = sorted(served, key=lambda one: not one.is_async)
-    routes = [_operation_route(border, operation) for operation in operations]
-    routes.append(_route("GET", "/healthz", alive(border.parts)))
-    routes.append(_route("GET", "/readyz", Ready(border.parts).answer))
-    routes.append(_route("GET", "/openapi.json", _described(border.parts)))
-    refused = {HTTPException: _routing_refused(routes)}
-    app = Starlette(routes=routes, exception_handlers=refused, lifespan=lifespan)
+    # Routes are tried in order, and generations are by far the most frequent requests.
+    operations = sorted(served, key=lambda bound: not bound.is_async)
+    paths = [operation.path for operation in DECLARED]
+    routes = [
+        _route(
+            bound.operation.method,
+            route_path(bound.operation.path, paths),
+            _OperationEndpoint(boundary, bound).answer,
+        )
+        for bound in operations
+    ]
+    parts = boundary.parts
+    document = openapi.document(parts.public_url, parts.settings.created_status)
+    document_body = json.dumps(document, ensure_ascii=False).encode()
+
+    async def describe(_request: Request) -> Response:
+        # The document is large and needs no key. One for each connection, so that nobody requests
+        # hundreds of them and reads none.
+        headers = {"Connection": "close"}
+        return Response(document_body, media_type="application/json", headers=headers)
+
+    routes.append(_route("GET", "/healthz", alive(parts)))
+    routes.append(_route("GET", "/readyz", Readiness(parts, boundary.ready_for_s).answer))
+    routes.append(_route("GET", "/openapi.json", describe))
+
+    async def refuse_route(request: Request, error: Exception) -> Response:
+        return _route_refusal(routes, request, error)
+
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: refuse_route}, lifespan=lifespan
+    )
     app.router.redirect_slashes = False
-    return EntryMiddleware(app, border)
+    return EntryMiddleware(app, boundary)
 
 
-def _described(parts: Parts) -> Callable[[Request], Awaitable[Response]]:
-    """The document of the contract, made once."""
-    told = openapi.document(parts.public_url, parts.settings.created_status)
-    body = json.dumps(told, ensure_ascii=False).encode()
-
-    async def answer(_request: Request) -> Response:
-        # Big, and anybody may ask for it: one for each connection, so that nobody asks for hundreds and reads none.
-        return Response(body, media_type="application/json", headers={"Connection": "close"})
-
-    return answer
-
-
-def _routing_refused(
-    routes: Sequence[Route],
-) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def answer(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException) and error.status_code == 405:
-            methods = {
-                method
-                for route in routes
-                if route.matches({**request.scope, "method": "-"})[0] is not Match.NONE
-                for method in getattr(route, "methods", None) or ()
-            }
-            response = error_response(
-                request, InvalidRequestError("the method is not allowed here", status=405)
-            )
-            response.headers["Allow"] = ", ".join(sorted(methods))
-            return response
+def _route_refusal(routes: Sequence[Route], request: Request, error: Exception) -> Response:
+    """404 for a path that no route has; 405 with the allowed methods for another method of one that has."""
+    if not isinstance(error, HTTPException) or error.status_code != 405:
         return error_response(request, ResourceNotFound("there is no such route"))
-
-    return answer
+    methods = {
+        method
+        for route in routes
+        if route.matches({**request.scope, "method": "-"})[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+    refusal = InvalidRequestError("the method is not allowed here", status=405)
+    response = error_response(request, refusal)
+    response.headers["Allow"] = ", ".join(sorted(methods))
+    return response
 
 
 def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Of one method: the framework would let HEAD in beside GET, which the contract does not declare."""
     route = Route(path, endpoint, methods=[method])
+    # The framework adds HEAD to GET, which the contract does not declare.
     route.methods = {method}
     return route
 
 
-def _operation_route(border: Boundary, served: BoundOperation) -> Route:
-    operation = served.operation
-    path = route_path(operation.path, [one.path for one in DECLARED])
-    return _route(operation.method, path, _endpoint(border, served))
+class _OperationEndpoint:
+    """Answers the requests of one operation."""
 
+    def __init__(self, boundary: Boundary, bound: BoundOperation) -> None:
+        self._boundary = boundary
+        self._bound = bound
+        self._operation = bound.operation
+        self._parts = boundary.parts
+        # Most operations are over in milliseconds and need no limit on their requests in flight.
+        self._in_flight: InFlightLimits | None = None
+        if bound.is_async:
+            self._in_flight = boundary.generations
+        elif bound.operation.is_form:
+            self._in_flight = boundary.uploads
+        elif bound.is_long:
+            self._in_flight = boundary.merges
 
-def _endpoint(border: Boundary, served: BoundOperation) -> Callable[[Request], Awaitable[Response]]:
-    in_flight = _places(border, served)
-
-    async def answer(request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         principal: Principal = request.state.principal
-        context = _context(border.parts, served.operation, request)
+        context = _context_of(self._parts, self._operation, request)
         try:
-            _check_rate(request)
-            principal.require(served.operation.scope)
-            _check_conditions(served.operation, request)
-            if in_flight is None:
-                return await _run(border, served, request, context)
+            _check_access(self._operation, request)
+            if self._in_flight is None:
+                return await self._run(request, context)
             with ExitStack() as held:
-                held.enter_context(in_flight.slot(principal.client_id))
-                response = await _run(border, served, request, context)
-                if isinstance(response, StreamResponse):  # its place is free behind its last byte
+                held.enter_context(self._in_flight.slot(principal.client_id))
+                response = await self._run(request, context)
+                if isinstance(response, StreamResponse):
+                    # A stream keeps its slot until its last byte.
                     response.slot = held.pop_all()
                 return response
         except Exception as error:  # noqa: BLE001 - the last line of defence: it logs and answers
-            await _slow_down(border, principal.client_id, error)
-            return await _refuse(request, context, error)
+            return await self._refuse(request, context, error)
 
-    return answer
+    async def _refuse(self, request: Request, context: Context, error: Exception) -> Response:
+        # A client that ignores Retry-After again and again would keep the event loop busy with
+        # refusals, so it is answered late.
+        has_wait = isinstance(error, ApiError) and error.retry_after is not None
+        if has_wait and self._boundary.limits.count_refusal(context.client_id):
+            await asyncio.sleep(LATE_REFUSAL_S)
+        refusal = refusal_of(request, error)
+        try:
+            await _commit_audit_entry(context, refusal.status)
+        except Exception as failure:  # noqa: BLE001 - it logs and answers
+            refusal = refusal_of(request, failure)
+        return error_response(request, refusal)
+
+    async def _run(self, request: Request, context: Context) -> Response:
+        operation, threads = self._operation, self._parts.threads
+        async with content_of(operation, request, self._parts, context.client_id) as content:
+            if profiles.HEADER in operation.headers:
+                sent = request.headers.getlist(profiles.HEADER)
+                context.profile = profiles.chosen(sent, context.client_id, self._parts.settings)
+                is_paged = not {"limit", "offset"}.isdisjoint(request.query_params)
+                context.wants_whole_lists = context.profile == "simplified" and not is_paged
+
+            # A long body takes milliseconds to parse, which would delay every other request.
+            if len(content.body or b"") > SHORT_BODY_BYTES:
+                call = await threads.texts.run(
+                    context.client_id, _call, operation, request, content
+                )
+            else:
+                call = _call(operation, request, content)
+            if not self._bound.is_async:
+                pool = threads.files if self._bound.is_long else threads.requests
+                return await pool.run(context.client_id, self._in_transaction, context, call)
+
+            handling = self._bound.handler(context, **call.arguments)
+            reply = await cancel_on_disconnect(request, handling)
+            async with AsyncExitStack() as begun:
+                if isinstance(reply, Stream):
+                    # A model works on it already: close it when the audit entry cannot be written.
+                    begun.push_async_callback(reply.frames.aclose)
+                await _commit_audit_entry(context, operation.status)
+                begun.pop_all()
+            return self._response(reply, context)
+
+    def _response(self, reply: Any, context: Context) -> Response:
+        if isinstance(reply, Stream):
+            is_held = self._bound.is_async  # a generation holds its slot already
+            streams = self._boundary.streams
+            slot = nullcontext() if is_held else streams.slot(context.client_id)
+            return StreamResponse(context, reply, slot)
+        return reply_response(self._operation, reply, context)
+
+    def _in_transaction(self, context: Context, call: "_Call") -> Response:
+        """Run the handler in one transaction with its idempotency row and its audit entry."""
+        hold = None if call.key is None else _hold_key(context, call.key)
+        if isinstance(hold, Response):
+            return hold
+        try:
+            reply = self._bound.handler(context, **call.arguments)
+            response = self._response(reply, context)
+            if self._operation.is_creating:
+                context.trail.created_id = reply.id
+            if context.trail.requires_entry(response.status_code):
+                context.add_audit_entry(context.transaction, response.status_code)
+            if hold is not None:
+                answer = sealed_answer(response, self._parts.vault, hold.key)
+                idempotency.finish(context.transaction, hold, answer)
+            committed = context.commit()
+        except BaseException as error:
+            context.roll_back(error)
+            if hold is not None:
+                # Outside the transaction, which is gone: the key is free for a retry.
+                with self._parts.database.write() as connection:
+                    idempotency.abandon(connection, hold)
+            raise
+        if committed and self._operation.is_change:
+            self._boundary.wake()
+        return response
 
 
-def _places(border: Boundary, served: BoundOperation) -> InFlightLimits | None:
-    """Those that the operation needs; most need none."""
-    if served.is_async:
-        return border.generations
-    if served.operation.is_form:
-        return border.uploads
-    return border.merges if served.is_long else None
-
-
-def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
+def _context_of(parts: Parts, operation: Operation[..., Any], request: Request) -> Context:
     principal: Principal = request.state.principal
     address = address_of(request)
+    # Private is TLS or this machine, unless a proxy is in between that may have been reached otherwise.
+    is_local = bool(address) and ip_address(address).is_loopback
+    is_private = is_scheme_known(request.scope) and (request.scope["scheme"] == "https" or is_local)
     return Context(
         parts=parts,
         client_id=principal.client_id,
@@ -167,97 +250,45 @@ def _context(parts: Parts, operation: Operation[..., Any], request: Request) -> 
         routing_key=request.headers.get("x-routing-key"),
         last_event_id=request.headers.get("last-event-id"),
         caller=Caller(
-            is_private=_is_private(request, address),
+            is_private=is_private,
             is_address_known=is_address_known(request.scope),
             key_lifetime=principal.lifetime,
         ),
-        trail=Trail(
+        trail=AuditTrail(
             key_id=principal.key_id,
             address=address,
             action=operation.name,
             is_change=operation.is_change,
-            named=next(iter(request.path_params.values()), None),
+            path_id=next(iter(request.path_params.values()), None),
         ),
     )
 
 
-def _is_private(request: Request, address: str) -> bool:
-    """Over TLS or from this machine, and not handed on by a proxy of which nobody knows how it was reached."""
-    is_here = bool(address) and ip_address(address).is_loopback
-    return is_way_known(request.scope) and (request.scope["scheme"] == "https" or is_here)
+async def _commit_audit_entry(context: Context, status: int) -> None:
+    """Commit the audit entry of a request that requires one; without it there is no answer."""
+    if context.trail.requires_entry(status):
+        await asyncio.to_thread(context.commit_audit_entry, status)
 
 
-async def _slow_down(border: Boundary, client_id: str, error: Exception) -> None:
-    """A client that does not wait although it is told to, again and again: refusing it at once would fill the loop."""
-    asks_to_wait = isinstance(error, ApiError) and error.retry_after is not None
-    if asks_to_wait and border.limits.count_refusal(client_id):
-        await asyncio.sleep(LATE_S)
-
-
-async def _refuse(request: Request, context: Context, error: Exception) -> Response:
-    refusal = refusal_of(request, error)
-    try:
-        await _write_down(context, refusal.status)
-    except Exception as failure:  # noqa: BLE001 - it logs and answers
-        refusal = refusal_of(request, failure)
-    return error_response(request, refusal)
-
-
-async def _write_down(context: Context, status: int) -> None:
-    """Where the audit chain asks for it, its row is committed first: without the row no answer."""
-    if context.trail.asks_for(status):
-        await asyncio.to_thread(context.write_down_now, status)
-
-
-def _check_rate(request: Request) -> None:
+def _check_access(operation: Operation[..., Any], request: Request) -> None:
+    """Check the rate limit, the key's scope and the request's condition."""
     window: RateWindow | None = request.state.window
     if window is not None and window.exceeded:
         text = "too many requests in this minute"
         raise RateLimitExceeded(text, retry_after=window.retry_after)
-
-
-def _check_conditions(operation: Operation[..., Any], request: Request) -> None:
-    """A condition that an operation cannot keep is refused: without it the change might not have been wanted."""
-    if (
-        operation.is_change
-        and "if-match" in request.headers
-        and "If-Match" not in operation.headers
-    ):
+    principal: Principal = request.state.principal
+    principal.require(operation.scope)
+    # A change that cannot check the condition is refused: without it the caller may not want the change.
+    is_conditional = "if-match" in request.headers
+    if operation.is_change and is_conditional and "If-Match" not in operation.headers:
         raise InvalidRequestError(
-            "If-Match cannot be kept here, what it names has no version: leave it out"
+            "If-Match is not supported here, since the resource has no version: leave it out"
         )
-
-
-async def _run(
-    border: Boundary, served: BoundOperation, request: Request, context: Context
-) -> Response:
-    operation, threads = served.operation, border.parts.threads
-    async with content_of(operation, request, border.parts, context.client_id) as content:
-        if profiles.HEADER in operation.headers:
-            sent = request.headers.getlist(profiles.HEADER)
-            context.profile = profiles.chosen(sent, context.client_id, border.parts.settings)
-            is_paged = not {"limit", "offset"}.isdisjoint(request.query_params)
-            context.wants_whole_lists = context.profile == "simplified" and not is_paged
-        if len(content.body or b"") > SHORT_BODY:
-            call = await threads.texts.run(context.client_id, _call, operation, request, content)
-        else:
-            call = _call(operation, request, content)
-        if not served.is_async:
-            turns = threads.files if served.is_long else threads.requests
-            work = partial(_in_transaction, border, served, context, call)
-            return await turns.run(context.client_id, work)
-        reply = await while_heard(request, served.handler(context, **call.arguments))
-        async with AsyncExitStack() as begun:
-            if isinstance(reply, Stream):  # a model works on it already
-                begun.push_async_callback(reply.frames.aclose)
-            await _write_down(context, operation.status)
-            begun.pop_all()
-        return _response(border, served, reply, context)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What a request asks for, read and checked."""
+    """A request that was read and checked."""
 
     arguments: dict[str, Any]
     key: idempotency.Key | None
@@ -266,62 +297,16 @@ class _Call:
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
     content = parsed(operation, content)
     key = _idempotency_key(operation, request, content.digest)
-    return _Call(_arguments(operation, request, content), key)
-
-
-def _response(border: Boundary, served: BoundOperation, reply: Any, context: Context) -> Response:
-    if isinstance(reply, Stream):
-        slot = nullcontext() if served.is_async else border.streams.slot(context.client_id)
-        return StreamResponse(context, reply, slot)
-    return reply_response(served.operation, reply, context)
-
-
-def _in_transaction(
-    border: Boundary, served: BoundOperation, context: Context, call: _Call
-) -> Response:
-    """Run a handler in one transaction together with its idempotency row and its row of the audit chain."""
-    hold = None if call.key is None else _begin(context, call.key)
-    if isinstance(hold, Response):
-        return hold
-    try:
-        response = _handled(border, served, context, call.arguments)
-        if hold is not None:
-            answer = sealed_answer(response, border.parts.vault, hold.key)
-            idempotency.finish(context.transaction, hold, answer)
-        committed = context.commit()
-    except BaseException as error:
-        context.roll_back(error)
-        if hold is not None:
-            with border.parts.database.write() as connection:
-                idempotency.abandon(connection, hold)
-        raise
-    if committed and served.operation.is_change:
-        border.wake()
-    return response
-
-
-def _begin(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:
-    """What was answered to this key before, or the place of the answer to come."""
-    with context.parts.database.write() as connection:
-        begun = idempotency.begin(connection, key, context.now)
-        if isinstance(begun, idempotency.Hold):
-            return begun
-        made = (begun.location or "").rpartition("/")[2]
-        context.touch_named(connection, made or context.trail.named or "")
-        context.write_down(connection, begun.status)
-    return stored_response(begun, context.parts.vault, key)
-
-
-def _handled(
-    border: Boundary, served: BoundOperation, context: Context, arguments: dict[str, Any]
-) -> Response:
-    reply = served.handler(context, **arguments)
-    response = _response(border, served, reply, context)
-    if served.operation.is_creating:
-        context.trail.made = reply.id
-    if context.trail.asks_for(response.status_code):
-        context.write_down(context.transaction, response.status_code)
-    return response
+    arguments = {
+        **query_arguments(operation, request.query_params.multi_items()),
+        **path_arguments(operation, request.path_params),
+    }
+    if operation.body_parameter is not None:
+        name, model = operation.body_parameter
+        arguments[name] = validated(model, content.fields)
+    if operation.file_parameter is not None:
+        arguments[operation.file_parameter] = content.file
+    return _Call(arguments, key)
 
 
 def _idempotency_key(
@@ -339,16 +324,14 @@ def _idempotency_key(
     return idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
 
 
-def _arguments(
-    operation: Operation[..., Any], request: Request, content: Content
-) -> dict[str, Any]:
-    arguments = {
-        **query_arguments(operation, request.query_params.multi_items()),
-        **path_arguments(operation, request.path_params),
-    }
-    if operation.body_parameter is not None:
-        name, model = operation.body_parameter
-        arguments[name] = validated(model, content.fields)
-    if operation.file_parameter is not None:
-        arguments[operation.file_parameter] = content.file
-    return arguments
+def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:
+    """The stored answer to an idempotency key, or a hold on the key for the answer to come."""
+    with context.parts.database.write() as connection:
+        begun = idempotency.begin(connection, key, context.now)
+        if isinstance(begun, idempotency.Hold):
+            return begun
+        # A replayed answer is audited like the first one, by the resource that it is about.
+        created_id = (begun.location or "").rpartition("/")[2]
+        context.touch_by_id(connection, created_id or context.trail.path_id or "")
+        context.add_audit_entry(connection, begun.status)
+    return stored_response(begun, context.parts.vault, key)

@@ -1,7 +1,6 @@
 """Reads an operation's arguments from plain path, query and body values, as strictly as the contract says.
 
-Knows no HTTP framework: `http.py` hands it text and bytes. What pydantic refuses becomes an error in
-`common/refusals.py`.
+Knows no HTTP framework: it gets text and bytes. `common/refusals.py` turns pydantic's errors into those of the API.
 """
 
 import re
@@ -41,35 +40,40 @@ FILE_TYPES = (
 
 
 def path_arguments(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Ids of the path. One that cannot be an id names nothing: `ResourceNotFound`, without a look-up."""
-    found: dict[str, Any] = {}
+    """The ids in the path. Raises `ResourceNotFound` or `ModelNotFound` for text that cannot be an id."""
+    arguments: dict[str, Any] = {}
     for name in operation.path_parameters:
+        adapter = _adapter(operation.hints[name])
         try:
-            found[name] = _adapter(operation.hints[name]).validate_python(
-                given[name], context=SERVICE
-            )
+            arguments[name] = adapter.validate_python(given[name], context=SERVICE)
         except ValidationError:
             if name == "model_id":
                 text = "model_id names a model that does not exist"
                 raise ModelNotFound(text, param=name) from None
             raise ResourceNotFound("there is no such resource") from None
-    return found
+    return arguments
 
 
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Making one takes longer than all else that a get does."""
+    # Making an adapter takes longer than the rest of a GET.
     return TypeAdapter(hint)
 
 
 def query_arguments(
     operation: Operation[..., Any], pairs: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """The query's values and the defaults of what was not sent; `tags[k]=v` makes an object."""
+    """The values of the query, with defaults for missing ones; `tags[k]=v` makes an object."""
     parameters = operation.query_model.model_fields
     for raw, _ in pairs:
         if raw.partition("[")[0] not in parameters:
-            raise _unknown(raw)
+            # A name that no operation could have is not echoed: it may be a patient's.
+            named = raw if DECLARED_NAME.fullmatch(raw) else None
+            fault = "is not a parameter of this operation"
+            details = [ErrorDetail(named, "unknown_field", fault)]
+            text = f"{named or 'a name in the query'} {fault}"
+            raise InvalidRequestError(text, param=named, details=details)
+
     fields: dict[str, Any] = {}
     for raw, value in pairs:
         name, bracket, key = raw.partition("[")
@@ -77,7 +81,11 @@ def query_arguments(
         if list in kinds and key in ("", "]"):
             fields.setdefault(name, []).extend(value.split(","))
         elif dict in kinds:
-            _add_member(fields, name, bracket + key, value)
+            members: dict[str, str] = fields.setdefault(name, {})
+            member = _bracketed(name, bracket + key)
+            if member in members:
+                raise refused(name, "must name each key once")
+            members[member] = value
         elif bracket or name in fields:
             raise refused(name, "must be given once")
         else:
@@ -86,22 +94,12 @@ def query_arguments(
     return {name: getattr(model, name) for name in parameters}
 
 
-def _unknown(raw: str) -> InvalidRequestError:
-    """A name that no operation could have is not echoed: it may be a patient's."""
-    named = raw if DECLARED_NAME.fullmatch(raw) else None
-    detail = ErrorDetail(named, "unknown_field", "is not a parameter of this operation")
-    text = f"{named or 'a name in the query'} is not a parameter of this operation"
-    return InvalidRequestError(text, param=named, details=[detail])
-
-
-def _add_member(fields: dict[str, Any], name: str, bracketed: str, value: str) -> None:
-    members: dict[str, str] = fields.setdefault(name, {})
-    key = bracketed[1:-1]
-    if len(bracketed) < 3 or bracketed[-1] != "]" or "[" in key or "]" in key:
+def _bracketed(name: str, text: str) -> str:
+    """The key in `[key]`."""
+    key = text[1:-1]
+    if len(text) < 3 or text[-1] != "]" or "[" in key or "]" in key:
         raise refused(name, f"must be sent as {name}[key]=value")
-    if key in members:
-        raise refused(name, "must name each key once")
-    members[key] = value
+    return key
 
 
 @cache
@@ -110,13 +108,13 @@ def _kinds(hint: Any) -> frozenset[type]:
     if get_origin(hint) is Annotated:
         return _kinds(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
-        return frozenset(kind for one in get_args(hint) for kind in _kinds(one))
+        return frozenset(kind for member in get_args(hint) for kind in _kinds(member))
     origin = get_origin(hint) or hint
     return frozenset({origin}) if isinstance(origin, type) else frozenset()
 
 
 def _scalar(kinds: frozenset[type], name: str, value: str) -> Any:
-    """Only `true` and `false` are booleans, only plain digits are integers."""
+    """The text of one value. Only `true` and `false` are booleans, only plain digits are integers."""
     if bool in kinds:
         if value not in ("true", "false"):
             raise refused(name, "must be true or false")
@@ -129,7 +127,7 @@ def _scalar(kinds: frozenset[type], name: str, value: str) -> Any:
 
 
 def validated(model: type[M], fields: Any) -> M:
-    """The model of what was sent. Raises 400 (cannot be read) or 422 (read and refused)."""
+    """The fields as a model. Raises 400 for fields that cannot be read, 422 for those that are refused."""
     try:
         return model.model_validate(fields, context=SERVICE, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -137,7 +135,7 @@ def validated(model: type[M], fields: Any) -> M:
 
 
 def check_json_media(content_type: str, *, encoded: bool) -> None:
-    """Only JSON in UTF-8, never compressed: nothing is ever inflated. Raises 415."""
+    """Raises 415 unless the body is JSON in UTF-8 and not compressed: nothing is ever inflated."""
     head = Message()
     head["content-type"] = content_type or "none"
     charset = head.get_content_charset()
@@ -146,7 +144,7 @@ def check_json_media(content_type: str, *, encoded: bool) -> None:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The one JSON object of a body. Raises 400; 422 for U+0000, which one of the databases cannot hold."""
+    """The JSON object of a body. Raises 400; 422 for U+0000, which one of the databases cannot hold."""
     try:
         value = strict_json.parse(body)
     except strict_json.JsonRefused as fault:
@@ -159,7 +157,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def form_tags(text: object) -> Any:
-    """`tags` travel through a form as JSON text."""
+    """The value of `tags`, which a form holds as JSON text. Raises 422."""
     try:
         return strict_json.parse(str(text).encode("utf-8", "surrogatepass"))
     except strict_json.JsonRefused as fault:
@@ -167,7 +165,7 @@ def form_tags(text: object) -> Any:
 
 
 def check_file_media(content_type: str | None) -> None:
-    """The file part is text or JSON Lines. Raises 422."""
+    """Raises 422 unless the file part is text or JSON Lines."""
     media = None if not content_type else content_type.partition(";")[0].strip().lower()
     if media not in FILE_TYPES:
         raise refused("file", "must be of the media type application/jsonl")

@@ -1,4 +1,4 @@
-"""What the boundary needs beside the handlers' parts: keys, windows, and how much may be under way."""
+"""The parts that the HTTP boundary needs beside those of the handlers: API keys, rate limits, limits in flight."""
 
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -12,7 +12,7 @@ from tuneship.service.http.rate_limits import RateLimits
 
 
 class InFlightLimits:
-    """How many requests of one kind each client has under way, and all clients together."""
+    """Limits how many requests of one kind may be in flight, for each client and together."""
 
     def __init__(self, each: int, together: int) -> None:
         """A client has `each` at most, fewer when others have most of `together`, but always one."""
@@ -22,10 +22,12 @@ class InFlightLimits:
 
     @contextmanager
     def slot(self, client_id: str) -> Generator[None]:
+        """Hold a slot. Raises `RateLimitExceeded` when the client has too many, 503 when the service is busy."""
         own, left = self._running[client_id], self._together - self._running.total()
         if own >= self._each:
             raise RateLimitExceeded("too many of these requests at the same time", retry_after=1)
-        if own and own >= left:  # whoever has none is let in: others' places are not its fault
+        # A client without any request is let in: that others hold the slots is not its fault.
+        if own and own >= left:
             raise InternalError("the service is busy", status=503, retry_after=1)
         self._running[client_id] += 1
         try:
@@ -38,7 +40,7 @@ class InFlightLimits:
 
 @dataclass(frozen=True)
 class Boundary:
-    """What the boundary needs beside the handlers' parts."""
+    """Everything that the boundary works with."""
 
     parts: Parts
     keys: Keys
@@ -51,3 +53,5 @@ class Boundary:
     uploads: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
     merges: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=4, together=16))
     streams: InFlightLimits = field(default_factory=lambda: InFlightLimits(each=16, together=256))
+    ready_for_s: float = 1.0
+    """Seconds for which the result of a readiness check is given to all callers."""

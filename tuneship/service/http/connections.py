@@ -1,10 +1,9 @@
-"""One HTTP connection: uvicorn's protocol, plus an end to every wait, and our own error body.
+"""One HTTP connection: uvicorn's protocol with timeouts for every wait, and with the API's own error body.
 
-The HTTP server waits for ever for a head, for the rest of a body that was answered early and for a reader who takes
-nothing, and it answers what it cannot read with plain text. Here every connection ends, whatever it sends and
-whatever state the parser is in: `end_if_overdue` is called once a second and looks at nothing but what has happened
-and when. How long a body may take that is being read is in `service/body.py`; how many connections there may be is in
-`service/open_connections.py`.
+uvicorn waits forever for a request head, for the rest of a body that was answered early and for a reader who reads
+nothing, and it answers unreadable requests with plain text. Here every connection ends, whatever it sends and whatever
+state the parser is in: `end_if_overdue` is called once a second and decides by events and times only. The timeout of a
+body that is being read is in `body_timeout.py`, the number of connections in `open_connections.py`.
 """
 
 import asyncio
@@ -23,18 +22,17 @@ from tuneship.service.http.forwarding import IS_DECLARED, PEER
 from tuneship.service.http.open_connections import KeepPriority, OpenConnections
 from tuneship.store.identifiers import new_id
 
-# In a request's state: its `Connection`.
+# The key of a request's state under which its `Connection` is found.
 CONNECTION = "connection"
-# What is read of a head that comes in pieces: more than the border takes, so that it can say what
-# is wrong.
-HEAD_LIMIT = 32 << 10
-# What is longer is written at once, so that the server feels when the caller does not keep up.
-TOGETHER_BYTES = 64 << 10
+# The parser reads more of a head than the boundary accepts, so that the refusal can name the cause.
+MAX_HEAD_BYTES = 32 << 10
+# Longer output is not collected, so that the server notices when the caller does not keep up.
+WRITE_BUFFER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Waits:
-    """How many seconds each thing may take."""
+class ConnectionTimeouts:
+    """The seconds that each phase of a connection may take."""
 
     head_s: float = 10.0
     """From connecting, or from the first byte after an answer, to the end of a request's head. Also for the rest of a
@@ -43,22 +41,22 @@ class Waits:
     """Between two requests. Clients keep an idle connection for less (httpx: 5 s): so they close first, and no request
     meets a connection that was just closed."""
     keyless_s: float = 60.0
-    """All requests together of a connection whose last one has shown no valid key."""
+    """For all requests together of a connection whose last one had no valid key."""
     unread_s: float = 30.0
-    """For an answer of which the caller takes nothing. A stream that is read may take any time."""
+    """For an answer of which the caller reads nothing. A stream that is read may take any time."""
     grace_s: float = 1.0
     """From connecting, or from an answer, until the connection may be ended to make room: long enough to send a
-    request. Newcomers wait so long, and a caller that connects again and again gets no further."""
+    request. New connections wait that long, so a caller gains nothing by connecting again and again."""
     linger_s: float = 2.0
     """For a refused caller to go on sending before the connection is cut."""
 
 
-class _Lingering:
+class _LingeringTransport:
     """A transport whose `close` lets the caller read the answer: closing over unread bytes would reset the connection.
 
-    RFC 9112 section 9.6: close the writing side, read on for a while, then close. What is written in one turn of the
-    event loop goes out at once: the server writes the head and the body of an answer one after the other, and each
-    write costs the caller a wakening.
+    RFC 9112 section 9.6: close the writing side, read on for a while, then close. The head and the body of an answer,
+    which the server writes one after the other, are sent together at the end of the event loop's iteration: each
+    packet would wake the caller.
     """
 
     def __init__(self, connection: "Connection", transport: asyncio.Transport) -> None:
@@ -72,14 +70,14 @@ class _Lingering:
         return getattr(self._transport, name)
 
     @property
-    def untaken(self) -> int:
-        """Bytes that still wait for the caller to take them."""
+    def unread_bytes(self) -> int:
+        """Bytes that still wait for the caller to read them."""
         return self._transport.get_write_buffer_size()
 
     @property
-    def taken(self) -> int:
-        """Bytes that the caller's side has taken since the connection began."""
-        return self._written - self.untaken
+    def read_bytes(self) -> int:
+        """Bytes that the caller's side has accepted since the connection began."""
+        return self._written - self.unread_bytes
 
     def is_closing(self) -> bool:
         return self.has_closed or self._transport.is_closing()
@@ -90,7 +88,7 @@ class _Lingering:
         if data and not self._unsent:
             self._connection.loop.call_soon(self._flush)
         self._unsent += data
-        if len(self._unsent) > TOGETHER_BYTES:
+        if len(self._unsent) > WRITE_BUFFER_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -110,72 +108,79 @@ class _Lingering:
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._connection.loop.call_later(self._connection.waits.linger_s, self._transport.close)
+        self._connection.loop.call_later(self._connection.timeouts.linger_s, self._transport.close)
 
 
 class Connection(H11Protocol):
     """One connection of a caller, from its acceptance on; with TLS it has no transport until the handshake is done."""
 
-    waits = Waits()
-
-    def __init__(self, open_connections: OpenConnections, *, is_declared: bool, **options: Any):
-        """`is_declared`: the other end is a declared proxy. `options`: as uvicorn makes its protocol."""
+    def __init__(
+        self,
+        open_connections: OpenConnections,
+        *,
+        is_declared: bool,
+        timeouts: ConnectionTimeouts,
+        **options: Any,
+    ) -> None:
+        """`is_declared`: the other end is a declared proxy. `options`: the arguments of uvicorn's protocol."""
         super().__init__(**options)
+        self.timeouts = timeouts
         self.opening: asyncio.Task[Any] | None = None
-        """Makes the transport; set by who accepted the connection."""
+        """Makes the transport; set by the server that accepted the connection."""
         self._open_connections = open_connections
         self._is_declared = is_declared
         self._has_key = is_declared
         now = self.loop.time()
-        self._accepted = self._answered = self._taken_at = now
-        self._begun: float | None = now
-        """When the wait for the present head, or for the rest of a body, began; None while nothing is to come."""
-        self._closing: float | None = None
-        self._taken = 0
+        self._accepted_at = self._answered_at = self._read_at = now
+        self._head_began_at: float | None = now
+        """When the wait for the present head, or for the rest of a body, began; None while nothing is awaited."""
+        self._closing_at: float | None = None
+        self._read_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note what the border has to know of the connection."""
-        transport.set_write_buffer_limits(high=TOGETHER_BYTES)  # TLS: 512 KiB of each connection
-        self._lingering = _Lingering(self, transport)
+        """Put the facts that the boundary needs into the state of the connection's requests."""
+        # With TLS the default is 512 KiB for each connection.
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._lingering = _LingeringTransport(self, transport)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         own = {CONNECTION: self, PEER: self.client, IS_DECLARED: self._is_declared}
         self.app_state = {**self.app_state, **own}
-        self._begun = self.loop.time()
+        self._head_began_at = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It counts no more."""
+        """Stop counting the connection."""
         self._open_connections.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The first byte after an answer starts the clock for the next head; a whole head stops it."""
+        """Parse data. The first byte after an answer starts the timeout of the next head; a complete head stops it."""
         if self._lingering.has_closed:
             return
-        if self._begun is None and self._is_between_requests:
-            self._begun = self.loop.time()
+        if self._head_began_at is None and self._is_between_requests:
+            self._head_began_at = self.loop.time()
         super().data_received(data)
         if not self._is_between_requests:
-            self._begun = None
+            self._head_began_at = None
             if self._has_key:
-                self._open_connections.claim(self, KeepPriority.BUSY)
-        elif self._nothing_is_to_come:
-            self._begun = None
+                self._open_connections.set_priority(self, KeepPriority.BUSY)
+        elif self._is_input_complete:
+            self._head_began_at = None
 
     def on_response_complete(self) -> None:
-        """The rest of a body that was answered early has to come soon, the next head in a while."""
-        self._answered = self.loop.time()
-        super().on_response_complete()  # it may begin the next request, which waits already
+        """Start the timeout for the rest of a body that was answered early, or for the next request."""
+        self._answered_at = self.loop.time()
+        super().on_response_complete()  # it may begin the next request, which has come already
         if self._is_between_requests:
-            self._begun = None if self._nothing_is_to_come else self._answered
-            claim = KeepPriority.IDLE if self._has_key else KeepPriority.STRANGER
-            self._open_connections.claim(self, claim)
+            self._head_began_at = None if self._is_input_complete else self._answered_at
+            priority = KeepPriority.IDLE if self._has_key else KeepPriority.STRANGER
+            self._open_connections.set_priority(self, priority)
 
     def show_key(self, *, is_valid: bool) -> None:
-        """Called by the border when it has looked at the key of the request that is under way."""
+        """Note whether the request in flight has a valid key. Called by the boundary."""
         if not self._is_declared:
             self._has_key = is_valid
-            claim = KeepPriority.BUSY if is_valid else KeepPriority.STRANGER
-            self._open_connections.claim(self, claim)
+            priority = KeepPriority.BUSY if is_valid else KeepPriority.STRANGER
+            self._open_connections.set_priority(self, priority)
 
     @property
     def _is_between_requests(self) -> bool:
@@ -183,97 +188,89 @@ class Connection(H11Protocol):
         return cycle is None or cycle.response_complete
 
     @property
-    def _nothing_is_to_come(self) -> bool:
-        """Whether the caller has sent all of what it began, and may take its time before it sends more."""
+    def _is_input_complete(self) -> bool:
+        """Whether the caller has sent every byte of what it began."""
         return self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
     def end_if_overdue(self) -> None:
-        """Called once a second."""
+        """End the connection when a timeout has passed. Called once a second."""
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - TLS has a time limit of its own
             return
-        now, waits = self.loop.time(), self.waits
+        now, timeouts = self.loop.time(), self.timeouts
         if self._is_stuck(now):
             self.cut()
         elif self._lingering.is_closing():
             return
         elif self._is_between_requests:
-            begun = self._begun
-            is_known = self._has_key or now - self._accepted <= waits.keyless_s
-            if begun is not None and now - begun > waits.head_s:
-                self._head_is_late()
-            elif not is_known or (begun is None and now - self._answered > waits.keep_alive_s):
+            began = self._head_began_at
+            is_trusted = self._has_key or now - self._accepted_at <= timeouts.keyless_s
+            is_idle = began is None and now - self._answered_at > timeouts.keep_alive_s
+            if began is not None and now - began > timeouts.head_s:
+                # A part of a head gets an answer, silence gets none.
+                if self.conn.trailing_data[0]:
+                    text = "the headers did not come in time"
+                    self._refuse(InvalidRequestError(text, status=408))
+                else:
+                    self.transport.close()
+            elif not is_trusted or is_idle:
                 self.transport.close()
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether waiting longer is of no use: to be asked regularly."""
-        lingering, waits = self._lingering, self.waits
-        if lingering.is_closing() and self._closing is None:
-            self._closing = now
-        if not lingering.untaken or lingering.taken != self._taken:
-            self._taken, self._taken_at = lingering.taken, now
-        is_unread = now - self._taken_at > waits.unread_s
-        is_gone = self._closing is not None and not lingering.untaken
-        is_old = not self._has_key and now - self._accepted > waits.keyless_s + waits.unread_s
-        return is_unread or is_old or (is_gone and now - (self._closing or now) > waits.unread_s)
+        """Whether the caller has read nothing for too long, or does not complete the close."""
+        lingering, timeouts = self._lingering, self.timeouts
+        if lingering.is_closing() and self._closing_at is None:
+            self._closing_at = now
+        if not lingering.unread_bytes or lingering.read_bytes != self._read_bytes:
+            self._read_bytes, self._read_at = lingering.read_bytes, now
+        is_unread = now - self._read_at > timeouts.unread_s
+        is_half_closed = (
+            self._closing_at is not None
+            and not lingering.unread_bytes
+            and now - self._closing_at > timeouts.unread_s
+        )
+        keyless_s = timeouts.keyless_s + timeouts.unread_s
+        is_old = not self._has_key and now - self._accepted_at > keyless_s
+        return is_unread or is_old or is_half_closed
 
     def cut(self) -> None:
-        """End it now: nothing more is sent or read."""
+        """End the connection now: nothing more is sent or read."""
         if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison] - none before the handshake
-            # Or the kernel would keep what was not read, and try to deliver it for minutes.
-            at_once = struct.pack("ii", 1, 0)
+            # Otherwise the kernel keeps the unread bytes and tries to deliver them for minutes.
+            reset_now = struct.pack("ii", 1, 0)
             with suppress(OSError):
                 self.transport.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, at_once
+                    socket.SOL_SOCKET, socket.SO_LINGER, reset_now
                 )
             self._lingering.abort()
         elif self.opening is not None:
             self.opening.cancel()
 
     def grace_s(self) -> float:
-        """Seconds until it may be ended to make room."""
-        return max(0.0, self._answered + self.waits.grace_s - self.loop.time())
+        """Seconds until the connection may be ended to make room."""
+        return max(0.0, self._answered_at + self.timeouts.grace_s - self.loop.time())
 
     def shutdown(self) -> None:
-        """Called when the service ends; the server's own way fails where the parser is in a state of error."""
+        """Close at the end of the service; uvicorn's own method fails where the parser is in a state of error."""
         if self._is_between_requests:
             self.transport.close()
         else:
             self.cycle.keep_alive = False
 
     def timeout_keep_alive_handler(self) -> None:
-        """Left to `end_if_overdue`: the server's own timer is gone after a single byte."""
+        """Do nothing: uvicorn's timer stops after a single byte, so `end_if_overdue` does its work."""
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The server would log two lines for each request that asks for another protocol."""
+        """Do nothing: uvicorn would log two lines for each request for another protocol."""
 
-    def _head_is_late(self) -> None:
-        """A part of a head gets an answer, silence gets none."""
-        if self.conn.trailing_data[0]:
-            self._refuse(InvalidRequestError("the headers did not come in time", status=408))
-        else:
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's own words stay inside
-        """What is no HTTP gets the one error body."""
-        if len(self.conn.trailing_data[0]) > HEAD_LIMIT:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's text is not sent
+        """Answer a request that is not HTTP with the API's error body."""
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
             self._refuse(InvalidRequestError("the headers are larger than 16 KiB", status=431))
         else:
             self._refuse(InvalidRequestError("the request is not readable as HTTP/1.1"))
 
     def _refuse(self, error: InvalidRequestError) -> None:
         """Answer if no answer has begun, and close in any case."""
-        try:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._answer(error)
-        finally:
-            if (
-                not self._is_between_requests
-            ):  # whoever works on the request is told that nobody listens
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-            self.transport.close()
-
-    def _answer(self, error: InvalidRequestError) -> None:
         request_id = new_id("req")
         body = json.dumps(error.as_json(request_id)).encode()
         headers = [
@@ -283,6 +280,14 @@ class Connection(H11Protocol):
             ("X-Should-Retry", "true" if error.retryable else "false"),
             ("Connection", "close"),
         ]
-        head = h11.Response(status_code=error.status, headers=headers)
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        try:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                head = h11.Response(status_code=error.status, headers=headers)
+                for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+        finally:
+            if not self._is_between_requests:
+                # The handler of the request sees a disconnect and stops its work.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self.transport.close()

@@ -1,4 +1,4 @@
-"""Reads what a request carries: nothing, one JSON object, or a form with a file.
+"""Reads the content of a request: nothing, one JSON object, or a form with a file.
 
 A JSON body is read here and decoded by `parsed`: off the event loop, unless it is short.
 """
@@ -16,27 +16,33 @@ from tuneship.service.context.context import Parts
 from tuneship.service.http.arguments import check_json_media, json_object
 from tuneship.service.http.forms import Content, Upload, check_length, limited, read_form
 
-JSON_BODY_LIMIT = 1 << 20
-# Bytes that are parsed within a millisecond: a thread would take longer.
-SHORT_BODY = 4 << 10
+JSON_BODY_BYTES = 1 << 20
+# A body up to this size is parsed within a millisecond; handing it to a thread would take longer.
+SHORT_BODY_BYTES = 4 << 10
 
 
 @asynccontextmanager
 async def content_of(
     operation: Operation[..., Any], request: Request, parts: Parts, client_id: str
 ) -> AsyncGenerator[Content]:
-    """Body or form; an uploaded file is gone after the block unless it was kept."""
+    """The body or form of a request. An uploaded file is removed after the block unless it was kept."""
     if operation.is_form:
         with parts.blobs.staged() as staged:
             yield await read_form(operation, request, Upload(staged, parts, client_id))
-    elif _is_empty(request) and _may_be_empty(operation):
+        return
+    headers = request.headers
+    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    if is_empty and _may_be_empty(operation):
         yield Content({})
-    else:
-        yield Content({}, body=await _json_body(request))
+        return
+    check_length(request, JSON_BODY_BYTES)
+    check_json_media(headers.get("content-type", ""), encoded="content-encoding" in headers)
+    body = b"".join([block async for block in limited(request, JSON_BODY_BYTES)])
+    yield Content({}, body=body)
 
 
 def parsed(operation: Operation[..., Any], content: Content) -> Content:
-    """With the fields of its JSON body. A body of a megabyte takes some milliseconds."""
+    """The content with the fields of its JSON body. A body of a megabyte takes some milliseconds."""
     if content.body is None:
         return content
     fields = json_object(content.body)
@@ -47,20 +53,8 @@ def parsed(operation: Operation[..., Any], content: Content) -> Content:
     return Content(fields, hashlib.sha256(content.body).hexdigest())
 
 
-async def _json_body(request: Request) -> bytes:
-    check_length(request, JSON_BODY_LIMIT)
-    headers = request.headers
-    check_json_media(headers.get("content-type", ""), encoded="content-encoding" in headers)
-    return b"".join([block async for block in limited(request, JSON_BODY_LIMIT)])
-
-
-def _is_empty(request: Request) -> bool:
-    headers = request.headers
-    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-
-
 def _may_be_empty(operation: Operation[..., Any]) -> bool:
-    """An operation without fields may come without body and media type, and a POST that requires none of its own."""
+    """Whether a request may come without body and media type: no field is taken, or a POST requires none."""
     if operation.body_parameter is None:
         return True
     if operation.method != "POST":

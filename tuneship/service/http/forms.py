@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
@@ -23,42 +23,42 @@ from tuneship.store.blobs import StagedFile
 
 R = TypeVar("R")
 
-# The file and all that stands around it.
-FORM_LIMIT = FILE_LIMIT + (1 << 20)
-TEXT_PARTS = 16
-TEXT_LIMIT = 64 << 10
+# The largest file and the other parts of the form around it.
+MAX_FORM_BYTES = FILE_LIMIT + (1 << 20)
+MAX_TEXT_PARTS = 16
+MAX_TEXT_BYTES = 64 << 10
 # Bytes that are collected before a thread parses and writes them.
-AT_ONCE = 512 << 10
-# Bytes between two looks at the room on the disk.
-LOOK_EVERY = 64 << 20
+BLOCK_BYTES = 512 << 10
+# Bytes between two checks of the free space on the disk.
+SPACE_CHECK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a request carries: fields, perhaps a file, and a digest of both for the idempotency fingerprint."""
+    """The content of a request: fields, perhaps a file, and a digest of both for the idempotency fingerprint."""
 
     fields: dict[str, Any]
     digest: str = ""
     file: StagedFile | None = None
     body: bytes | None = None
-    """JSON that nobody has parsed yet."""
+    """JSON that is not parsed yet."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Where a form's file goes, and whose it is."""
+    """The staged file that receives a form's file, and the client that it belongs to."""
 
     staged: StagedFile
     parts: Parts
     client_id: str
 
-    async def work(self, work: Callable[..., R], *arguments: Any) -> R:
-        """Do it in a thread: the event loop has others to serve."""
+    async def run(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Do work in a thread, since the event loop has other requests to serve."""
         return await self.parts.threads.uploads.run(self.client_id, work, *arguments)
 
 
 async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
-    """The body as it arrives; cut off at `limit` when its length was not announced."""
+    """The body as it arrives. Raises 413 beyond `limit` bytes, for a body whose length was not announced."""
     size = 0
     async for block in request.stream():
         size += len(block)
@@ -68,7 +68,7 @@ async def limited(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 def check_length(request: Request, limit: int) -> int:
-    """The announced length, 0 without one. Raises 413 before anything is read."""
+    """The announced length in bytes, 0 without one. Raises 413 before anything is read."""
     length = request.headers.get("content-length", "")
     announced = int(length) if length.isdigit() else 0
     if announced > limit:
@@ -82,46 +82,42 @@ def _too_large(what: str, limit: int) -> InvalidRequestError:
 
 async def read_form(operation: Operation[..., Any], request: Request, upload: Upload) -> Content:
     """The fields of a form; its file is then in the staged file of the upload."""
-    announced = check_length(request, FORM_LIMIT)
+    announced = check_length(request, MAX_FORM_BYTES)
     media, options = parse_options_header(request.headers.get("content-type", ""))
     if media != b"multipart/form-data" or "content-encoding" in request.headers:
         raise InvalidRequestError("the body must be multipart/form-data", status=415)
     check_room(upload.parts.settings, announced)
     form = _FormReader(options.get(b"boundary", b""), upload.staged)
-    await _fill(form, request, upload)
-    return await upload.work(_content, operation, form)
 
-
-async def _fill(form: "_FormReader", request: Request, upload: Upload) -> None:
-    """Parse, hash and write the body, a block at a time."""
     pending: list[bytes] = []
     size = read = 0
-    async for block in limited(request, FORM_LIMIT):
+    async for block in limited(request, MAX_FORM_BYTES):
         pending.append(block)
         size += len(block)
-        if size < AT_ONCE:
+        if size < BLOCK_BYTES:
             continue
-        if (read + size) // LOOK_EVERY > read // LOOK_EVERY:
+        if (read + size) // SPACE_CHECK_BYTES > read // SPACE_CHECK_BYTES:
             form.attempt(lambda: check_room(upload.parts.settings))
-        await upload.work(form.write, b"".join(pending))
+        await upload.run(form.write, b"".join(pending))
         read += size
         pending, size = [], 0
-    await upload.work(form.write, b"".join(pending))
+    await upload.run(form.write, b"".join(pending))
 
+    def finished() -> Content:
+        form.finish()
+        fields: dict[str, Any] = dict(form.texts)
+        if "tags" in fields and operation.is_creating:
+            fields["tags"] = form_tags(fields["tags"])
+        check_file_media(form.file_media)
+        # The raw body holds a boundary that changes with every retry, so its digest would too.
+        text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
+        return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
 
-def _content(operation: Operation[..., Any], form: "_FormReader") -> Content:
-    form.finish()
-    fields: dict[str, Any] = dict(form.texts)
-    if "tags" in fields and operation.is_creating:
-        fields["tags"] = form_tags(fields["tags"])
-    check_file_media(form.file_media)
-    # Names, values and the file's digest: the raw body holds a boundary that changes with every try.
-    text = json.dumps([fields, form.file.content_sha256], sort_keys=True, default=str)
-    return Content(fields, hashlib.sha256(text.encode()).hexdigest(), form.file)
+    return await upload.run(finished)
 
 
 class _FormReader:
-    """One body on its way in. The first refusal is kept, and nothing is stored after it."""
+    """Parses one body as it arrives. The first refusal is kept, and nothing is stored after it."""
 
     def __init__(self, boundary: bytes, staged: StagedFile) -> None:
         self.texts: dict[str, str] = {}
@@ -130,34 +126,34 @@ class _FormReader:
         self._refusal: Exception | None = None
         self._files = 0
         self._parts = 0
-        self._is_whole = False
-        self._header = [b"", b""]
+        self._is_complete = False
+        self._header_name = self._header_value = b""
         self._headers: dict[bytes, bytes] = {}
-        self._name = ""
-        self._text: bytearray | None = None
-        """The part's content so far; None within the file."""
+        self._part_name = ""
+        self._part_text: bytearray | None = None
+        """The part's text so far; None within the file."""
         self._parser: MultipartParser | None = None
-        self.attempt(lambda: self._open(boundary))
-
-    def _open(self, boundary: bytes) -> None:
         if not boundary:
-            raise InvalidRequestError("the multipart form has no boundary")
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._headers.clear,
-                "on_header_field": lambda data, start, end: self._head(0, data[start:end]),
-                "on_header_value": lambda data, start, end: self._head(1, data[start:end]),
-                "on_header_end": self._end_header,
-                "on_headers_finished": self._begin_part,
-                "on_part_data": self._take,
-                "on_part_end": self._end_part,
-                "on_end": self._end,
-            },
-        )
+            self._refusal = InvalidRequestError("the multipart form has no boundary")
+            return
+        callbacks = {
+            "on_part_begin": self._headers.clear,
+            "on_header_field": self.on_header_name,
+            "on_header_value": self.on_header_value,
+            "on_header_end": self.on_header_end,
+            "on_headers_finished": self.on_part_begin,
+            "on_part_data": self.on_part_data,
+            "on_part_end": self.on_part_end,
+            "on_end": self.on_end,
+        }
+
+        def open_parser() -> None:
+            self._parser = MultipartParser(boundary, cast("Any", callbacks))
+
+        self.attempt(open_parser)  # a boundary that is too long is refused like a wrong body
 
     def attempt(self, work: Callable[[], object]) -> None:
-        """Do it unless something was refused before."""
+        """Do some work unless something was refused before."""
         if self._refusal is not None:
             return
         try:
@@ -174,57 +170,61 @@ class _FormReader:
             self.attempt(lambda: parser.write(block))
 
     def finish(self) -> None:
-        """Nothing more comes. Raises what was wrong."""
+        """End the form after the last byte of the body. Raises the first refusal."""
         if self._refusal is not None:
             raise self._refusal
-        if not self._is_whole:
+        if not self._is_complete:
             raise InvalidRequestError("the multipart form is cut off")
         if self._files == 0:
             raise _one_file()
         self.file.finish()
 
-    def _head(self, side: int, data: bytes) -> None:
-        self._header[side] += data
+    # The callbacks of the parser. What they raise becomes the refusal of the form.
 
-    def _end_header(self) -> None:
-        name, value = self._header
-        self._headers[name.lower()] = value
-        self._header = [b"", b""]
+    def on_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
 
-    def _begin_part(self) -> None:
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[self._header_name.lower()] = self._header_value
+        self._header_name = self._header_value = b""
+
+    def on_part_begin(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
-        self._name = options.get(b"name", b"").decode()
+        self._part_name = options.get(b"name", b"").decode()
         self._parts += 1
-        if not self._name or self._parts > TEXT_PARTS + 1:
+        if not self._part_name or self._parts > MAX_TEXT_PARTS + 1:
             raise InvalidRequestError("the multipart form has a part without name, or too many")
-        if self._name == "file":
+        if self._part_name == "file":
             self._files += 1
             if self._files > 1:
                 raise _one_file()
             self.file_media = self._headers.get(b"content-type", b"").decode("latin-1")
-            self._text = None
-        elif self._name in self.texts:
+            self._part_text = None
+        elif self._part_name in self.texts:
             raise InvalidRequestError("a form part is given twice")
         else:
-            self._text = bytearray()
+            self._part_text = bytearray()
 
-    def _take(self, data: bytes, start: int, end: int) -> None:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = memoryview(data)[start:end]
-        if self._text is None:
+        if self._part_text is None:
             if self.file.size + len(part) > FILE_LIMIT:
                 raise _too_large("file", FILE_LIMIT)
             self.file.write(part)
-        elif len(self._text) + len(part) > TEXT_LIMIT:
-            raise InvalidRequestError(f"a form part is larger than {TEXT_LIMIT >> 10} KiB")
+        elif len(self._part_text) + len(part) > MAX_TEXT_BYTES:
+            raise InvalidRequestError(f"a form part is larger than {MAX_TEXT_BYTES >> 10} KiB")
         else:
-            self._text += part
+            self._part_text += part
 
-    def _end_part(self) -> None:
-        if self._text is not None:
-            self.texts[self._name] = self._text.decode()
+    def on_part_end(self) -> None:
+        if self._part_text is not None:
+            self.texts[self._part_name] = self._part_text.decode()
 
-    def _end(self) -> None:
-        self._is_whole = True
+    def on_end(self) -> None:
+        self._is_complete = True
 
 
 def _one_file() -> InvalidRequestError:

@@ -1,9 +1,9 @@
-"""Which of the description's two shapes an answer has: the full one (§2.1, §2.3, §2.4), the short one (§4.9), or both.
+"""API profiles: an answer has the fields of the full shape (§2.1, §2.3, §2.4), of the short one (§4.9), or of both.
 
 Handlers always make the superset (`auto`); a strict profile keeps exactly the fields of its reference. The lists of
 the short one have no pages, so they hold every entry unless the caller asks for a page. Pure.
-Which profile: header `X-API-Profile`, else the client's in the settings, else the service's. Replays of an
-`Idempotency-Key` keep the body that was sent first.
+The profile comes from the header `X-API-Profile`, else from the client's setting, else from the service's. Replays of
+an `Idempotency-Key` keep the body that was sent first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ PROFILES: tuple[ApiProfile, ...] = get_args(ApiProfile)
 
 @dataclass(frozen=True)
 class Shape:
-    """The fields of an answer; of each entry of `items` where it is a list."""
+    """The fields of an answer; for a list, those of each entry of `items`."""
 
     fields: frozenset[str]
     items: str = ""
     is_paged: bool = True
     omits_null: bool = False
-    """The reference knows only values: a field without one is left out."""
+    """The reference has no null: a field without a value is left out."""
 
     def of(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         """The answer with these fields only."""
         if not self.items:
             return self._kept(reply)
-        shaped: dict[str, Any] = {self.items: [self._kept(one) for one in reply[self.items]]}
+        shaped: dict[str, Any] = {self.items: [self._kept(entry) for entry in reply[self.items]]}
         return shaped | ({"pagination": reply["pagination"]} if self.is_paged else {})
 
     def _kept(self, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ SHAPES: Mapping[ApiProfile, Mapping[str, Shape]] = {
         "create_deployment": Shape(SHORT),
         "get_deployment": Shape(SHORT_RECORD),
         "list_deployments": Shape(SHORT, "deployments", is_paged=False),
-        "update_deployment": Shape(SHORT_RECORD),  # not in §4.9: what its record has of the answer
+        "update_deployment": Shape(SHORT_RECORD),  # §4.9 has no update: the fields of its record
         "delete_deployment": Shape(_names("deployment_id status")),
         "get_job": Shape(JOB),
         "list_models": Shape(AVAILABLE, "models", is_paged=False, omits_null=True),
@@ -90,7 +90,7 @@ SHAPES: Mapping[ApiProfile, Mapping[str, Shape]] = {
 
 
 def chosen(sent: Sequence[str], client_id: str, settings: ServiceSettings) -> ApiProfile:
-    """The profile of one request; `sent`: the values of its header. Raises `InvalidRequestError`."""
+    """The profile of one request; `sent` are the values of its header. Raises `InvalidRequestError`."""
     if not sent:
         return settings.client_profiles.get(client_id, settings.api_profile)
     for profile in PROFILES:
@@ -100,6 +100,6 @@ def chosen(sent: Sequence[str], client_id: str, settings: ServiceSettings) -> Ap
 
 
 def shaped(operation: str, profile: ApiProfile, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer of an operation, by its name, in a profile."""
+    """The reply of the named operation in a profile."""
     shape = SHAPES[profile].get(operation)
     return reply if shape is None else shape.of(reply)

@@ -1,7 +1,7 @@
-"""How many requests a client may send: fixed windows of a minute, counted in this process. Knows no HTTP framework.
+"""Rate limits: fixed windows of a minute, counted in this process. Knows no HTTP framework.
 
-A fixed window is the only one with a moment at which it resets, and §8 wants that moment in a header. It is counted
-here, by the service's own clock, so that it is exact to the request; the event loop is its only caller.
+Only a fixed window has a moment at which it resets, and §8 wants that moment in a header. It is counted here, by the
+service's own clock, so that it is exact to the request; the event loop is its only caller.
 """
 
 import math
@@ -12,18 +12,18 @@ from datetime import datetime
 
 WINDOW_S = 60
 FAILURES_PER_MINUTE = 20
-# Of one client, with a time to wait. Whoever did not wait so often is answered late from then on.
+# Refusals with a time to wait that one client may cause; further ones are answered late.
 REFUSALS_PER_MINUTE = 60
-# So many failures of a minute, of all addresses, become rows of the audit chain, which is never
-# shortened.
-FAILURES_WRITTEN = 200
-# Callers remembered before those of past windows are forgotten.
+# Failed authentications, of all addresses together, that become rows of the audit chain, which is
+# never shortened.
+AUDITED_FAILURES_PER_MINUTE = 200
+# Callers that are remembered before those of past windows are forgotten.
 MOST_KEPT = 10_000
 
 
 @dataclass(frozen=True)
 class RateWindow:
-    """Where a caller stands in the current minute."""
+    """The state of one caller's limit in the current minute."""
 
     limit: int
     remaining: int
@@ -46,13 +46,19 @@ class RateWindow:
 class RateLimits:
     """Counts requests by client and kind, and failed authentications by source address."""
 
-    def __init__(self, control: int, generate: int, clock: Callable[[], datetime]) -> None:
-        """Requests a minute and client; 0 turns a limit off."""
+    def __init__(
+        self,
+        control: int,
+        generate: int,
+        clock: Callable[[], datetime],
+        most_kept: int = MOST_KEPT,
+    ) -> None:
+        """`control` and `generate` are requests per minute and client; 0 turns a limit off."""
         self._limits = {"control": control, "generate": generate}
         self._clock = clock
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
         """The end of a caller's window and the requests in it."""
-        self._room = MOST_KEPT
+        self._most_kept = self._room = most_kept
 
     def count(self, client_id: str, kind: str) -> RateWindow | None:
         """Count a request of `kind`; None when that limit is off."""
@@ -60,19 +66,19 @@ class RateLimits:
         return None if limit == 0 else self._hit(kind, client_id, limit)
 
     def failures(self, source: str) -> RateWindow:
-        """Where an address stands with its failed authentications."""
+        """The window of an address's failed authentications."""
         return self._window("failed", source, FAILURES_PER_MINUTE)
 
     def count_failure(self, source: str) -> RateWindow:
         """Count a failed authentication."""
         return self._hit("failed", source, FAILURES_PER_MINUTE)
 
-    def count_written(self) -> bool:
-        """Whether one more failure may be written down in this minute; it is counted as if it was."""
-        return not self._hit("failed, all", "", FAILURES_WRITTEN).exceeded
+    def count_audited_failure(self) -> bool:
+        """Count a failure for the audit chain and return whether it may still be recorded in this minute."""
+        return not self._hit("failed, all", "", AUDITED_FAILURES_PER_MINUTE).exceeded
 
     def count_refusal(self, client_id: str) -> bool:
-        """Count a refusal that asked the client to wait; answers whether there were too many in this minute."""
+        """Count a refusal with a time to wait and return whether the client had too many in this minute."""
         return self._hit("refused", client_id, REFUSALS_PER_MINUTE).exceeded
 
     def _hit(self, kind: str, caller: str, limit: int) -> RateWindow:
@@ -80,22 +86,18 @@ class RateLimits:
         if before.remaining == 0:
             return before
         if len(self._counts) >= self._room:
-            self._forget(before.reset)
+            # Forget the windows that ended before the present one began.
+            old_end = before.reset - WINDOW_S
+            self._counts = {who: kept for who, kept in self._counts.items() if kept[0] > old_end}
+            self._room = max(self._most_kept, 2 * len(self._counts))
         self._counts[kind, caller] = (before.reset, limit - before.remaining + 1)
         return RateWindow(limit, before.remaining - 1, before.reset, False, before.retry_after)
 
     def _window(self, kind: str, caller: str, limit: int) -> RateWindow:
-        """Each caller's windows begin at a second of its own, so that not all come back at once."""
         now = self._clock().timestamp()
+        # Each caller's windows begin at a second of its own, so that not all come back together.
         offset = zlib.crc32(f"{kind} {caller}".encode()) % WINDOW_S
         reset = (math.floor(now - offset) // WINDOW_S + 1) * WINDOW_S + offset
         end, number = self._counts.get((kind, caller), (reset, 0))
         remaining = limit - number if end == reset else limit
         return RateWindow(limit, remaining, reset, remaining == 0, max(1, math.ceil(reset - now)))
-
-    def _forget(self, reset: int) -> None:
-        """Windows that ended before the one that ends at `reset` began."""
-        old = [caller for caller, (end, _) in self._counts.items() if end <= reset - WINDOW_S]
-        for caller in old:
-            del self._counts[caller]
-        self._room = max(MOST_KEPT, 2 * len(self._counts))

@@ -1,7 +1,7 @@
-"""Addresses of operations as the router reads them, so that each belongs to one path of the contract only.
+"""Makes route paths for the router such that each address belongs to one path of the contract only.
 
-Without this `GET /v1/datasets/merge`, a wrong method, would be about a dataset `merge`, and `DELETE
-/v1/models/x/limits` about a model `x/limits` (a model id holds slashes, so its parameter takes the rest).
+Otherwise `GET /v1/datasets/merge`, a wrong method, would be taken for a dataset `merge`, and `DELETE
+/v1/models/x/limits` for a model `x/limits`: a model id holds slashes, so its parameter takes the rest of the path.
 """
 
 import re
@@ -12,11 +12,20 @@ from starlette.convertors import Convertor, register_url_convertor
 LAST = re.compile(r"(?P<before>.*/){(?P<name>\w+)(?P<rest>:path)?}")
 
 
-def _pattern(pattern: str) -> Convertor[str]:
-    """Takes text of a pattern as it is."""
+def route_path(path: str, declared: Sequence[str]) -> str:
+    """`path` with a last parameter that does not match the words of the other `declared` paths."""
+    last = LAST.fullmatch(path)
+    if last is None:
+        return path
+    matched, start = r"[^/]+", last["before"]
+    words = [_word_after(start, other) for other in declared]
+    if last["rest"]:
+        matched, start = ".+", path + "/"
+        words += [".*/" + word for other in declared if (word := _word_after(start, other))]
+    others = "|".join(sorted({word for word in words if word}))
 
     class Text(Convertor[str]):
-        regex = pattern
+        regex = rf"(?!(?:{others})$){matched}" if others else matched
 
         def convert(self, value: str) -> str:
             return value
@@ -24,26 +33,13 @@ def _pattern(pattern: str) -> Convertor[str]:
         def to_string(self, value: str) -> str:
             return value
 
-    return Text()
-
-
-def route_path(path: str, declared: Sequence[str]) -> str:
-    """`path` with a last parameter that does not take the words of other paths in `declared`."""
-    last = LAST.fullmatch(path)
-    if last is None:
-        return path
-    taken, start = r"[^/]+", last["before"]
-    words = [_after(start, one) for one in declared]
-    if last["rest"]:
-        taken, start = ".+", path + "/"
-        words += [".*/" + word for one in declared if (word := _after(start, one))]
-    others = "|".join(sorted({word for word in words if word}))
+    # The framework knows the types of parameters by name.
     convertor = "last_of_" + re.sub(r"\W", "_", path)
-    register_url_convertor(convertor, _pattern(rf"(?!(?:{others})$){taken}" if others else taken))
+    register_url_convertor(convertor, Text())
     return f"{last['before']}{{{last['name']}:{convertor}}}"
 
 
-def _after(start: str, path: str) -> str:
-    """The one plain word that a path has behind `start`, escaped; empty when it has none or more."""
+def _word_after(start: str, path: str) -> str:
+    """The single plain word that follows `start` in a path, escaped for a pattern; empty if it is not one word."""
     word = path.removeprefix(start)
     return re.escape(word) if word != path and "/" not in word and "{" not in word else ""

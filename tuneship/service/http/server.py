@@ -1,7 +1,7 @@
-"""The HTTP server: uvicorn with a way of its own to accept connections, which keeps their number below a limit.
+"""The HTTP server: uvicorn with its own accept loop, which keeps the number of connections below a limit.
 
-asyncio's way accepts whatever comes until the process has no descriptor left, then writes a traceback a second; it
-waits a minute for the handshake of TLS. uvicorn offers neither limit.
+asyncio accepts every connection until the process has no descriptor left, then writes a traceback a second, and it
+waits a minute for a TLS handshake. uvicorn offers neither limit.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
@@ -17,29 +18,36 @@ import uvicorn
 
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.service.common.log_budget import LogBudget
-from tuneship.service.http.connections import Connection
+from tuneship.service.http.connections import Connection, ConnectionTimeouts
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.middleware import KEYLESS
-from tuneship.service.http.open_connections import OpenConnection, OpenConnections
+from tuneship.service.http.open_connections import OpenConnections
 
-# Connections that the kernel keeps for us until we accept them.
+# Connections that the kernel keeps for the service until it accepts them.
 BACKLOG = 2048
-# Connections accepted in one turn of the event loop: those that they replace are closed in the
+# Connections accepted in one iteration of the event loop; those that they replace are closed in the
 # next one.
-TOGETHER = 64
-# After a connection could not be accepted.
+ACCEPTED_TOGETHER = 64
+# The pause after a connection could not be accepted.
 PAUSE_S = 0.1
-LOOK_EVERY_S = 1.0
-REPORT_EVERY_S = 10.0
-# Lines of one kind between two reports, of loggers to which a caller without a key can make the
-# service write.
+# Log lines of one kind between two reports, for loggers to which a caller without a key can make
+# the service write.
 BUDGETS = {"asyncio": 1, "uvicorn.error": 1, KEYLESS: 10}
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ServerTiming:
+    """The timeouts of connections, and how often the server checks them and reports, in seconds."""
+
+    connection: ConnectionTimeouts = field(default_factory=ConnectionTimeouts)
+    check_every_s: float = 1.0
+    report_every_s: float = 10.0
+
+
 class HttpServer(uvicorn.Server):
-    """Accepts connections while there is room, makes room where strangers take it, and ends what is overdue."""
+    """Accepts connections while there is room, ends those of strangers to make room, and ends what is overdue."""
 
     def __init__(
         self,
@@ -47,16 +55,18 @@ class HttpServer(uvicorn.Server):
         limits: ConnectionLimits,
         declared: Sequence[IPv4Network | IPv6Network],
         budgets: Mapping[str, int] = BUDGETS,
+        timing: ServerTiming | None = None,
     ) -> None:
         """`declared`: proxies, which the limit by address does not hold for. `budgets`: as `BUDGETS`."""
         super().__init__(config)
         self.connections = OpenConnections(limits)
         self._declared = declared
+        self._timing = timing or ServerTiming()
         self._listeners: list[socket.socket] = []
         self._not_accepted = 0
         self._budgets = {name: LogBudget(lines) for name, lines in budgets.items()}
-        self._looking: asyncio.TimerHandle | None = None
-        self._reported = 0.0
+        self._next_check: asyncio.TimerHandle | None = None
+        self._reported_at = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
@@ -70,31 +80,32 @@ class HttpServer(uvicorn.Server):
             listener.setblocking(False)
             self._listeners.append(listener)
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-        self._look_after_all()
+        self._check_connections()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nobody any more, then end the application."""
+        """Stop accepting connections, then end the application."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
         self._listeners.clear()
         try:
             await super().shutdown(sockets)
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
+            if self._next_check is not None:
+                self._next_check.cancel()
             for connection in self.connections:
                 connection.cut()
             for name, budget in self._budgets.items():
                 logging.getLogger(name).removeFilter(budget)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Called while connections wait."""
-        for _ in range(TOGETHER):
+        """Accept connections that wait. Called by the event loop."""
+        for _ in range(ACCEPTED_TOGETHER):
             try:
                 accepted, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptor left, though we stay below the limit, or the caller's network is gone
+            except OSError:
+                # No descriptor is left in spite of the limit, or the caller's network is gone.
                 self._not_accepted += 1
                 self.connections.make_room()
                 self._pause(listener, PAUSE_S)
@@ -108,22 +119,25 @@ class HttpServer(uvicorn.Server):
         wait_s: float,
         postponed: tuple[socket.socket, str] | None = None,
     ) -> None:
-        """Accept nobody for a while, then go on with a connection that was accepted already."""
+        """Accept no connections for a while, then continue with one that was accepted already."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
-        loop.call_later(wait_s, self._go_on, listener, postponed)
 
-    def _go_on(self, listener: socket.socket, postponed: tuple[socket.socket, str] | None) -> None:
-        if listener not in self._listeners:  # the service ends
-            if postponed is not None:
-                postponed[0].close()
-            return
-        if postponed is None or self._let_in(listener, *postponed):
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        def resume() -> None:
+            if listener not in self._listeners:  # the service ends
+                if postponed is not None:
+                    postponed[0].close()
+            elif postponed is None or self._let_in(listener, *postponed):
+                loop.add_reader(listener, self._accept, listener)
+
+        loop.call_later(wait_s, resume)
 
     def _let_in(self, listener: socket.socket, accepted: socket.socket, host: str) -> bool:
-        """False: it has to wait, and so have those behind it, until another one may be ended for it."""
-        is_declared = self._is_declared(host)
+        """Open a connection; false when it and those behind it must wait until another one may be ended for it."""
+        is_declared = False
+        with suppress(ValueError):
+            peer = ip_address(plain_address(host))
+            is_declared = any(peer in network for network in self._declared)
         source = None if is_declared else source_of(host)
         replaced = self.connections.next_to_go(source)
         if replaced is not None and (wait_s := replaced.grace_s()) > 0:
@@ -133,6 +147,7 @@ class HttpServer(uvicorn.Server):
         connection = Connection(
             self.connections,
             is_declared=is_declared,
+            timeouts=self._timing.connection,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -141,50 +156,48 @@ class HttpServer(uvicorn.Server):
         if not self.connections.admit(connection, source):
             accepted.close()
             return True
-        connection.opening = loop.create_task(self._open(accepted, connection))
-        connection.opening.add_done_callback(lambda task: self._opened(task, accepted, connection))
+        self._open(loop, accepted, connection)
         return True
 
-    def _is_declared(self, host: str) -> bool:
-        with suppress(ValueError):
-            address = ip_address(plain_address(host))
-            return any(address in network for network in self._declared)
-        return False
-
-    async def _open(self, accepted: socket.socket, connection: Connection) -> None:
-        """Make the transport, which owns the socket from then on."""
+    def _open(
+        self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, connection: Connection
+    ) -> None:
+        """Make the transport in a task; it owns the socket from then on."""
         tls: dict[str, Any] = {}
         if self.config.ssl is not None:
-            wait_s = connection.waits.head_s
-            tls = {
-                "ssl": self.config.ssl,
-                "ssl_handshake_timeout": wait_s,
-                "ssl_shutdown_timeout": wait_s,
-            }
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+            tls["ssl"] = self.config.ssl
+            tls["ssl_handshake_timeout"] = connection.timeouts.head_s
+            tls["ssl_shutdown_timeout"] = connection.timeouts.head_s
 
-    def _opened(
-        self, task: asyncio.Task[None], accepted: socket.socket, connection: Connection
-    ) -> None:
-        """One that broke off, or was ended, before it was open leaves nothing behind."""
-        failure = None if task.cancelled() else task.exception()
-        if task.cancelled() or failure is not None:
-            self.connections.leave(connection)
-            accepted.close()
-        if failure is not None and not isinstance(failure, OSError):
-            logger.error("a connection could not be opened", exc_info=failure)
+        async def connect() -> None:
+            await loop.connect_accepted_socket(lambda: connection, accepted, **tls)
 
-    def _look_after_all(self) -> None:
-        """Once a second."""
-        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_after_all)
+        def opened(task: asyncio.Task[None]) -> None:
+            # A connection that broke off, or was ended, before it was open leaves nothing behind.
+            failure = None if task.cancelled() else task.exception()
+            if task.cancelled() or failure is not None:
+                self.connections.leave(connection)
+                accepted.close()
+            if failure is not None and not isinstance(failure, OSError):
+                logger.error("a connection could not be opened", exc_info=failure)
+
+        connection.opening = loop.create_task(connect())
+        connection.opening.add_done_callback(opened)
+
+    def _check_connections(self) -> None:
+        """End the connections that are overdue, report now and then, and schedule the next check."""
+        loop, timing = asyncio.get_running_loop(), self._timing
+        self._next_check = loop.call_later(timing.check_every_s, self._check_connections)
         for connection in self.connections:
-            _end_if_overdue(connection)
-        if time.monotonic() - self._reported >= REPORT_EVERY_S:
-            self._reported = time.monotonic()
-            self._report()
+            try:
+                connection.end_if_overdue()
+            except Exception:  # the other connections must be checked too
+                logger.exception("a connection could not be ended in order")
+                connection.cut()
+        if time.monotonic() - self._reported_at < timing.report_every_s:
+            return
 
-    def _report(self) -> None:
+        self._reported_at = time.monotonic()
         counted = self.connections
         ended, refused, failed = counted.evicted, counted.refused, self._not_accepted
         counted.evicted = counted.refused = self._not_accepted = 0
@@ -193,12 +206,3 @@ class HttpServer(uvicorn.Server):
             logger.warning(text, len(counted), ended, refused, failed)
         for budget in self._budgets.values():
             budget.report(logger)
-
-
-def _end_if_overdue(connection: OpenConnection) -> None:
-    """One that fails here must not keep the others open."""
-    try:
-        connection.end_if_overdue()
-    except Exception:
-        logger.exception("a connection could not be ended in order")
-        connection.cut()

@@ -1,8 +1,8 @@
 """Puts the frames of a `Stream` on the wire: server-sent events, or one JSON object a line.
 
-A stream ends when its frames do, when the service drains, or when the reader is gone; in each case its generator is
-closed and its place in the count is given back. While nothing comes it is one waiting task: no thread, no connection
-to the database. A slow reader slows the generator down, not the memory up.
+A stream ends with its frames, when the service drains, or when the reader disconnects; in each case its generator is
+closed and its slot released. Between frames it is one waiting task, without a thread or a database connection. A slow
+reader slows the generator down instead of filling the memory.
 """
 
 import asyncio
@@ -15,30 +15,30 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tuneship.contract.errors import ApiError
-from tuneship.service.common.drain import Drain
 from tuneship.service.common.streaming import Frame, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.http.answers import error_response
+from tuneship.service.http.disconnect import wait_for_disconnect
 
 KEEP_ALIVE_S = 15.0
-# For the end of the message, when the reader may have stopped reading.
-LAST_WORDS_S = 1.0
+# The timeout for sending the end of the message: the reader may have stopped reading.
+END_TIMEOUT_S = 1.0
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 def wanted_media(accept: Sequence[str]) -> str:
-    """Lines where the caller asks for them before it asks for events; else events."""
-    asked = [one.partition(";")[0].strip().lower() for one in ",".join(accept).split(",")]
-    return next((one for one in asked if one in (EVENTS, LINES)), EVENTS)
+    """The media type of a stream: JSON lines where `Accept` names them before events, else events."""
+    named = [media.partition(";")[0].strip().lower() for media in ",".join(accept).split(",")]
+    return next((media for media in named if media in (EVENTS, LINES)), EVENTS)
 
 
 class StreamResponse(Response):
-    """The answer to one request that asked for a stream."""
+    """The answer to one request for a stream."""
 
     def __init__(
         self, context: Context, stream: Stream, slot: AbstractContextManager[object]
     ) -> None:
-        """`slot` is entered before the first byte and left behind the last; what it raises is the answer instead."""
+        """`slot` is held from the first byte to the last; an error that it raises is the answer instead."""
         self._drain = context.parts.drain
         self._stream = stream
         self.slot: AbstractContextManager[object] = slot
@@ -47,7 +47,7 @@ class StreamResponse(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until one of the three ends."""
+        """Send the stream until it ends, the service drains or the reader disconnects."""
         request = Request(scope)
         async with aclosing(self._stream.frames):
             with ExitStack() as held:
@@ -57,38 +57,39 @@ class StreamResponse(Response):
                     await error_response(request, refusal)(scope, receive, send)
                     return
                 self.headers["content-type"] = wanted_media(request.headers.getlist("accept"))
-                await self._send_until_an_end(receive, send)
+                await self._send(receive, send)
 
-    async def _send_until_an_end(self, receive: Receive, send: Send) -> None:
+    async def _send(self, receive: Receive, send: Send) -> None:
+        render = as_line if self.headers["content-type"] == LINES else as_event
+
+        async def send_frames() -> None:
+            async with aclosing(with_keep_alives(self._stream.frames)) as frames:
+                async for together in frames:
+                    if body := b"".join(map(render, together)):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send_frames(send))
-        gone = asyncio.create_task(_disconnected(receive))
-        tasks = [sending, gone]
+        sending = asyncio.create_task(send_frames())
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
+        tasks = [sending, disconnect]
         if not self._stream.outlasts_drain:
-            tasks.append(asyncio.create_task(_begun(self._drain)))
+            tasks.append(asyncio.create_task(self._drain.wait()))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            is_read = not gone.done()
+            is_connected = not disconnect.done()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not sending.cancelled() and (failure := sending.exception()) is not None:
             raise failure
-        if is_read:
+        if is_connected:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
+                async with asyncio.timeout(END_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": b""})
 
-    async def _send_frames(self, send: Send) -> None:
-        render = as_line if self.headers["content-type"] == LINES else as_event
-        async with aclosing(_with_pauses(self._stream.frames)) as frames:
-            async for together in frames:
-                if body := b"".join(map(render, together)):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
 
-
-async def _with_pauses(
+async def with_keep_alives(
     frames: AsyncGenerator[Sequence[Frame]],
 ) -> AsyncGenerator[Sequence[Frame | None]]:
     """The frames, and a None for every `KEEP_ALIVE_S` in which none came."""
@@ -110,17 +111,8 @@ async def _with_pauses(
             await asyncio.wait((upcoming,))
 
 
-async def _begun(drain: Drain) -> None:
-    await drain.wait()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def as_event(frame: Frame | None) -> bytes:
-    """One event of the WHATWG's format; a comment keeps an idle connection from being cut."""
+    """A frame as a server-sent event; None as a comment, which keeps an idle connection from being cut."""
     if frame is None:
         return b": keep-alive\n\n"
     text = frame.data.model_dump_json() if isinstance(frame.data, BaseModel) else frame.data
@@ -130,7 +122,7 @@ def as_event(frame: Frame | None) -> bytes:
 
 
 def as_line(frame: Frame | None) -> bytes:
-    """One JSON object; what is no object is a mark that readers of lines do not need: their end is the end."""
+    """A frame as a line of JSON; empty for marks such as `[DONE]`, since readers of lines stop at the end."""
     if frame is None or not isinstance(frame.data, BaseModel):
         return b""
     return frame.data.model_dump_json().encode() + b"\n"

@@ -32,7 +32,7 @@ from tuneship.contract.jobs import (
 from tuneship.service.access.hipaa import GOOD_KEY, GOOD_WAY, HIPAA
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
-from tuneship.service.context.bindings import serves, serves_encoded, serves_or_streams
+from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
@@ -203,7 +203,7 @@ def cancel_job(context: Context, job_id: str) -> JobCancelled:
     return JobCancelled(id=job_id, status=status, updated_at=moment)
 
 
-@serves_encoded(contract.get_job_metrics)
+@serves(contract.get_job_metrics)
 def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False) -> bytes:
     """Return one entry per step, in rising order; rendered from columns, since there may be thousands."""
     with context.read() as connection:
@@ -221,7 +221,7 @@ def get_job_metrics(context: Context, job_id: str, evaluated_only: bool = False)
     return orjson.dumps(answer)
 
 
-@serves_or_streams(contract.get_job_logs)
+@serves(contract.get_job_logs)
 def get_job_logs(
     context: Context,
     job_id: str,

@@ -155,7 +155,7 @@ class TrainingKeeper:
                 text = f"attempt {job['attempt']} starts"
                 job_records.add_log(connection, job["id"], now, "info", text)
         if job is not None:
-            self._parts.bell.ring(job["id"])
+            self._parts.notifier.notify(job["id"])
         return job
 
     async def _start(self, job: JobRow) -> None:

@@ -9,7 +9,6 @@ log knows no step: then the steps stored from that entry on are sent.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
 

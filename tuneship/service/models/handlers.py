@@ -18,7 +18,7 @@ from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.catalogues.base_models import CataloguedModel
-from tuneship.service.common.refusals import some_of
+from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
@@ -151,7 +151,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
 
     rows.remove(connection, tables.models, model_id)
     context.parts.keyring.destroy(connection, row["blob"])
-    context.afterwards.append(lambda: context.parts.blobs.delete(row["blob"]))
+    context.after_commit.append(lambda: context.parts.blobs.delete(row["blob"]))
     return Deleted(id=model_id)
 
 

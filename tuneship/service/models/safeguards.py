@@ -46,7 +46,7 @@ def in_force(context: Context, settings: S) -> S:
     Raises `ValidationRefused` for a contradiction, and for a setting that cannot be enforced here or for this caller.
     """
     if settings.compliance_mode == hipaa.HIPAA:
-        settings = hipaa.united(settings)
+        settings = hipaa.with_required_settings(settings)
         missing = hipaa.missing_here(capabilities(context.parts), context.parts.settings)
         hipaa.refuse_create(missing, context.caller)
     able = capabilities(context.parts)
