@@ -101,7 +101,7 @@ def open_for_service(
             _check_files(connection, settings, secret, now)
             _check_clock(row, now, accept_clock=accept_clock)
             # The file comes first: after a kill here its number is one ahead, which the next start accepts.
-            record_belonging(settings.data_dir, url, row["id"], row["starts"] + 1)
+            record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)
@@ -126,7 +126,7 @@ def check_key(connection: sa.Connection, secret: bytes) -> None:
     keyring_of(secret).check(connection)
 
 
-def _check_clock(row: Row, now: datetime, *, accept_clock: bool) -> None:
+def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> None:
     """Raises `ClockBehind` when the clock is behind a time at which the service has run."""
     # Otherwise expired keys would be valid again, and new rows would look older than old ones.
     newest: datetime | None = row["newest_time"]

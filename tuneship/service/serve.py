@@ -41,6 +41,7 @@ from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import OpenReplica
 from tuneship.runtime.vllm import VllmServer, vllm_replica
 from tuneship.runtime.worker_processes import LocalProcesses
+from tuneship.security.master_key import derived_secret
 from tuneship.security.vault import Vault
 from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
@@ -188,7 +189,7 @@ def _build(
     vllm_replicas: dict[Path, OpenReplica] = {
         base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, start_timeout_s))
         for base in catalogue
-        if base.runtime == "vllm"
+        if base.engine is VLLM_ENGINE
     }
 
     def cache_bytes(base: Path) -> int:
@@ -237,7 +238,7 @@ def recover(parts: Parts) -> None:
         logger.error(text, len(missing))
     # The rest are the folders of jobs that have ended.
     for name in files - known - unknown:
-        training_runs.clear(data_dir / "work", name.removeprefix("work/"))
+        clear_work(data_dir / "work", name.removeprefix("work/"))
 
 
 async def _run(

@@ -50,7 +50,9 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = Threads("records", 1)
         self._deployments = DeploymentKeeper(parts)
-        self._trainings = TrainingKeeper(parts, runtime, work, owner)
+        training_threads = Threads("training", 4)
+        launcher = LocalTrainingLauncher(parts, runtime, work, training_threads)
+        self._trainings = TrainingKeeper(parts, launcher, owner, training_threads)
         self._datasets = DatasetProcessing(parts)
         self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._store_at = parts.clock()

@@ -20,7 +20,7 @@ from tests.support.in_process import Service
 from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.job_reports import JobLogEntry
-from tuneship.service.common.streaming import Bell, Frame, Stream
+from tuneship.service.common.streaming import Frame, Notifier, Stream
 from tuneship.service.context.context import Context
 from tuneship.service.http import streams
 from tuneship.service.http.streams import (

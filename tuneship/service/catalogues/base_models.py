@@ -22,8 +22,6 @@ from tuneship.runtime.engine_kinds import ENGINES, OWN_ENGINE, EngineKind
 from tuneship.startup import StartupError
 from tuneship.template import PromptTemplate, TemplateFailed
 
-OUR_RUNTIME = "replica"
-RUNTIMES = (OUR_RUNTIME, "vllm")
 # Architectures with their own kind of attention, which the engine rejects when it loads them: they
 # would train and then not be served. For others like them the deployment fails with the reason.
 NOT_SERVED = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"})
@@ -51,8 +49,8 @@ class CataloguedModel:
     name: str
     version: str
     description: str
-    runtime: str = OUR_RUNTIME
-    """The engine that serves it: `replica`, the service's own, or `vllm`."""
+    runtime: str = OWN_ENGINE.name
+    """The name of the engine that serves it: `replica`, the service's own, or `vllm`."""
     runtime_options: tuple[str, ...] = ()
     """More options for the command that starts vLLM for it."""
 
@@ -64,9 +62,14 @@ class CataloguedModel:
             kind = _object(self.path / "config.json").get("model_type")
         except CatalogueFault as fault:
             return str(fault)
-        if self.runtime == OUR_RUNTIME and kind in NOT_SERVED:
+        if self.engine.is_own and kind in NOT_SERVED:
             return f"{kind} models cannot be served by this service's own engine, so none is tuned either"
         return None if (self.path / "tokenizer.json").is_file() else "it has no tokenizer.json"
+
+    @property
+    def engine(self) -> EngineKind:
+        """The engine that `runtime` names."""
+        return ENGINES[self.runtime]
 
     @cached_property
     def tensors(self) -> dict[str, list[int]]:
@@ -258,10 +261,10 @@ def _entry(entry: dict[str, Any], folder: Path) -> CataloguedModel:
     path = folder / str(entry["path"])
     if not path.is_dir():
         path = cached_snapshot(str(entry["path"]))
-    runtime, options = entry.get("runtime", OUR_RUNTIME), entry.get("runtime_options", [])
-    if runtime not in RUNTIMES:
-        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(RUNTIMES)}")
-    if not isinstance(options, list) or (options and runtime != "vllm"):
+    runtime, options = entry.get("runtime", OWN_ENGINE.name), entry.get("runtime_options", [])
+    if not isinstance(runtime, str) or runtime not in ENGINES:
+        raise CatalogueFault(f"the runtime of {entry['id']} must be one of: {', '.join(ENGINES)}")
+    if not isinstance(options, list) or (options and not ENGINES[runtime].takes_options):
         raise CatalogueFault(f"the runtime_options of {entry['id']} must be a list, for vllm only")
     return CataloguedModel(
         id=str(entry["id"]),

@@ -154,7 +154,7 @@ class Context:
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
         """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""
-        for job in job_records.safeguards_behind(connection, self.client_id, names):
+        for job in job_records.security_settings_of(connection, self.client_id, names):
             self.trail.touch(job)
 
     def touch_by_id(self, connection: sa.Connection, identifier: str) -> None:

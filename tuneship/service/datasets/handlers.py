@@ -179,7 +179,7 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     A file that a kill leaves without a row is set aside at the next start.
     """
     blobs = context.parts.blobs
-    context.otherwise.append(lambda: _remove_unless_stored(context.parts, row["id"]))
+    context.after_rollback.append(lambda: _remove_unless_stored(context.parts, row["id"]))
     blobs.keep(staged, row["blob"])  # before the transaction, for which other writers would wait
 
     settings, table = context.parts.settings, tables.datasets

@@ -53,10 +53,7 @@ class DatasetProcessing:
             while True:
                 self._woken.clear()
                 if not await self.threads.run(self._process_next):
-                    # Not `wait_for`: that of Python 3.11 may swallow a cancellation.
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_EVERY_S):
-                            await self._woken.wait()
+                    await wait_for_event(self._woken, LOOK_EVERY_S)
         finally:
             self._stopped.set()
 

@@ -159,7 +159,7 @@ def _fields(context: Context, row: DeploymentRow) -> dict[str, Any]:
     return {**row, "endpoint": address, "model_config": row["generation"]}
 
 
-def own_deployment(context: Context, deployment_id: str) -> Row:
+def own_deployment(context: Context, deployment_id: str) -> DeploymentRow:
     """The caller's deployment. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.deployments, deployment_id, client_id=context.client_id)
@@ -167,7 +167,7 @@ def own_deployment(context: Context, deployment_id: str) -> Row:
     return shown_deployment(context, row)
 
 
-def shown_deployment(context: Context, row: Row | None) -> Row:
+def shown_deployment(context: Context, row: DeploymentRow | None) -> DeploymentRow:
     """A deployment of the caller that was read; the request has looked at it. Raises `ResourceNotFound`."""
     if row is None or (
         row["status"] == DeploymentStatus.DELETED
@@ -186,7 +186,7 @@ def get_deployment(context: Context, deployment_id: str) -> Deployment:
     return Deployment(**_fields(context, row))
 
 
-def etag_of(row: Row) -> str:
+def etag_of(row: DeploymentRow) -> str:
     """The ETag of what a PATCH can change: a deployment that goes from `updating` to `running` keeps its ETag."""
     settings = json.dumps([row["id"], *(row[name] for name in PATCHED)], sort_keys=True)
     return f'"{hashlib.sha256(settings.encode()).hexdigest()[:32]}"'
@@ -248,7 +248,9 @@ def update_deployment(
     return DeploymentUpdated(**_fields(context, merged))
 
 
-def _checked_changes(context: Context, row: Row, update: DeploymentUpdate) -> dict[str, Any]:
+def _checked_changes(
+    context: Context, row: DeploymentRow, update: DeploymentUpdate
+) -> dict[str, Any]:
     changes = update.model_dump(exclude_unset=True, exclude={"tags", "generation"})
     for name, value in changes.items():
         if value is None:

@@ -45,7 +45,7 @@ def get_deployment_logs(  # noqa: PLR0913 - the description's own parameters and
         raise refused(tokens[0][0], "must be sent under one name only")
     position = None
     for name, token in tokens:
-        position = place_of(context.parts.cursors.position(bound_to, token, name))
+        position = position_of(context.parts.cursors.position(bound_to, token, name))
 
     own_deployment(context, deployment_id)
     context.parts.store_logs()

@@ -78,12 +78,12 @@ class DeploymentKeeper:
                 task.add_done_callback(lambda _, name=row["id"]: self._working.pop(name, None))
         self._health_checks.start_when_due()
 
-    def _rows(self, condition: sa.ColumnElement[bool]) -> list[Row]:
+    def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
         query = sa.select(tables.deployments).where(condition)
         with self._parts.database.read() as connection:
             return rows.fetch_all(connection, query)
 
-    async def _settle(self, row: Row) -> None:
+    async def _settle(self, row: DeploymentRow) -> None:
         given_up = self._retries.given_up(row["id"])
         try:
             if row["status"] == DeploymentStatus.DELETING:
@@ -104,7 +104,7 @@ class DeploymentKeeper:
         else:
             self._retries.end(row["id"])
 
-    async def _load(self, row: Row, served: ServedModel) -> None:
+    async def _load(self, row: DeploymentRow, served: ServedModel) -> None:
         """Make replicas and adapter ready, then set the row to `running`; to `failed` if that is not possible."""
         group = self._parts.replicas.of(served.base.path)
         wanted = max(1, self._plan.replicas(row))
@@ -124,13 +124,13 @@ class DeploymentKeeper:
             error=None,
         )
 
-    async def _record_failure(self, row: Row, error: Exception) -> None:
+    async def _record_failure(self, row: DeploymentRow, error: Exception) -> None:
         why = "a stored file cannot be read" if isinstance(error, OSError) else str(error)
         failure = {"code": "deployment_error", "message": f"the model cannot be served: {why}"}
         changes = {"status": DeploymentStatus.FAILED, **UNHEALTHY, "error": failure}
         await self._records.run(self._change, row, **changes)
 
-    def _checked_model(self, row: Row) -> ServedModel:
+    def _checked_model(self, row: DeploymentRow) -> ServedModel:
         """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
@@ -148,7 +148,7 @@ class DeploymentKeeper:
             check_tokens(served, served.adapter)
         return served
 
-    async def _remove(self, row: Row, given_up: GivenUp | None) -> None:
+    async def _remove(self, row: DeploymentRow, given_up: GivenUp | None) -> None:
         """Drain and unload a deployment, and set its row to `deleted`.
 
         Where unloading was given up, the adapter stays until its replica ends; the deployment is deleted all the same.
@@ -159,26 +159,26 @@ class DeploymentKeeper:
             if name.startswith("ft:") and not await self._records.run(self._is_needed, row):
                 base = self._parts.catalogue.get(name.split(":")[1])
                 if base is not None:
-                    await self._parts.replicas.of(base.path).forget(name)
+                    await self._parts.replicas.of(base.path).unload(name)
         await self._records.run(
             self._change, row, status=DeploymentStatus.DELETED, current_replicas=0, error=None
         )
 
-    def _is_needed(self, row: Row) -> bool:
+    def _is_needed(self, row: DeploymentRow) -> bool:
         """Whether another live deployment serves the same model."""
         table = tables.deployments
         with self._parts.database.read() as connection:
             same = (table.c.model_name == row["model_name"]) & (table.c.id != row["id"])
             return rows.count(connection, table, same, table.c.status.not_in(GONE)) > 0
 
-    def _change(self, row: Row, **changes: Any) -> None:
+    def _change(self, row: DeploymentRow, **changes: Any) -> None:
         # If the row was changed meanwhile, nothing is written: the next tick sees it again.
         with self._parts.database.write() as connection:
             deployment_records.change_if_same(connection, row, self._parts.clock(), **changes)
 
     async def warm(self) -> None:
         """Load again what was running before a restart and was not asleep, then start the health checks."""
-        by_model: dict[str, list[Row]] = {}
+        by_model: dict[str, list[DeploymentRow]] = {}
         is_running = tables.deployments.c.status == DeploymentStatus.RUNNING
         for row in await self._records.run(self._rows, is_running):
             if not is_asleep(row):
@@ -192,7 +192,9 @@ class DeploymentKeeper:
         await asyncio.gather(*(self._warm_model(rows, slots) for rows in by_model.values()))
         self._health_checks.begin()
 
-    async def _warm_model(self, deployments: Sequence[Row], slots: asyncio.Semaphore) -> None:
+    async def _warm_model(
+        self, deployments: Sequence[DeploymentRow], slots: asyncio.Semaphore
+    ) -> None:
         """Load all deployments of one model, whose files are read and checked once."""
         async with slots:
             try:

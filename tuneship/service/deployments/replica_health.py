@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
@@ -114,7 +113,7 @@ class HealthChecks:
         self._reading = asyncio.create_task(self._start_checks())
 
     async def _start_checks(self) -> None:
-        requests = {path: group.asked for path, group in self._parts.replicas.groups.items()}
+        requests = {path: group.ready_calls for path, group in self._parts.replicas.groups.items()}
         try:
             watched = await self.threads.run(self.watched)
         except Exception:  # the next check tries again
@@ -179,13 +178,13 @@ class HealthChecks:
         try:
             await group.probe(PROBE_TIMEOUT_S)
             # A deployment that came since the rows were read has asked for replicas, which must stay.
-            if group.asked == requests:
+            if group.ready_calls == requests:
                 await self._update(path, group, watched)
         except Exception:  # the next check tries again
             logger.exception("the health check of a base model failed")
 
     async def _update(
-        self, path: Path, group: ReplicaSet, watched: Sequence[WatchedDeployment]
+        self, path: Path, group: ReplicaGroup, watched: Sequence[WatchedDeployment]
     ) -> None:
         """Scale the replicas of a base model, start missing ones, and record what has changed."""
         watched = [
@@ -212,11 +211,11 @@ class HealthChecks:
         # Adapters that no deployment needs now are unloaded; the replicas stay for others.
         for model, count in wanted_by_model.items():
             if model is not None and not count:
-                await group.forget(model)
+                await group.unload(model)
         self._log_news(group, watched)
 
     async def _start_missing(
-        self, group: ReplicaSet, running: Sequence[WatchedDeployment]
+        self, group: ReplicaGroup, running: Sequence[WatchedDeployment]
     ) -> list[RowChange]:
         """Start missing replicas, once for all deployments, and return what is to be written into their rows."""
         asleep = [one for one in running if not one.wanted]
@@ -274,14 +273,14 @@ class HealthChecks:
             return [one for one, _ in changes]
         return await self.threads.run(write)
 
-    def _log_news(self, group: ReplicaSet, watched: Sequence[WatchedDeployment]) -> None:
+    def _log_news(self, group: ReplicaGroup, watched: Sequence[WatchedDeployment]) -> None:
         listeners = [Listener(one.id, one.model, one.wanted) for one in watched]
         news = self._news.entries(group, listeners, self._parts.clock())
         if news:
             self._parts.deployment_log.add(*news)
 
 
-async def _fault(group: ReplicaSet, adapter: Adapter | None) -> Exception | None:
+async def _fault(group: ReplicaGroup, adapter: Adapter | None) -> Exception | None:
     """Make the replicas ready; the error if that fails."""
     try:
         await group.ready(adapter)

@@ -41,7 +41,7 @@ class ReplicaNews:
         self, group: ReplicaGroup, listeners: Sequence[Listener], now: datetime
     ) -> list[LogEntry]:
         """The log entries of all events since the last call, for each deployment those that concern it."""
-        happenings = group.happenings()
+        happenings = group.take_events()
         return [
             LogEntry(listener.deployment_id, now, level, "replica", message)
             for listener in listeners
@@ -49,7 +49,7 @@ class ReplicaNews:
         ]
 
     def _lines(
-        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[Happening]
+        self, group: ReplicaGroup, listener: Listener, happenings: Sequence[ReplicaEvent]
     ) -> list[tuple[str, str]]:
         own = self._own.setdefault(listener.deployment_id, set())
         serving = group.serving(listener.model)
@@ -76,5 +76,5 @@ class ReplicaNews:
         return [*lines, *[("info", STARTED)] * more, *[("info", ENDED)] * -more]
 
 
-def _is_planned_end(event: Happening) -> bool:
+def _is_planned_end(event: ReplicaEvent) -> bool:
     return event.is_end and event.level == "info"

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.host.machine import more_processes, this_machine
-from tuneship.runtime.replica_set import ReplicaSet
+from tuneship.runtime.replica_protocol import ReplicaGroup
 from tuneship.service.common.scaling import (
     Bounds,
     ScalingDecision,
@@ -62,10 +62,10 @@ class ReplicaPlan:
         now = self._parts.clock()
         return ScalingDecision(min(count, max(least, row["max_replicas"])), now, now)
 
-    def decide(self, row: Row, group: ReplicaSet, model: str | None) -> int:
+    def decide(self, row: Row, group: ReplicaGroup, model: str | None) -> int:
         """Decide the number of replicas; a change is written into the deployment's log."""
         now, before = self._parts.clock(), self._decision(row)
-        supply = Supply(group.answering(model), group.waiting, group.rows)
+        supply = Supply(group.answering(model), group.waiting, group.slots)
         demand = self._parts.in_flight.take_demand(row["id"], now)
 
         # A deployment that is being created or updated is tried with a replica.

@@ -66,7 +66,7 @@ def create_canary_endpoint(context: Context, endpoint: CanaryEndpointCreate) -> 
 
 def _insert(
     context: Context, connection: sa.Connection, kind: str, identifier: str, name: str
-) -> Row:
+) -> EndpointRow:
     """Insert a row without members, which its first swap makes version 1. Raises `QuotaExceeded`."""
     most = context.parts.settings.maximum_endpoints
     check_quota(context, tables.endpoints, most, "endpoints", IS_LIVE)
@@ -95,7 +95,7 @@ def _all_to(deployment_id: str) -> list[dict[str, Any]]:
     return [{"id": deployment_id, "traffic_percentage": 100}]
 
 
-def _swap_split(context: Context, row: Row, update: CanaryEndpointUpdate) -> None:
+def _swap_split(context: Context, row: EndpointRow, update: CanaryEndpointUpdate) -> None:
     members = [member.model_dump() for member in update.deployments]
     lease = None if update.lease is None else update.lease.model_dump()
     endpoint_records.swap(context.transaction, row, members, lease, context.now)
@@ -114,7 +114,7 @@ def _check_members(
     members_by_field = {"deployments": update.deployments}
     if update.lease is not None:
         members_by_field["lease.fallback"] = update.lease.fallback
-    deployments: list[Row] = []
+    deployments: list[DeploymentRow] = []
     for field, members in members_by_field.items():
         for index, member in enumerate(members):
             row = _member(context, connection, member.id, field)
@@ -176,14 +176,16 @@ def _refuse_idle(status: DeploymentStatus, who: str, param: str) -> None:
         raise DeploymentError(f"{who} is {status}: it cannot take traffic", param=param)
 
 
-def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> Row:
+def own_endpoint(context: Context, endpoint_id: str, kind: str | None = None) -> EndpointRow:
     """The caller's endpoint. Raises `ResourceNotFound`, the same for a missing one and for another tenant's."""
     with context.read() as connection:
         row = rows.fetch(connection, tables.endpoints, endpoint_id, client_id=context.client_id)
     return endpoint_in_force(context, row, kind)
 
 
-def endpoint_in_force(context: Context, row: Row | None, kind: str | None = None) -> Row:
+def endpoint_in_force(
+    context: Context, row: EndpointRow | None, kind: str | None = None
+) -> EndpointRow:
     """An endpoint of the caller that was read, with the split that its lease gives it now. Raises 404."""
     if row is None or row["status"] == EndpointStatus.DELETED or kind not in (None, row["kind"]):
         raise ResourceNotFound("there is no such endpoint")
@@ -194,7 +196,7 @@ def _etag(row: EndpointRow) -> str:
     return f'"{row["version"]}"'
 
 
-def _check_version(context: Context, row: Row) -> None:
+def _check_version(context: Context, row: EndpointRow) -> None:
     # Of two rollouts on one endpoint `If-Match` stops the slower one.
     message = f"the endpoint has changed: its version is {row['version']}"
     context.refuse_stale(_etag(row), message)

@@ -31,5 +31,6 @@ def list_audit(context: Context, limit: int = 100, after: str | None = None) -> 
         entries = audit.page_of(connection, context.client_id, after=position, limit=limit)
     last = cursors.issue(bound_to, entries[-1]["seq"]) if entries else after
     return AuditPage(
-        entries=[AuditEntry(**row) for row in entries], pagination=LogCursor(after=last)
+        entries=[AuditEntry.model_validate(row) for row in entries],
+        pagination=LogCursor(after=last),
     )

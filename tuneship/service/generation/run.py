@@ -13,7 +13,7 @@ from tuneship.contract.errors import ApiError, DeploymentError, InternalError, R
 from tuneship.contract.generation import Generate, Generation, Usage
 from tuneship.runtime.replica_protocol import NoReplica
 from tuneship.service.common.fault_injection import Faults, drawn, faults_of, shortened
-from tuneship.service.common.in_flight import Visit
+from tuneship.service.common.in_flight import InFlightGeneration
 from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.context import Context
@@ -49,7 +49,7 @@ class GenerationRun:
     _deployment: Row
     _served: ServedModel
     _faults: Faults
-    _visit: Visit
+    _in_flight: InFlightGeneration
 
     def __init__(
         self, context: Context, target: RoutingTarget, request: Generate, started: float
@@ -71,7 +71,7 @@ class GenerationRun:
     async def answer(self) -> Generation:
         """Run from the routing to the record. Raises the contract's errors."""
         context, target = self._context, self._target
-        with self._parts.under_way.entered(target.deployment_id) as self._visit:
+        with self._parts.in_flight.track(target.deployment_id) as self._in_flight:
             await self._route()
             account = GenerationAccount(
                 context, target.deployment_id, target.endpoint_id, self._started
@@ -131,7 +131,7 @@ class GenerationRun:
             lambda connection: served_model(connection, self._parts, context.client_id, model),
         )
         # Only now is the deployment known to be the caller's, so the metrics may show this request as in flight.
-        self._visit.accepted, self._visit.endpoint_id = self._started, target.endpoint_id
+        self._in_flight.accepted, self._in_flight.endpoint_id = self._started, target.endpoint_id
 
     def _check_can_serve(self) -> None:
         status = DeploymentStatus(self._deployment["status"])
@@ -173,12 +173,12 @@ class GenerationRun:
 
         A generation whose replica was lost is run once more, unless the caller has already read some of its text.
         """
-        visit, faults, text = self._visit, self._faults, self._text
+        in_flight, faults, text = self._in_flight, self._faults, self._text
         is_emptied, is_cut = drawn(faults.empty_rate), drawn(faults.short)
         if is_emptied or is_cut:
             self._text = None  # the caller must not read what is taken away below
         try:
-            async with asyncio.timeout(self._parts.settings.generate_timeout_s) as visit.limit:
+            async with asyncio.timeout(self._parts.settings.generate_timeout_s) as in_flight.limit:
                 await asyncio.sleep(faults.delay_ms / 1000)
                 if drawn(faults.error_rate):
                     raise InternalError("an injected fault of this deployment")
@@ -193,7 +193,7 @@ class GenerationRun:
         except (TimeoutError, ServingError) as error:
             raise self._contract_error(error) from None
         finally:
-            visit.limit = None
+            in_flight.limit = None
 
         if is_emptied:
             return replace(written, completion="")
@@ -207,16 +207,16 @@ class GenerationRun:
 
     async def _run_once(self, prepared: GenerateRequest) -> GeneratedAnswer:
         """Generate with one replica. Text that is read or searched while it grows is decoded token by token."""
-        served, request, visit = self._served, self._request, self._visit
+        served, request, in_flight = self._served, self._request, self._in_flight
         group = self._parts.replicas.of(served.base.path)
         tokenizer: Any = served.base.tokenizer
-        visit.waits(self._context.now)
+        in_flight.queued(self._context.now)
 
         if not (request.stop or request.stream):
             tokens: list[int] = []
             async with await group.generate(served.adapter, prepared) as generation:
                 async for chunk in generation:
-                    visit.is_served()
+                    in_flight.started()
                     tokens = chunk + await generation.read_all()
                 reason = str(generation.finish_reason)
             completion = tokenizer.decode(tokens)
@@ -225,7 +225,7 @@ class GenerationRun:
         text = Completion(tokenizer.decode, request.stop)
         async with await group.generate(served.adapter, prepared) as generation:
             async for chunk in generation:
-                visit.is_served()
+                in_flight.started()
                 for token in chunk:
                     self._emit(text.take(token))
                     if text.is_stopped:
@@ -245,7 +245,7 @@ class GenerationRun:
     def _contract_error(self, error: Exception) -> ApiError:
         """Turn an error of the replicas, or the end of the time, into one of the contract's."""
         if isinstance(error, TimeoutError):
-            if self._visit.is_ended:
+            if self._in_flight.is_ended:
                 return DeploymentError(BEING_DELETED)
             return InternalError("the generation took too long")
         if isinstance(error, NoReplica):
@@ -267,7 +267,7 @@ class GenerationRun:
         trail = self._context.trail
         if not self._request.stream:
             trail.count(usage)
-        elif trail.is_wanted:
+        elif trail.is_required:
             ended = replace(self._context, trail=replace(trail))
             ended.trail.count(usage)
-            await asyncio.to_thread(ended.write_down_now, 200)
+            await asyncio.to_thread(ended.commit_audit_entry, 200)

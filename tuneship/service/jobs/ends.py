@@ -52,7 +52,7 @@ def complete(
         record_progress.emit_event(
             connection, job["id"], "succeeded", now, fine_tuned_model=identifier
         )
-    parts.bell.ring(job["id"])
+    parts.notifier.notify(job["id"])
 
 
 def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
@@ -64,7 +64,7 @@ def fail(parts: Parts, claim: JobLease, reason: str, message: str) -> None:
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "error", f"{reason}: {message}")
         record_progress.emit_event(connection, job_id, "failed", now, reason=reason)
-    parts.bell.ring(job_id)
+    parts.notifier.notify(job_id)
 
 
 def cancel(parts: Parts, claim: JobLease) -> None:
@@ -76,7 +76,7 @@ def cancel(parts: Parts, claim: JobLease) -> None:
         _destroy_keys(parts, connection, job_id)
         job_records.add_log(connection, job_id, now, "info", "cancelled")
         record_progress.emit_event(connection, job_id, "cancelled", now)
-    parts.bell.ring(job_id)
+    parts.notifier.notify(job_id)
 
 
 def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text: str) -> None:
@@ -86,7 +86,7 @@ def requeue(parts: Parts, claim: JobLease, attempts_without_progress: int, text:
         kept = {"owner": None, "attempts_without_progress": attempts_without_progress}
         leases.end(connection, claim, JobStatus.QUEUED, now, **kept)
         job_records.add_log(connection, claim.job_id, now, "warning", text)
-    parts.bell.ring(claim.job_id)
+    parts.notifier.notify(claim.job_id)
 
 
 def model_key(job: Row) -> str:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.common.background_retries import BackgroundRetries, kind_of
+from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs import ends, record_progress
 from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_seconds
@@ -201,7 +201,7 @@ class TrainingKeeper:
 
     async def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
-        why, now = kind_of(error), self._parts.clock()
+        why, now = error_kind(error), self._parts.clock()
         # A database that does not answer is no attempt: it would fail every waiting job.
         fruitless = job["attempts_without_progress"] + (not is_away(error))
         if fruitless >= FRUITLESS_ATTEMPTS:
@@ -252,7 +252,7 @@ class TrainingKeeper:
             if row["status"] == JobStatus.CANCELLING and run.cancelled_at is None:
                 run.cancelled_at = self._parts.clock()
                 await run.training.cancel()
-                self._parts.bell.ring(run.claim.job_id)
+                self._parts.notifier.notify(run.claim.job_id)
             if exit_code is None and run.has_model():
                 exit_code = 0  # the model is complete, however its process leaves
             if exit_code is not None:
@@ -296,7 +296,7 @@ class TrainingKeeper:
             leases.heartbeat(connection, attempt.claim, now, **position)
             record_progress.store_lines(connection, attempt, news.lines, now)
         attempt.offset = news.offset
-        self._parts.bell.ring(attempt.claim.job_id)
+        self._parts.notifier.notify(attempt.claim.job_id)
 
     # Ending.
 

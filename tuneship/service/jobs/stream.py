@@ -14,6 +14,7 @@ from heapq import merge
 
 from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.jobs import ENDED
+from tuneship.host.waiting import wait_for_event
 from tuneship.service.common.streaming import Frame
 from tuneship.service.context.context import Parts
 from tuneship.store import job_records, tables
@@ -57,7 +58,7 @@ async def job_frames(
     parts: Parts, job_id: str, position: StreamPosition
 ) -> AsyncGenerator[Sequence[Frame]]:
     """Yield everything behind the position, live, until the job has ended and all was sent."""
-    with parts.bell.listening(job_id) as news:
+    with parts.notifier.listening(job_id) as news:
         while True:
             news.clear()
             read = await asyncio.to_thread(_read_on, parts, job_id, position)
@@ -68,9 +69,7 @@ async def job_frames(
                 yield [Frame("done", "[DONE]")]
                 return
             if not read.has_more:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
-                        await news.wait()
+                await wait_for_event(news, LOOK_EVERY_S)
 
 
 @dataclass(frozen=True)

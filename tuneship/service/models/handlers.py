@@ -144,7 +144,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     deployments = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
     if deployments:
         raise InvalidRequestError(
-            f"the model is deployed, delete its deployments first: {some_of(deployments)}",
+            f"the model is deployed, delete its deployments first: {abbreviated(deployments)}",
             param="model_id",
             status=409,
         )
