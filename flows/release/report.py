@@ -59,14 +59,19 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     text = report(result, release, pictures, loads)
     file = folder / "report.md"
     file.write_text(text)
-    # The UI takes a cell of this table for Markdown, `[..](javascript:..)` among it.
+    show_report(result, release, text, file)
+    return file
+
+
+def show_report(result: ReleaseResult, release: ReleaseParameters, text: str, file: Path) -> None:
+    """Show the report and its summary on the run's page in Prefect."""
+    # The UI renders the cells of this table as Markdown, `[..](javascript:..)` among it.
     cells = [{name: plain(text) for name, text in row.items()} for row in summary(result, release)]
     create_table_artifact(cells, key="release", description=result.outcome)
-    page = with_pictures(text, folder)
+    page = with_pictures(text, file.parent)
     create_markdown_artifact(page, key="release-report", description=str(file))
     if result.endpoint_id:
         show_link("endpoint", result.endpoint_id)
-    return file
 
 
 def with_pictures(text: str, folder: Path) -> str:

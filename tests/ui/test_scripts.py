@@ -62,7 +62,7 @@ def test_no_artifact_runs_a_script(
 
     @flow(name="scripts")
     def showing() -> None:
-        report._show(result, release, text, tmp_path / "report.md")
+        report.show_report(result, release, text, tmp_path / "report.md")
         page.show(record_of(SCRIPTS[0]), logging.getLogger("tests.ui"), result)
 
     showing()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.support.in_process import Service
 from tuneship.security.sealed_files import write_sealed
-from tuneship.service.common.log_recorder import MOST_WAITING, LogRecorder
+from tuneship.service.common.log_recorder import MAX_WAITING, LogRecorder
 from tuneship.store import deployment_logs, tables
 from tuneship.store import queries as rows
 from tuneship.store.deployment_logs import LogEntry, LogPosition, position_of
@@ -523,12 +523,12 @@ def test_lines_that_nobody_stores_are_bounded_and_their_number_is_told(service: 
     def broken(entries: Any) -> None:
         raise OSError
 
-    for _ in range(MOST_WAITING + 5):
+    for _ in range(MAX_WAITING + 5):
         recorder.add(LogEntry("dep_1", now, "info", "generate", "x"))
     with pytest.raises(OSError):
         recorder.hand_over(broken, now)
     recorder.hand_over(stored.extend, now)
-    assert len(stored) == MOST_WAITING + 1
+    assert len(stored) == MAX_WAITING + 1
     assert stored[-1].message == "5 lines were not kept"
     recorder.hand_over(lambda _: pytest.fail("nothing is left"), now)
 
@@ -536,7 +536,7 @@ def test_lines_that_nobody_stores_are_bounded_and_their_number_is_told(service: 
 def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Service) -> None:
     recorder, now = LogRecorder(), service.clock()
     stored: list[LogEntry] = []
-    full = [LogEntry("dep_1", now, "info", "generate", "x")] * MOST_WAITING
+    full = [LogEntry("dep_1", now, "info", "generate", "x")] * MAX_WAITING
 
     def broken(_entries: Any) -> None:
         recorder.add(*full)  # what comes while the database is waited for
@@ -547,8 +547,8 @@ def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Se
         with pytest.raises(OSError):
             recorder.hand_over(broken, now)
     recorder.hand_over(stored.extend, now)
-    assert len(stored) == MOST_WAITING + 1
-    assert stored[-1].message == f"{5 * MOST_WAITING} lines were not kept"
+    assert len(stored) == MAX_WAITING + 1
+    assert stored[-1].message == f"{5 * MAX_WAITING} lines were not kept"
 
 
 def test_a_forced_delete_that_was_not_committed_hurries_nobody(
