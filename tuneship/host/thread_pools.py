@@ -33,6 +33,7 @@ class Threads:
     def __init__(self, purpose: str, most: int) -> None:
         """`purpose` names the threads, so that a log can say which one is stuck."""
         self._purpose = purpose
+        self.most = most
         self._free_threads = asyncio.Semaphore(most)
         self._running: set[threading.Thread] = set()
 

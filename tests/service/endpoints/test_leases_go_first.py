@@ -68,7 +68,7 @@ def all_taken(service: Service, *, requests: bool) -> Iterator[None]:
             works = [
                 threads.run(wait)
                 for threads in service.supervisor.threads
-                for _ in range(threads._room._value)
+                for _ in range(threads.most)
             ]
         service.blocked = [asyncio.create_task(work) for work in works]  # type: ignore[attr-defined]
         return len(works)

@@ -215,7 +215,7 @@ def test_what_a_server_does_not_publish_is_not_weighed_and_the_rest_is() -> None
 def test_wrong_metrics_are_told_apart_from_none() -> None:
     with pytest.raises(Unusable, match="no metrics"):
         weigh(None, None, START, START + DAY)
-    with pytest.raises(Unusable, match="asked for buckets of 900 s"):
+    with pytest.raises(Unusable, match="requested buckets of 900 s"):
         weigh({"interval": "1m", "end_time": START.isoformat()}, None, START, START + DAY)
     nothing = answer([])
     assert not any(one.is_worse for one in weigh(nothing, nothing, START, START + DAY).readings)
