@@ -103,6 +103,7 @@ def test_a_cancelled_job_leaves_no_process(serve: Serve, client: Client, rows: P
     assert refused.value.status == 409
 
 
+@pytest.mark.essential
 def test_a_killed_trainer_resumes_and_completes(serve: Serve, client: Client, rows: Path) -> None:
     job_id = start_job(client, rows, epochs=EPOCHS)
     os.kill(trainer_at_work(serve, job_id, steps=16), signal.SIGKILL)
@@ -113,6 +114,7 @@ def test_a_killed_trainer_resumes_and_completes(serve: Serve, client: Client, ro
     assert any("resumes from its checkpoint" in message for message in messages)
 
 
+@pytest.mark.essential
 def test_a_killed_replica_costs_no_request_and_comes_back(serve: Serve, client: Client) -> None:
     deployment = running_deployment(client, "killed", "tuneship-tiny")
     long = Generate(prompt="case", max_tokens=256, temperature=2.0)

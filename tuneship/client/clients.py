@@ -60,7 +60,7 @@ class Client(BaseClient, Blocking, Api[Blocking]):
             while True:
                 step = talk.send(answer)
                 if isinstance(step, Pause):
-                    time.sleep(step.seconds)
+                    self._wait(step)
                     answer = None
                 else:
                     answer = self._send(step)
@@ -120,12 +120,17 @@ class Client(BaseClient, Blocking, Api[Blocking]):
                 if isinstance(step, Followed):
                     yield step.entry
                 elif isinstance(step, Pause):
-                    time.sleep(step.seconds)
+                    self._wait(step)
                 elif isinstance(step, Read):
                     answer = opened.read()
                 else:
                     request = self._stream_request(step.call, read_timeout_s)
                     answer = self._report_headers(opened.open(request))
+
+    @staticmethod
+    def _wait(pause: Pause) -> None:
+        # A method, because tests note the pauses instead of waiting.
+        time.sleep(pause.seconds)
 
     def close(self) -> None:
         """Close the connections."""

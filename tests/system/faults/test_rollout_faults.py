@@ -45,6 +45,7 @@ def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
+@pytest.mark.essential
 def test_without_a_fault_it_is_promoted_step_by_step(stage: Stage) -> None:
     result = shift_traffic(stage.plan())
 
@@ -220,6 +221,7 @@ def test_25_a_jump_within_the_lease_is_a_gap(stage: Stage) -> None:
     assert stage.seen == [0, 25, 50, 100]
 
 
+@pytest.mark.essential
 def test_25_a_jump_beyond_the_lease_returns_the_traffic(stage: Stage) -> None:
     stage.at_tick[MIDDLE] = lambda: jump(stage, timedelta(days=1))
 

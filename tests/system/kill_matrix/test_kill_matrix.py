@@ -199,12 +199,21 @@ PER_COMMIT = {
     "service-SIGKILL": ["after-upload", "after-shift"],
     "prefect-restart": ["after-upload", "mid-shift"],
 }
+IN_MAKE_TEST = {
+    ("flow-SIGKILL", "mid-shift"),
+    ("worker-SIGKILL", "after-shift"),
+    ("service-SIGKILL", "after-shift"),
+}
+
+
+def marks(victim: str, point: str) -> list[pytest.MarkDecorator]:
+    if point not in PER_COMMIT.get(victim, ()):
+        return [pytest.mark.soak]
+    return [pytest.mark.essential] if (victim, point) in IN_MAKE_TEST else []
+
+
 CELLS = [
-    pytest.param(
-        *(victim, point),
-        id=f"{victim}-{point}",
-        marks=() if point in PER_COMMIT.get(victim, ()) else pytest.mark.soak,
-    )
+    pytest.param(*(victim, point), id=f"{victim}-{point}", marks=marks(victim, point))
     for victim in VICTIMS
     for point in BY_NAME
 ]
