@@ -29,7 +29,7 @@ test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`; most o
 	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## branch coverage of the pure packages by their own tests
-	$(PYTEST) -n 2 -m "not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
+	$(PYTEST) -n 2 -m "not slow and not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
 	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
