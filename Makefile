@@ -25,8 +25,8 @@ down: $(VENV)/service.stamp ## end what `make up` started
 test: $(VENV)/dev.stamp ## what every change must pass: the fast tests and one of each kind of the slow ones
 	$(PYTEST) -n 2 -m "(not slow and not soak) or essential" $(TESTS)
 
-test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`; most of them wait, so three run at a time
-	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
+test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`
+	$(PYTEST) -n 2 -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## branch coverage of the pure packages by their own tests
 	$(PYTEST) -n 2 -m "not slow and not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
