@@ -95,7 +95,7 @@ def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
     assert ended(serve) == 0
     (line,) = stuck(serve)
     assert line.startswith("deployment files (DeploymentKeeper._checked_model): pathlib:")
-    assert "catalogue:tokenizer:" in line
+    assert "base_models:tokenizer:" in line
     # Nothing was lost: the same rows are there, and what hung is tried again.
     shutil.copy(SHIPPED / "tuneship-tiny" / "tokenizer.json", base / "again")
     (base / "again").replace(base / "tokenizer.json")
