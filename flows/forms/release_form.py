@@ -307,9 +307,9 @@ class ReleaseParameters(StrictModel):
     def _closed_groups_keep_their_defaults(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        told = cast("dict[str, Any]", value)
+        fields = cast("dict[str, Any]", value)
         return {
-            name: one for name, one in told.items() if one is not None or name not in cls.GROUPS
+            name: one for name, one in fields.items() if one is not None or name not in cls.GROUPS
         }
 
     @model_validator(mode="after")

@@ -116,13 +116,13 @@ def _share(bad: int, requests: int) -> str:
 def look_in_words(look: Look) -> list[str]:
     """Put the rest of a look into words: its reasons, hanging requests, warnings."""
     reasons = [look.reason, *look.reasons] if look.reason != "none" else look.reasons
-    told = [all_in_words(dict.fromkeys(reasons))] if reasons else []
+    sentences = [all_in_words(dict.fromkeys(reasons))] if reasons else []
     hanging = sum(look.hanging_candidate), sum(look.hanging_baseline)
     if any(hanging):
-        told.append(
+        sentences.append(
             f"{hanging[0]} requests of the candidate and {hanging[1]} of the baseline had been open for too long"
         )
-    return [*told, *(f"warning: {in_words(warning)}" for warning in look.warnings)]
+    return [*sentences, *(f"warning: {in_words(warning)}" for warning in look.warnings)]
 
 
 def driver_in_words(record: RolloutRecord) -> str | None:
@@ -168,7 +168,7 @@ def forecast_in_words(begun: Begun) -> list[str]:
     forecast, today = begun.forecast, begun.today
     if forecast is None or today is None:
         return []
-    told = [_promotion(forecast, today, begun)]
+    sentences = [_promotion(forecast, today, begun)]
     finds = [
         f"{what} found within {_minutes(minutes)}"
         for what, minutes in (
@@ -177,7 +177,7 @@ def forecast_in_words(begun: Begun) -> list[str]:
         )
         if minutes is not None
     ]
-    return [*told, *finds, *_cannot(forecast)]
+    return [*sentences, *finds, *_cannot(forecast)]
 
 
 def _promotion(forecast: Forecast, today: Today, begun: Begun) -> str:
@@ -200,14 +200,16 @@ def _cannot(forecast: Forecast) -> list[str]:
         DOUBLING: "cannot promise to find twice the errors",
     }
     gates = [finding.what for finding in forecast.unprovable if finding.what not in said]
-    told = [
+    sentences = [
         f"{said[finding.what]}: {finding.why}"
         for finding in forecast.unprovable
         if finding.what in said
     ]
     if gates:
-        told.insert(0, f"cannot prove {', '.join(gates)}: too few requests within the plan's looks")
-    return told
+        sentences.insert(
+            0, f"cannot prove {', '.join(gates)}: too few requests within the plan's looks"
+        )
+    return sentences
 
 
 def rate_in_words(today: Today) -> str:

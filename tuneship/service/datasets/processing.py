@@ -39,7 +39,7 @@ class DatasetProcessing:
         self._parts = parts
         self._woken = asyncio.Event()
         self._stopped = threading.Event()
-        self._troubles = BackgroundRetries(parts.clock)
+        self._retries = BackgroundRetries(parts.clock)
         self.threads = Threads("dataset processing", 1)
 
     def wake(self) -> None:
@@ -68,8 +68,8 @@ class DatasetProcessing:
         try:
             with self._parts.database.read() as connection:
                 waiting = list(connection.scalars(query))
-                self._troubles.keep_only(waiting)
-                due = next((one for one in waiting if not self._troubles.is_waiting(one)), "")
+                self._retries.keep_only(waiting)
+                due = next((one for one in waiting if not self._retries.is_waiting(one)), "")
                 row = rows.fetch(connection, table, due, client_id=None) if due else None
         except Exception:  # the database is away: the next look tries again
             logger.exception("datasets could not be looked for")
@@ -82,11 +82,11 @@ class DatasetProcessing:
             return False
         except Exception as error:  # the loop must outlive any single failure, e.g. a full disk
             logger.exception("a dataset could not be processed: %s", row["id"])
-            self._troubles.add(row["id"], error)
+            self._retries.add(row["id"], error)
         return True
 
     def _process(self, row: DatasetRow) -> None:
-        given_up = self._troubles.given_up(row["id"])
+        given_up = self._retries.given_up(row["id"])
         if given_up is not None:
             text = f"the dataset could not be processed: {given_up}"
             self._end(row, _failure("internal_error", text))

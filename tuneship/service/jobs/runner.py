@@ -70,7 +70,7 @@ class TrainingKeeper:
         """The job whose files are being checked, before it has a training."""
         self._not_before: dict[str, datetime] = {}
         """The earliest next attempts of jobs whose training could not be started."""
-        self._troubles = BackgroundRetries(parts.clock, TRIES)
+        self._retries = BackgroundRetries(parts.clock, TRIES)
 
     def held(self) -> list[JobLease]:
         """The jobs that this service works on; may be called from any thread."""
@@ -99,7 +99,7 @@ class TrainingKeeper:
         """Cancel jobs that never started, or whose service died."""
         known = {claim.job_id for claim in self.held()}
         for job in await self.threads.run(self._cancelling):
-            if job["id"] in known or self._troubles.is_waiting(job["id"]):
+            if job["id"] in known or self._retries.is_waiting(job["id"]):
                 continue
             try:
                 await self._store_earlier(job)
@@ -108,7 +108,7 @@ class TrainingKeeper:
                 await self._launcher.clear(job["id"])
             except Exception as error:  # one job's trouble must not stop the others
                 logger.exception("a job could not be cancelled: %s", job["id"])
-                self._troubles.add(job["id"], error)
+                self._retries.add(job["id"], error)
 
     def _cancelling(self) -> list[JobRow]:
         query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
@@ -129,7 +129,7 @@ class TrainingKeeper:
         except Exception as error:  # the next tick tries again, and others first
             logger.exception("a job could not be started")
             if self._preparing is not None:
-                self._troubles.add(self._preparing.job_id, error)
+                self._retries.add(self._preparing.job_id, error)
             await asyncio.sleep(AFTER_A_FAILURE_S)
         finally:
             self._preparing = None
@@ -138,7 +138,7 @@ class TrainingKeeper:
         now = self._parts.clock()
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if at > now}
         held = [claim.job_id for claim in self.held()]
-        skipped = [*held, *self._not_before, *self._troubles.waiting()]
+        skipped = [*held, *self._not_before, *self._retries.waiting()]
         # Most ticks find an empty queue, which a read finds out without the database's one writer.
         with self._parts.database.read() as connection:
             others = tables.jobs.c.id.not_in(skipped)
@@ -188,7 +188,7 @@ class TrainingKeeper:
         self._runs.append(
             RunningAttempt(claim, claim.attempt, job=job, training=training, latest_end=latest_end)
         )
-        self._troubles.end(claim.job_id)
+        self._retries.end(claim.job_id)
         self._preparing = None
 
     def _claimed_row(self, claim: JobLease) -> JobRow:
@@ -222,15 +222,15 @@ class TrainingKeeper:
     async def _follow_safely(self, run: RunningAttempt) -> None:
         """Follow a training so that its trouble does not stop the others."""
         job_id = run.claim.job_id
-        if self._troubles.is_waiting(job_id):
+        if self._retries.is_waiting(job_id):
             return
         try:
-            given_up = self._troubles.given_up(job_id)
+            given_up = self._retries.given_up(job_id)
             if given_up is not None:
                 await self._give_up(run, "internal", str(given_up))
                 return
             await self._follow(run)
-            self._troubles.end(job_id)
+            self._retries.end(job_id)
         except UNREADABLE:
             logger.exception("a training process broke the protocol: %s", job_id)
             await run.training.end()
@@ -240,7 +240,7 @@ class TrainingKeeper:
             self._runs.remove(run)
         except Exception as error:  # a full disk is waited for until the job's time is over
             logger.exception("a job could not be followed: %s", job_id)
-            self._troubles.add(job_id, error, counts=not isinstance(error, OSError))
+            self._retries.add(job_id, error, counts=not isinstance(error, OSError))
             if self._parts.clock() > run.latest_end:
                 await self._end_late(run)
 
@@ -340,7 +340,7 @@ class TrainingKeeper:
         await run.training.end()
         await self._fail(run.claim, reason, message)
         self._runs.remove(run)
-        self._troubles.end(run.claim.job_id)
+        self._retries.end(run.claim.job_id)
 
     async def _fail(self, claim: JobLease, reason: str, message: str) -> None:
         """End the job with an error, unless it is another attempt's now, and remove its files."""
