@@ -42,8 +42,8 @@ from tuneship.training.data_files import Data, read_data
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import TrainingLoop
 from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
+from tuneship.training.training_loop import TrainingLoop
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "icd10cm"

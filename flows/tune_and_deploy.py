@@ -17,8 +17,8 @@ from flows.release.clean_up import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
+from flows.release.release_run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.result import ReleaseResult
-from flows.release.run import ReleaseRun, begin, finish, result_when_stopped
 from flows.release.training import judge, train
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic

@@ -1,4 +1,4 @@
-"""Deployment metrics: one look at one deployment. Next: `tuneship/gates/answers.py` makes counts of the answer."""
+"""Deployment metrics: one look at one deployment. `tuneship/gates/metrics_reader.py` reads the counts."""
 
 from datetime import datetime
 

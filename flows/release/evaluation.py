@@ -11,7 +11,7 @@ from flows.forms.release_form import ReleaseParameters
 from flows.release.local_files import questions
 from flows.release.result import Accuracy
 from flows.rollout.traffic_driver import read_prompts
-from tasks.answers import answer_prompts
+from tasks.sample_answers import answer_prompts
 from tuneship.gates.training_gates import GateResult, judge_smoke
 
 SMOKE_PROMPTS = 10

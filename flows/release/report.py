@@ -23,7 +23,7 @@ from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.answers import read_series
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable
 

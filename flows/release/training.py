@@ -14,8 +14,8 @@ from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion, validation_content
 from flows.release.data import Prepared
 from flows.release.plots import limits_of
+from flows.release.release_run import ReleaseRun, described
 from flows.release.result import Contender
-from flows.release.run import ReleaseRun, described
 from flows.release.training_page import TrainingPage
 from tasks.jobs import WaitPolicy, create_job, get_job, get_job_metrics, wait_for_job, wait_for_jobs
 from tuneship.contract.jobs import Job, JobMetrics, JobStatus

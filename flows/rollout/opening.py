@@ -32,8 +32,8 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.errors import ResourceNotFound
-from tuneship.gates.answers import read_series
 from tuneship.gates.latency import freeze_limits
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Ended, Resumed

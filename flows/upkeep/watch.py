@@ -30,7 +30,7 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.answers import Metrics
+from tuneship.gates.metrics_reader import Metrics
 from tuneship.gates.series import Unusable
 from tuneship.gates.watch import (
     DAY,

@@ -18,7 +18,7 @@ from tuneship.service.access.api_keys import Keys
 from tuneship.service.access.data_keys import keyring_of
 from tuneship.service.common.clock_watch import ClockWatch
 from tuneship.service.events.audit import sign_head
-from tuneship.service.opening import Installation, open_for_service
+from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.settings import ServiceSettings
 from tuneship.store import queries as rows
 from tuneship.store import tables

@@ -132,7 +132,7 @@ def _counted(manifest: "Manifest") -> str:
 def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> str | None:
     """The master key of the backup, if the target has none. Raises `AnotherMasterKey` if it is not that of the rows."""
     from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
-    from tuneship.service.opening import check_key  # noqa: PLC0415
+    from tuneship.service.open_installation import check_key  # noqa: PLC0415
     from tuneship.store.backup_format import KEY  # noqa: PLC0415
     from tuneship.store.restore import restored_rows  # noqa: PLC0415
 

@@ -43,7 +43,7 @@ def opened_database(settings: ServiceSettings) -> Generator[tuple["Database", by
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
-        from tuneship.service.opening import open_for_command  # noqa: PLC0415
+        from tuneship.service.open_installation import open_for_command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:

@@ -8,7 +8,7 @@ is known at a look, `rules.py` decides.
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tuneship.gates.answers import Metrics, read_series
+from tuneship.gates.metrics_reader import Metrics, read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
 from tuneship.gates.rules import Ruling, rule_on

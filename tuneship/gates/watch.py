@@ -15,10 +15,10 @@ from itertools import count
 from typing import Final
 
 from tuneship.gates import evidence
-from tuneship.gates.answers import Metrics, read_answer, read_series
 from tuneship.gates.evidence import BucketCounts, Limits, Term
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.latency import freeze_limits, has_latency
+from tuneship.gates.metrics_reader import Metrics, read_answer, read_series
 from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries, Unusable
 from tuneship.gates.tallies import one_per_caller
 

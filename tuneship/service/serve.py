@@ -62,7 +62,7 @@ from tuneship.service.http.connections import MAX_HEAD_BYTES, Connection
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.service.http.server import HttpServer
 from tuneship.service.jobs.local_launcher import clear_work
-from tuneship.service.opening import Installation, open_for_service
+from tuneship.service.open_installation import Installation, open_for_service
 from tuneship.service.supervisor import Supervisor
 from tuneship.serving.replica_client import ServingError
 from tuneship.settings import ServiceSettings

@@ -18,7 +18,7 @@ from torch import Tensor
 from tuneship.serving.adapters import AdapterRefused, Matrices
 from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.linear import Product
-from tuneship.serving.merging import Merged
+from tuneship.serving.merged_weights import Merged
 
 # Matrix products beat sums of matrix rows from this many numbers (tokens times inputs) on: for a
 # run of tokens that is the only one of its batch, and for one beside others.

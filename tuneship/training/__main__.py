@@ -5,7 +5,7 @@ for a job with sealed files gets its keys the same way, with `WORK_DIR DESCRIPTO
 
 Reads WORK_DIR/spec.json and appends to WORK_DIR/progress.jsonl, whose last line says how the job ended. Exit code 0
 for completed and cancelled, 1 for failed, 2 for arguments it does not understand. torch is loaded only after the watch
-for a stop has begun. Next: `run.py`.
+for a stop has begun. Next: `training_loop.py`.
 """
 
 import errno
@@ -78,7 +78,7 @@ def wait_for_job(descriptor: int) -> Order | None:
 
     From then on the output goes to the log of the work directory, as if the process had been started for it.
     """
-    import tuneship.training.run  # noqa: F401, PLC0415 (loads torch: seconds)
+    import tuneship.training.training_loop  # noqa: F401, PLC0415 (loads torch: seconds)
 
     order = read_order(descriptor)
     if order is None:
@@ -99,7 +99,7 @@ def run_job(order: Order) -> int:
         restrict_to_job_files(order, spec)
         stop.watch(progress)
         stop.raise_if_requested()
-        from tuneship.training.run import train  # noqa: PLC0415 (loads torch: seconds)
+        from tuneship.training.training_loop import train  # noqa: PLC0415 (loads torch: seconds)
 
         train(spec, order.keys, progress, stop)
     except TrainingCancelled:

@@ -1,6 +1,6 @@
 """The order in which rows are learnt from, and how they are cut into batches: numbers in, numbers out.
 
-Knows tokenised rows and no model. Next: `packing.py` (how the model reads a batch), `run.py`.
+Knows tokenised rows and no model. Next: `packing.py` (how the model reads a batch), `training_loop.py`.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Checkpoints, and directories that exist whole or not at all whenever the process is killed.
 
 A checkpoint holds tensors (safetensors) and a JSON state with their digest: no pickles. Knows
-neither models nor what the values mean. Next: `run.py`.
+neither models nor what the values mean. Next: `training_loop.py`.
 """
 
 import contextlib

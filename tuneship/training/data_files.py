@@ -1,6 +1,7 @@
 """Reads the dataset files of a job into tokenised rows, to learn from and to validate with.
 
-Error messages name the file and the line, never its text. Next: `objective.py` (the rows of an example), `run.py`.
+Error messages name the file and the line, never its text. Next: `objective.py` (the rows of an example),
+`training_loop.py`.
 """
 
 import hashlib

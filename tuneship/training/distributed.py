@@ -8,7 +8,7 @@ them.
 
 Weights and gradients lie in anonymous memory that the processes share; tasks and replies go over pairs of connected
 sockets. Both work without network (`tuneship/runtime/isolation.py`), where NCCL and gloo would not. An adapter is
-small: 40 million numbers are 160 MB in each direction. Next: `worker_rank.py`, `run.py`.
+small: 40 million numbers are 160 MB in each direction. Next: `worker_rank.py`, `training_loop.py`.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Only the adapter is trained and kept. Logits are computed for target tokens alone: in a dialogue those are a quarter of
 the tokens, and with a large vocabulary logits are the largest tensor. What the loss is, an `Objective` decides. Knows
-no files of a job and no order of rows. Loads torch; next: `objective.py`, `run.py`.
+no files of a job and no order of rows. Loads torch; next: `objective.py`, `training_loop.py`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Chooses the size of micro-batches, so that a batch of any size fits the memory (gradient accumulation).
 
 The gradient is that of the whole batch, however it is cut. The memory per token is measured on the model itself, not
-guessed from its kind. Next: `learner.py`, `run.py`.
+guessed from its kind. Next: `learner.py`, `training_loop.py`.
 """
 
 from dataclasses import replace

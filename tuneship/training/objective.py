@@ -2,7 +2,7 @@
 
 The loop, the model and the files are the same for every method.
 `SupervisedFineTuning` is the only method so far. Knows no files and no model. Loads torch; next: `data_files.py`
-(reads examples), `learner.py` (computes losses), `run.py` (picks the best checkpoint).
+(reads examples), `learner.py` (computes losses), `training_loop.py` (picks the best checkpoint).
 """
 
 import math

@@ -1,7 +1,7 @@
 """The two channels between the training process and its supervisor: progress out, a request to stop in.
 
 Progress is one JSON object a line and never holds dataset text. Knows nothing of models; torch-free.
-Next: `run.py` (writes progress), `tuneship/service/jobs/record_progress.py` (reads it).
+Next: `training_loop.py` (writes progress), `tuneship/service/jobs/record_progress.py` (reads it).
 """
 
 import json

@@ -1,6 +1,6 @@
 """When the model is evaluated and the learning rate of each step: pure functions of the step number.
 
-Steps count from 1. Next: `run.py`.
+Steps count from 1. Next: `training_loop.py`.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The work of one training process: written by the supervisor, read by the process.
 
-Loads no torch, so that the service may import it. Next: `run.py`.
+Loads no torch, so that the service may import it. Next: `training_loop.py`.
 """
 
 import json

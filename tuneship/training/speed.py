@@ -1,7 +1,7 @@
 """The speed of a training: tokens per second and seconds per step. Knows no model.
 
-Reported in lines of their own beside the steps: a step's line is the same in every attempt, a duration is not.
-Next: `run.py` (reports it), `tuneship/service/jobs/record_progress.py` (estimates from it when the job will end).
+Reported in lines of their own beside the steps: a step's line is the same in every attempt, a duration is not. Next:
+`training_loop.py` (reports it), `tuneship/service/jobs/record_progress.py` (estimates from it when the job will end).
 """
 
 from collections import deque

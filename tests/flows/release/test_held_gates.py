@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 
 from flows.forms.release_form import ReleaseParameters
-from flows.release.run import begin
+from flows.release.release_run import begin
 from tests.flows.conftest import wait_for
 from tests.flows.shared.test_approval import GIVEN_UP_S, resume
 from tests.support.fakes.canary_service import FakeService

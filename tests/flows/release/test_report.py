@@ -19,7 +19,7 @@ from flows.rollout.page import page
 from flows.rollout.result import Change, result_of
 from tests.unit.gates.rollouts import Rollout, Steady, plan_with
 from tuneship.contract.jobs import JobMetrics
-from tuneship.gates.answers import read_series
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
 
 START = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)

@@ -20,7 +20,7 @@ from tests.service.generation.test_generation import path_of
 from tests.service.generation.test_generation_streams import opened
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
-from tuneship.gates.answers import read_series
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.series import ArmTraffic, InFlightAges
 from tuneship.service.common.fault_injection import PromptLengths, shortened
 from tuneship.service.http.boundary import InFlightLimits

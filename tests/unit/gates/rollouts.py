@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tuneship.gates.answers import read_answer
 from tuneship.gates.canary import Observed, decide
+from tuneship.gates.metrics_reader import read_answer
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import (

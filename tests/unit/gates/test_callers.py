@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Served, Steady, answer, in_flight, plan_with
-from tuneship.gates.answers import read_series
 from tuneship.gates.canary import replay
 from tuneship.gates.evidence import LOG_UNCAPPED_TIER
 from tuneship.gates.gate_types import GateReading
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Mark, Phase, Verdict
 from tuneship.gates.series import InFlightAges, RolloutSeries, Unusable

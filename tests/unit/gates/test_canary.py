@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import RUNNING, Rollout, Served, Steady, plan_with
-from tuneship.gates.answers import read_series
 from tuneship.gates.canary import replay
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import (
     ApprovalAnswered,
     Phase,

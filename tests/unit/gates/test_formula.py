@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import RUNNING, Rollout, Steady, plan_with
-from tuneship.gates.answers import read_series
 from tuneship.gates.canary import judge, replay
 from tuneship.gates.formula import FORMULA_VERSION, formula_of
+from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, RolloutRecord, Verdict, from_lines
 from tuneship.gates.series import RolloutSeries

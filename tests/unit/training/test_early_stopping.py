@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 def run(job: "Job") -> None:
-    from tuneship.training.run import train
+    from tuneship.training.training_loop import train
 
     with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
         train(job.spec, DataKeys(), progress, StopRequest(job.directory / "cancel"))
@@ -87,7 +87,7 @@ def test_without_it_and_with_more_than_there_are_all_epochs_are_done(make: Make)
 def test_a_killed_one_ends_at_the_same_step_with_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, measurements: int
 ) -> None:
-    from tuneship.training.run import TrainingLoop
+    from tuneship.training.training_loop import TrainingLoop
 
     whole, broken = make(2), make(2)
     run(whole)

@@ -19,8 +19,8 @@ from tuneship.training.data_files import read_rows
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest, TrainingFailed
-from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
+from tuneship.training.training_loop import train
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker

@@ -24,7 +24,7 @@ from tuneship.training.micro_batches import (
 )
 from tuneship.training.objective import SupervisedFineTuning
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import Standing, TrainingLoop
+from tuneship.training.training_loop import Standing, TrainingLoop
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker

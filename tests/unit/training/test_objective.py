@@ -15,8 +15,8 @@ from tuneship.training.data_files import read_data, read_rows
 from tuneship.training.learner import Learner
 from tuneship.training.objective import SupervisedFineTuning, add_totals
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import Standing, TrainingLoop
 from tuneship.training.tokenized_examples import Encoder, Segment
+from tuneship.training.training_loop import Standing, TrainingLoop
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import JobMaker

@@ -18,8 +18,8 @@ from tuneship.parity import Parity, prompts, reads_alike
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.template import PromptTemplate
 from tuneship.training.progress_file import ProgressFile, StopRequest
-from tuneship.training.run import train
 from tuneship.training.spec import DataKeys
+from tuneship.training.training_loop import train
 
 if TYPE_CHECKING:
     from tests.unit.training.conftest import Job, JobMaker

@@ -80,7 +80,7 @@ def attempt(whole_job: "Job") -> Attempt:
     from tuneship.training.data_files import read_data
     from tuneship.training.learner import Learner
     from tuneship.training.objective import SupervisedFineTuning
-    from tuneship.training.run import TrainingLoop
+    from tuneship.training.training_loop import TrainingLoop
 
     torch.set_num_threads(1)
     spec = whole_job.spec

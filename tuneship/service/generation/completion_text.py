@@ -1,7 +1,7 @@
 """The text of a completion while its tokens arrive: whole characters only, and nothing of a stop text.
 
 Works token by token, so that the text and where it ends do not depend on how many tokens arrived together. Knows no
-replica and no request; `run.py` feeds it.
+replica and no request; `generation_run.py` feeds it.
 """
 
 from collections.abc import Callable, Sequence

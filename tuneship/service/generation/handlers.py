@@ -1,6 +1,6 @@
 """Handlers of generation: by a deployment, or by the deployment that an endpoint's split draws.
 
-Next: `run.py` (one generation from its routing to its record), `routing.py` (the draw).
+Next: `generation_run.py` (one generation from its routing to its record), `routing.py` (the draw).
 """
 
 import time
@@ -10,8 +10,8 @@ from tuneship.contract.generation import Generate, Generation
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.generation.generation_run import GenerationRun
 from tuneship.service.generation.routing import RoutingTarget, cached_row, choose_by_split
-from tuneship.service.generation.run import GenerationRun
 from tuneship.store import tables
 
 

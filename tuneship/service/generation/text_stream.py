@@ -1,7 +1,7 @@
 """A generation as a stream: pieces of text as they are generated, at the end the whole reply or the error.
 
 The generation runs in a task of its own until it is recorded in the metrics: it does not wait for a slow reader, and
-its time limit belongs to one task. Knows no replica; `run.py` generates.
+its time limit belongs to one task. Knows no replica; `generation_run.py` generates.
 """
 
 import asyncio

@@ -36,13 +36,6 @@ from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import BoundOperation
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.http import profiles
-from tuneship.service.http.answers import (
-    error_response,
-    refusal_of,
-    reply_response,
-    sealed_answer,
-    stored_response,
-)
 from tuneship.service.http.arguments import path_arguments, query_arguments, validated
 from tuneship.service.http.boundary import Boundary, InFlightLimits
 from tuneship.service.http.content import SHORT_BODY_BYTES, content_of, parsed
@@ -52,6 +45,13 @@ from tuneship.service.http.forwarding import is_address_known, is_scheme_known
 from tuneship.service.http.health import Readiness, alive
 from tuneship.service.http.middleware import EntryMiddleware, address_of
 from tuneship.service.http.rate_limits import RateWindow
+from tuneship.service.http.responses import (
+    error_response,
+    refusal_of,
+    reply_response,
+    sealed_answer,
+    stored_response,
+)
 from tuneship.service.http.routes import route_path
 from tuneship.service.http.streams import StreamResponse
 from tuneship.store import idempotency

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tuneship.contract.errors import InternalError
 from tuneship.service.context.context import Parts
-from tuneship.service.http.answers import error_response, json_response
+from tuneship.service.http.responses import error_response, json_response
 from tuneship.service.models.safeguards import capabilities
 
 # A check may wait this long, e.g. behind another writer.

@@ -19,12 +19,12 @@ from tuneship.contract.errors import (
 from tuneship.contract.operation import DECLARED
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.audit_trail import OPAQUE_ID
-from tuneship.service.http.answers import error_response, refusal_of
 from tuneship.service.http.body_timeout import BodyTimeout
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.connections import CONNECTION, Connection
 from tuneship.service.http.forwarding import plain_address, source_of
 from tuneship.service.http.rate_limits import RateWindow
+from tuneship.service.http.responses import error_response, refusal_of
 from tuneship.store.audit import NOBODY, AuditRecord
 from tuneship.store.identifiers import new_id
 

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from tuneship.contract.errors import ApiError
 from tuneship.service.common.streaming import Frame, Stream
 from tuneship.service.context.context import Context
-from tuneship.service.http.answers import error_response
 from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.service.http.responses import error_response
 
 KEEP_ALIVE_S = 15.0
 # The timeout for sending the end of the message: the reader may have stopped reading.

@@ -9,10 +9,10 @@ import torch
 
 from tests.unit.serving.test_engine import PROMPT, build, expected, run
 from tuneship.serving import linear as product
-from tuneship.serving import merging
+from tuneship.serving import merged_weights as merging
 from tuneship.serving.engine import Engine, EngineLimits
 from tuneship.serving.linear import Product
-from tuneship.serving.merging import STEADY_STEPS
+from tuneship.serving.merged_weights import STEADY_STEPS
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 
