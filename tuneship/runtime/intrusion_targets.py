@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 DECOY = "decoy"
+MAX_FOLDER_LENGTH = 75
+"""Of the 107 bytes that the path of a Unix socket may have, what is left for its folder (man 7 unix)."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,20 @@ class Targets:
         return json.dumps(asdict(self))
 
 
+def socket_folder() -> str:
+    """A folder for Unix sockets. Temporary files lie in the data directory, whose path may be too long for them."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new folder is made in it
+        if len(os.fsencode(folder)) <= MAX_FOLDER_LENGTH and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise ValueError("no writable folder has a path that is short enough for a Unix socket")
+
+
 @contextmanager
 def opened(folder: Path, **more: Any) -> Generator[Targets]:
     """Open listeners and make decoys; `more`: the remaining fields of `Targets`."""
     with ExitStack() as held:
-        place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tuneship-")))
+        sockets = tempfile.TemporaryDirectory(dir=socket_folder(), prefix="tuneship-")
+        place = Path(held.enter_context(sockets))
         decoys = Path(held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="worker-")))
         (decoys / DECOY).write_text("decoy")
         memory = Path("/dev/shm")  # noqa: S108 - where shared memory is

@@ -53,6 +53,11 @@ def test_workers_on_this_host_are_isolated(tmp_path: Path) -> None:
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def test_a_data_directory_may_have_a_long_path(tmp_path: Path) -> None:
+    """Longer than the path of a Unix socket may be, which the attacks need."""
+    assert asked(tmp_path / ("hospital" * 15)) == (True, "")
+
+
 def test_a_kernel_without_landlock_withdraws_the_promise(tmp_path: Path) -> None:
     found, log = asked(tmp_path, *weak_host("--no-landlock"))
     assert not found
