@@ -12,7 +12,7 @@ from typing import Any
 
 DECOY = "decoy"
 MAX_FOLDER_LENGTH = 75
-"""Of the 107 bytes that the path of a Unix socket may have, what is left for its folder (man 7 unix)."""
+"""The path of a Unix socket may have 107 bytes (man 7 unix); this leaves room for the name of the file."""
 
 
 @dataclass(frozen=True)
