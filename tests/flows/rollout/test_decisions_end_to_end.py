@@ -1,14 +1,15 @@
 """Faults that no error tells, and a morning that is nobody's fault, through the whole chain: the real service over
 sockets, its metrics, the real flow.
 
-The model is played, in the morning the requests, too, and the clock moves a bucket of a minute at each look
+The model is played, in the morning the requests, too; else the shipped traffic driver asks, or callers who do not wait
+as long as it does. The clock moves a bucket of a minute at each look
 (`tests/system/faults/stage.py`).
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ import pytest
 
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import prefect_api, records
+from tests.support.fakes.proxy import Exchange, passed
 from tests.support.in_process import CATALOGUE
 from tests.system.faults.stage import BEFORE, Stage
+from tuneship.gates.plan import CanaryPlan
 from tuneship.service.common import in_flight as under_way
 from tuneship.service.generation import accounting as generation_ends
 from tuneship.service.generation import handlers as generation
@@ -71,30 +74,63 @@ class Callers(Stage):
             await http.post(f"/v1/endpoints/{self.endpoint}/generate", json=body_of(number))
 
 
-class PatientCallers(Callers):
-    """Nobody hangs up. Whoever waits at the end of a bucket has waited for a minute, by the clock of this test."""
+class Driven(Callers):
+    """The shipped traffic driver asks during the rollout. A bucket takes as many of its requests as it may hold and is
+    over when only hanging ones are left; a minute has passed then, by the clock of this test.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.service.limit(generations=InFlightLimits(each=10_000, together=10_000))
-        self.waiting: list[Future[httpx.Response]] = []
+        self.prompts = folder / "prompts.jsonl"
+        lines = (json.dumps({"prompt": body_of(number)["prompt"]}) for number in range(40))
+        self.prompts.write_text("\n".join(lines))
+        self.room = self.per_bucket
+        self.free = asyncio.Condition()
+        """Of `room`; in the loop of the proxy."""
+        self.asking = 0
+        """Requests that the service has taken and not answered."""
 
     def minutes_later(self) -> float:
         return time.perf_counter() + 60.0 * (BEFORE + self.ticks)
 
-    async def _send(self, count: int) -> None:
-        path = f"/v1/endpoints/{self.endpoint}/generate"
-        for first in range(0, count, AT_ONCE):
-            for number in range(first, min(first + AT_ONCE, count)):
-                asking = self.service.ask("POST", path, json=body_of(number))
-                self.waiting.append(asyncio.run_coroutine_threadsafe(asking, self.service.loop))
+    def meet(self, **faults: str) -> None:
+        super().meet(**faults)
+        self.proxy.play("POST", ".*/generate", [self._pass_when_there_is_room], for_ever=True)
+
+    def plan(self, **changes: Any) -> CanaryPlan:
+        driver = {"prompts": str(self.prompts), "requests_per_second": 200, "max_in_flight": 1000}
+        return super().plan(steps=[50, 100], traffic=driver, **changes)
+
+    def _serve(self, deployment_id: str, count: int) -> None:
+        if self.ticks < 0:  # the baseline alone, before there is a driver
+            super()._serve(deployment_id, count)
+
+    def tick(self) -> None:
+        if self.room < self.per_bucket:  # the driver has begun
             self.service.until(self._only_hanging_ones_are_left)
+        super().tick()
+        self.proxy.run(self._make_room())
+
+    async def _make_room(self) -> None:
+        async with self.free:
+            self.room = self.per_bucket
+            self.free.notify_all()
+
+    async def _pass_when_there_is_room(self, exchange: Exchange) -> None:
+        async with self.free:
+            await self.free.wait_for(lambda: self.room > 0)
+            self.room -= 1
+        self.asking += 1
+        try:
+            await passed(exchange)
+        finally:
+            self.asking -= 1
 
     def _only_hanging_ones_are_left(self) -> bool:
-        self.waiting = [one for one in self.waiting if not one.done()]
         hanging = self.service.parts.in_flight.ages_ms(self.candidate)
         is_busy = any(replica.running for replica in self.service.engines.replicas)
-        return len(self.waiting) == len(hanging) and not is_busy
+        return self.room == 0 and self.asking == len(hanging) and not is_busy
 
 
 class Morning(Stage):
@@ -118,51 +154,55 @@ def callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Caller
 
 
 @pytest.fixture
-def patient_callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[PatientCallers]:
-    with PatientCallers(tmp_path) as made:
+def driven(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Driven]:
+    with Driven(tmp_path) as made:
         yield made
 
 
-FAULTS = {
-    "hang": ({"hang": "0.5"}, "abandoned_requests"),
-    "refuse": ({"refuse": "0.5"}, "refused_requests"),
-    "short": ({"short": "1"}, "quality"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
-    callers: Callers, fault: str
-) -> None:
-    faults, reason = FAULTS[fault]
-    callers.patience_s = 0.5 if fault == "hang" else callers.patience_s
-    callers.meet(**faults)
+def test_requests_that_callers_give_up_return_the_traffic(callers: Callers) -> None:
+    callers.patience_s = 0.5
+    callers.meet(hang="0.5")
     # Times on a busy machine are not what is tried here.
     plan = callers.plan(steps=[50, 100], latency_gates=None, max_looks_per_step=5)
 
     result = shift_traffic(plan)
 
-    assert (result.outcome, result.reason) == ("rolled_back", reason)
+    assert (result.outcome, result.reason) == ("rolled_back", "abandoned_requests")
     assert callers.seen == [0, 50]
     assert callers.weight == 0
 
 
-def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
-    patient_callers: PatientCallers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "share", "reason"),
+    [("refuse", "0.5", "refused_requests"), ("short", "1", "quality")],
+)
+def test_what_no_error_tells_returns_the_traffic_for_its_own_reason(
+    driven: Driven, fault: str, share: str, reason: str
 ) -> None:
-    callers = patient_callers
-    callers.meet(hang="0.5")
-    clock = SimpleNamespace(perf_counter=callers.minutes_later)
+    driven.meet(**{fault: share})
+
+    result = shift_traffic(driven.plan(latency_gates=None, max_looks_per_step=8))
+
+    assert (result.outcome, result.reason) == ("rolled_back", reason)
+    assert driven.seen == [0, 50]
+    assert driven.weight == 0
+
+
+def test_what_hangs_is_slow_before_it_times_out_and_before_anybody_hangs_up(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.meet(hang="0.5")
+    clock = SimpleNamespace(perf_counter=driven.minutes_later)
     for module in (generation, generation_ends, under_way):
         monkeypatch.setattr(module, "time", clock)
 
-    result = shift_traffic(callers.plan(steps=[50, 100], max_looks_per_step=12))
+    result = shift_traffic(driven.plan(max_looks_per_step=12))
 
     assert (result.outcome, result.reason) == ("rolled_back", "latency")
     look = result.decisions[-1]
     assert sum(look["hanging_baseline"]) == 0
     assert sum(look["hanging_candidate"]) > 0
-    assert callers.weight == 0
+    assert driven.weight == 0
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,23 @@ class Exchange:
     async def pass_on(self, count: int | None = None) -> bytes:
         """The service's answer; with `count` only so many bytes of the body reach it, and it has no answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.service_port)
-        wanted = self.length if count is None else count
         try:
-            writer.write(re.sub(rb"(?i)(\r\nconnection: )[^\r]*", rb"\1close", self.head))
-            while wanted and (block := await self.reader.read(min(wanted, BLOCK))):
-                writer.write(block)
-                await writer.drain()
-                wanted -= len(block)
+            await self.send_to(writer, count)
             if count is None:
                 return await reader.read()
             reset(writer)
             return b""
         finally:
             writer.close()
+
+    async def send_to(self, writer: asyncio.StreamWriter, count: int | None = None) -> None:
+        """Send the request to the service; with `count` only so many bytes of its body."""
+        wanted = self.length if count is None else count
+        writer.write(re.sub(rb"(?i)(\r\nconnection: )[^\r]*", rb"\1close", self.head))
+        while wanted and (block := await self.reader.read(min(wanted, BLOCK))):
+            writer.write(block)
+            await writer.drain()
+            wanted -= len(block)
 
     async def answer(self, content: bytes) -> None:
         """Send it to the client."""
@@ -81,18 +85,19 @@ class Proxy:
         """Behind it, on this host."""
         self._service_port = service_port
         self._rules: list[Rule] = []
+        self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def __enter__(self) -> Self:
         """Listen."""
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._server = self.run(asyncio.start_server(self._begin, "127.0.0.1", 0))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close everything that is under way."""
-        self._run(self._close())
+        self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -118,23 +123,30 @@ class Proxy:
         """From now on everything passes."""
         self._rules.clear()
 
-    def _run(self, work: Any) -> Any:
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine in the loop of the proxy."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _close(self) -> None:
         self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for one in others:
-            one.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for one in others:
+                one.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection, and close it even if the proxy ends before its task has begun."""
+        serving = self._loop.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        serving.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(HEAD_END)
             method, target, _ = head.decode("latin-1").split(" ", 2)
             await self._fault(method, target)(Exchange(head, reader, writer, self._service_port))
             await writer.drain()
-        writer.close()
 
     def _fault(self, method: str, target: str) -> Fault:
         for rule in self._rules:
@@ -150,8 +162,14 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def passed(exchange: Exchange) -> None:
-    """No fault."""
-    await exchange.answer(await exchange.pass_on())
+    """No fault. A stream passes piece by piece, so that its head is there before its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", exchange.service_port)
+    try:
+        await exchange.send_to(writer)
+        while block := await reader.read(BLOCK):
+            await exchange.answer(block)
+    finally:
+        writer.close()
 
 
 def canned(status: int, body: object = None, **headers: str) -> Fault:
