@@ -214,10 +214,13 @@ class RolloutSplit:
                 elif candidate_weight(answer, self.plan) == weight:
                     return
             except TuneshipError as error:
-                may_be_applied = may_be_applied or not _is_refusal(error)
-                self._judge(error, attempt, weight, may_be_applied)
+                # Certainly nothing is changed where the service refused, or could not be reached at all.
+                is_refused = isinstance(error, ServiceUnreachable) and not error.retryable
                 if isinstance(error, ApiError):
+                    is_refused = error.status < 500 and error.status != 408
                     retry_after_s = min(LONGEST_PAUSE_S, error.retry_after or 0.0)
+                may_be_applied = may_be_applied or not is_refused
+                self._judge(error, attempt, weight, may_be_applied)
             time.sleep(max(pause_s, retry_after_s))
         raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
 
@@ -272,11 +275,13 @@ class RolloutSplit:
             yield min(pause_s, self.plan.look_every_seconds)
 
 
-def _is_refusal(error: TuneshipError) -> bool:
-    """Whether certainly nothing was changed: the service refused, or could not be reached at all."""
-    if isinstance(error, ApiError):
-        return error.status < 500 and error.status != 408
-    return isinstance(error, ServiceUnreachable) and not error.retryable
+def split_of_record(
+    plan: CanaryPlan, file: RecordFile, log: Log, calls: Calls = AS_TASKS
+) -> RolloutSplit:
+    """The split of a rollout that another process drove, at the endpoint's version of now."""
+    begun = file.record.begun
+    version = None if begun.server else calls.get(begun.endpoint_id).version
+    return RolloutSplit(plan, file, version, log, calls=calls)
 
 
 def describe(error: Exception) -> str:
