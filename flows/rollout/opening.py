@@ -151,7 +151,7 @@ def _admitted(
     """Find or create the endpoint, or refuse the plan; None where a bare server cannot read endpoints."""
     for record in damaged:
         log.warning("%s; it is set aside", record.why)
-    # The endpoint is created last, so that a plan that is refused leaves none behind.
+    # These need no endpoint, so a plan that they refuse creates none.
     refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
     if refusal is not None:
         return refusal

@@ -94,12 +94,12 @@ class Damaged:
     """A record with lines that cannot be read."""
 
     path: Path
+    # For people: the lines that cannot be read, or the reason why the file cannot be opened.
     why: str
-    """The lines that cannot be read, or the reason why the file cannot be opened; for people."""
+    # The first fact, where its line can be read.
     begun: Begun | None
-    """The first fact, where its line can be read."""
+    # Whether its last line can be read and ends the rollout for good.
     is_over: bool
-    """Whether its last line can be read and ends the rollout for good."""
 
     def blocks(self, plan: CanaryPlan, endpoint_id: str | None = None) -> bool:
         """Whether its rollout may have moved traffic of the plan's endpoint, known by its name or its id."""
@@ -142,9 +142,9 @@ class RecordFolder:
                 continue
             begun = file.record.begun
             theirs = begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"]
-            if theirs != pair:
-                continue
-            if endpoint == (begun.endpoint_id if by_id else begun.plan["endpoint_name"]):
+            if theirs == pair and endpoint == (
+                begun.endpoint_id if by_id else begun.plan["endpoint_name"]
+            ):
                 found.append(file)
         return found
 

@@ -28,8 +28,11 @@ from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitInte
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
 
+# With these pauses a shift is tried for a minute, because a rollback can still follow it; a return, which nothing
+# follows but the end of the lease, for eight minutes.
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+# One or two failures are usual while the service restarts.
 ALERT_AT_TRY = 3
 
 
@@ -90,11 +93,11 @@ class RolloutSplit:
     file: RecordFile
     version: int | None
     log: Log
+    # The service's time before the first shift.
     began_at: datetime | None = None
-    """The service's time before the first shift."""
     calls: Calls = AS_TASKS
+    # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
-    """Notes for the reader of the result."""
 
     @property
     def endpoint_id(self) -> str:

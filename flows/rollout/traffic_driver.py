@@ -25,6 +25,7 @@ from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
 
 GENERATE_TIMEOUT_S = 60.0
+# A server may ask for an hour; a rollout whose driver is silent for so long ends for lack of requests.
 LONGEST_SLOWDOWN_S = 10.0
 STOP_WITHIN_S = 1.0
 

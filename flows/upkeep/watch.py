@@ -73,12 +73,13 @@ class ServingDeployment:
 
     endpoint_id: str
     deployment_id: str
+    # The endpoint's last change.
     since: datetime
-    """The endpoint's last change."""
 
     @property
     def key(self) -> str:
         """The name of its file among the records."""
+        # The service's name may be an address, and has then signs that no file name may have.
         text = f"{service_name()}|{self.endpoint_id}|{self.deployment_id}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -114,6 +115,7 @@ class Memory:
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:
+    # A fact without its own field is damaged, whatever else its line says.
     needed = {"began": "at", "first_day": "answer", "alarm": "finding"}
     with suppress(ValueError, KeyError, TypeError):
         fact = json.loads(line)
@@ -136,7 +138,7 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
         return [], [] if is_bare else [f"no endpoint was watched ({describe(error)})"]
     for endpoint in endpoints:
         alone = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
-        # A rollout and its bake have gates of their own, and a shared endpoint has no first day.
+        # A rollout and its bake have gates of their own; where several share the traffic, none serves alone.
         if endpoint.lease is not None or not alone:
             continue
         served = ServingDeployment(endpoint.id, alone[0], endpoint.updated_at)
@@ -199,10 +201,13 @@ def _look(
         first = kept["answer"]
     else:
         first = _ask(served, began, min(now, began + DAY))
+        # The last quarter hour of the first day is still being counted when the day ends.
         if now > began + DAY + QUARTER:
             memory.add("first_day", answer=first.model_dump(mode="json"))
+    # Within its first day a deployment is compared with itself: one answer has both sides.
     recent = first if began + DAY > now else _ask(served, asked_from(began, now), now)
     weighed = weigh(first, recent, began, now)
+    # Several stretches may show the same: the newest is reported.
     worse = {one.gate: one for one in weighed.readings if one.is_worse}
     notes = [
         f"{served.deployment_id} was not watched for {gate}: {why}"
@@ -216,6 +221,7 @@ def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime
     known = memory.last("began")
     if known is not None:
         return datetime.fromisoformat(known["at"])
+    # One that nobody used in its first 24 hours begins with the first traffic of the last 24.
     for start in (rounded_up(served.since), rounded_up(now - DAY)):
         until = min(now, start + DAY)
         if start < until and (at := first_traffic(_ask(served, start, until))) is not None:
@@ -281,7 +287,7 @@ def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
         "|---|---|---|---|---|---|",
     ]
     for one in readings:
-        # Two tests may have found it; the one that did is shown.
+        # Either of two measures may have found it: the one that did is shown.
         log_e, limit = one.log_e, one.log_e_limit
         if log_e < limit:
             log_e, limit = one.log_u, one.log_u_limit
