@@ -142,9 +142,8 @@ class RecordFolder:
                 continue
             begun = file.record.begun
             theirs = begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"]
-            if theirs == pair and endpoint == (
-                begun.endpoint_id if by_id else begun.plan["endpoint_name"]
-            ):
+            name = begun.endpoint_id if by_id else begun.plan.get("endpoint_name")
+            if theirs == pair and name == endpoint:
                 found.append(file)
         return found
 
