@@ -18,9 +18,8 @@ from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import RecordFile, RecordFolder, records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
-from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
+from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost, split_of_record
 from flows.shared.errors import BadInput
-from tasks.endpoints import get_canary_endpoint
 from tuneship.contract.common import StrictModel
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
@@ -54,9 +53,7 @@ def decide_paused(decision: Decision) -> RolloutResult:
         if not is_free:
             return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
         file = _paused(folder, decision.rollout_id)  # it may have ended since it was read
-        begun = file.record.begun
-        version = None if begun.server else get_canary_endpoint(begun.endpoint_id).version
-        split = RolloutSplit(plan, file, version, log)
+        split = split_of_record(plan, file, log)
         ended = _end(split, decision)
         file.append_if_possible(ended)
         withdraw_question(file, ended.outcome)
@@ -89,24 +86,23 @@ def _end(split: RolloutSplit, decision: Decision) -> Ended:
         settle(split)
         if is_promoted:
             split.file.append(ApprovalAnswered("promote", decision.approver, decision.reason))
-            return _promote_now(split)
+            # There is no bake, so the baseline is not deleted either.
+            try:
+                split.shift(100, "promote_now")
+                promote(split)
+            except NotConfirmed as error:
+                split.log.critical("the candidate was not promoted: %s", error)
+                return roll_back(split, "shift_unconfirmed")
+            baseline = split.plan.baseline_deployment_id
+            split.notes.append(f"baseline {baseline} is kept: a person decided")
+            return Ended("promoted", "promoted_now")
+
+        # The traffic is returned even where the disk takes no line; a promotion needs its record.
         answer = ApprovalAnswered("roll back", decision.approver, decision.reason)
         split.file.append_if_possible(answer)
         return roll_back(split, "human_rejected")
     except SplitLost as error:
         return lost(split, error.reason)
-
-
-def _promote_now(split: RolloutSplit) -> Ended:
-    """Give the candidate all traffic without a bake, so the baseline is not deleted either."""
-    try:
-        split.shift(100, "promote_now")
-        promote(split)
-    except NotConfirmed as error:
-        split.log.critical("the candidate was not promoted: %s", error)
-        return roll_back(split, "shift_unconfirmed")
-    split.notes.append(f"baseline {split.plan.baseline_deployment_id} is kept: a person decided")
-    return Ended("promoted", "promoted_now")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ A driver lives while it holds its endpoint's lock or writes looks. The traffic o
 the rules of `rollback.py`; a rollout that had passed its bake is promoted. Next: `flows/guard.py`.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -16,13 +15,20 @@ from flows.rollout.opening import settle
 from flows.rollout.promotion_approval import withdraw_question
 from flows.rollout.record_file import Damaged, RecordFile, RecordFolder, read_record
 from flows.rollout.rollback import STOP_TRIES, end_stopped
-from flows.rollout.split import PLAIN, Log, RolloutSplit, SplitLost, describe
-from tasks.endpoints import get_canary_endpoint
+from flows.rollout.split import (
+    PLAIN,
+    Log,
+    RolloutSplit,
+    SplitLost,
+    describe,
+    split_of_record,
+)
 from tuneship.client import TuneshipError
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
 
+# One or two looks may be late because a call waited for its time-out.
 SILENT_LOOKS = 3
 
 
@@ -59,10 +65,9 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
             if isinstance(file, Damaged):
                 notes.append(file.why)
                 continue
-            with _left(file, watch) as left:
-                if left is not None:
-                    found.append(_finish(left, watch))
-                    notes += left.file.unwritten
+            abandoned, unwritten = _finish(file, watch)
+            found += abandoned
+            notes += unwritten
         except TuneshipError as error:
             notes.append(f"{path.stem} is left as it is ({describe(error)})")
         except Exception as error:  # no single record may stop the others
@@ -71,78 +76,61 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
     return found, notes
 
 
-@dataclass(frozen=True)
-class Left:
-    """A rollout without a driver, held by this process."""
+def _finish(file: RecordFile, watch: GuardView) -> tuple[list[AbandonedRollout], list[str]]:
+    """End the rollout unless it is alive, paused in time, or over. Returns its end, and notes on an unwritten record.
 
-    plan: CanaryPlan
-    file: RecordFile
-
-
-@contextmanager
-def _left(file: RecordFile, watch: GuardView) -> Generator[Left | None]:
-    """Lock and yield the rollout; None when it is alive, paused in time, or over."""
+    A rollout that is `rollback_incomplete` stays open for the next guard.
+    """
     if not file.record.facts or not file.may_have_traffic:
-        yield None
-        return
+        return [], []
     plan = CanaryPlan.recorded(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
-        again = RecordFile(file.path)  # its driver may have ended it while it was read
-        is_left = is_free and again.may_have_traffic and _is_silent(again, plan, watch)
-        yield Left(plan, again) if is_left else None
+        # Its driver may have ended it while it was read; from here on the lock keeps every driver away.
+        file = RecordFile(file.path)
+        if not is_free or not file.may_have_traffic:
+            return [], []
+        # The lock tells of this host only; a driver on another one shows by the looks that it writes.
+        written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
+        patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
+        if file.is_paused:  # nothing is written while a person thinks
+            patience = timedelta(seconds=plan.approval_timeout_seconds)
+        if watch.now - written <= patience:
+            return [], []
+
+        try:
+            ended = _end(plan, file, watch)
+        except SplitLost as error:
+            ended = lost(RolloutSplit(plan, file, None, watch.log), error.reason)
+        file.append_if_possible(ended)
+        withdraw_question(file, ended.outcome)
+        rollout_id, endpoint_id = file.record.begun.rollout_id, file.record.begun.endpoint_id
+        watch.log.warning("%s on %s: %s", rollout_id, endpoint_id, ended.outcome)
+        end = AbandonedRollout(
+            rollout_id=rollout_id,
+            endpoint_id=endpoint_id,
+            outcome=ended.outcome,
+            reason=ended.reason,
+        )
+        return [end], file.unwritten
 
 
-def _is_silent(file: RecordFile, plan: CanaryPlan, watch: GuardView) -> bool:
-    """Whether nothing was written for three looks and the minimum; for a pause, for as long as a person may take."""
-    written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
-    patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
-    if file.is_paused:
-        patience = timedelta(seconds=plan.approval_timeout_seconds)
-    return watch.now - written > patience
-
-
-def _finish(left: Left, watch: GuardView) -> AbandonedRollout:
-    """End the rollout and record it. A rollout that is `rollback_incomplete` stays open for the next guard."""
-    begun = left.file.record.begun
-    try:
-        ended = _superseded(left, watch.folder) or _end(left, watch.log)
-    except SplitLost as error:
-        ended = lost(RolloutSplit(left.plan, left.file, None, watch.log), error.reason)
-    left.file.append_if_possible(ended)
-    withdraw_question(left.file, ended.outcome)
-    watch.log.warning("%s on %s: %s", begun.rollout_id, begun.endpoint_id, ended.outcome)
-    return AbandonedRollout(
-        rollout_id=begun.rollout_id,
-        endpoint_id=begun.endpoint_id,
-        outcome=ended.outcome,
-        reason=ended.reason,
-    )
-
-
-def _superseded(left: Left, folder: RecordFolder) -> Ended | None:
-    """End a rollout whose endpoint has had another one since: the split is that one's now."""
-    since, endpoint_id = left.file.path.stat().st_mtime, left.file.record.begun.endpoint_id
-    for path in folder.paths():
+def _end(plan: CanaryPlan, file: RecordFile, watch: GuardView) -> Ended:
+    """End the rollout by its record. Raises `SplitLost` where the split no longer belongs to it."""
+    begun, since = file.record.begun, file.path.stat().st_mtime
+    for path in watch.folder.paths():
         with suppress(OSError, ValueError):  # a record that cannot be read shows no rollout
             if path.stat().st_mtime <= since:
                 continue
             record = RecordFile(path).record
-            if record.weight > 0 and record.begun.endpoint_id == endpoint_id:
+            if record.weight > 0 and record.begun.endpoint_id == begun.endpoint_id:
+                # The endpoint has had another rollout since: the split is that one's now.
                 return Ended("aborted", "foreign_change")
-    return None
 
-
-def _end(left: Left, log: Log) -> Ended:
-    """End the rollout by its record. Raises `SplitLost` where the split no longer belongs to it."""
-    file, begun = left.file, left.file.record.begun
-    version: int | None = None
-    if not begun.server:
-        try:
-            version = get_canary_endpoint.fn(begun.endpoint_id).version
-        except ResourceNotFound:
-            return Ended("aborted", "endpoint_missing")
-    split = RolloutSplit(left.plan, file, version, log, calls=PLAIN)
-    if split.is_extended:
+    try:
+        split = split_of_record(plan, file, watch.log, PLAIN)
+    except ResourceNotFound:
+        return Ended("aborted", "endpoint_missing")
+    if split.is_extended:  # a split that cannot be read back would be set here, only to be returned
         settle(split)
     if file.is_paused:
         return roll_back(split, "approval_timeout", tries=STOP_TRIES)

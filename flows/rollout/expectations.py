@@ -48,8 +48,8 @@ class EndpointTraffic:
 class Expected:
     """The plan, the forecast and the warnings with which a rollout begins."""
 
+    # With the steps that it will take.
     plan: CanaryPlan
-    """The plan with the steps that it will take."""
     today: Today | None = None
     forecast: Forecast | None = None
     warnings: tuple[str, ...] = ()
@@ -65,11 +65,22 @@ def expect(
     warnings = [outrun] if outrun else []
     traffic = _traffic(plan, before)
     plan = with_steps(plan, traffic.today if traffic else None)
+    end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
     if traffic is None:
-        return Expected(plan, warnings=(*warnings, _unknown(plan)))
+        unknown = (
+            "nothing is known of this endpoint's traffic in the last hour, so nothing can be forecast; a step without"
+            f" {plan.min_requests_per_step} requests in {plan.max_looks_per_step} looks {end}; {HELP}"
+        )
+        return Expected(plan, warnings=(*warnings, unknown))
+
     expected = forecast(plan, traffic.today, gates)
     if expected.lacks_traffic:
-        warnings.append(_too_little(plan, traffic.today))
+        rate = rate_in_words(traffic.today)
+        warnings.append(
+            f"at {rate} not even an equal candidate is promoted within the plan's looks, and the rollout"
+            f" then {end}; {HELP}"
+        )
+        # A pause leaves the decision to a person, so too little traffic forbids nothing there.
         may_begin = plan.on_inconclusive == "pause" or plan.on_little_traffic == "go_on"
         if traffic.is_certain and not may_begin:
             note = f"{warnings[-1]}; `on_little_traffic: go_on` begins all the same"
@@ -110,9 +121,11 @@ def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | Non
     cancelled = sum(t.cancelled or 0 for t in traffic)
     refused = sum(t.refused or 0 for t in traffic)
     total = counted + cancelled + refused
+    # An endpoint that began within the hour counts from its first request, not as idle before.
     span = hour[-1].end - (busy[0].end - length)
     today = Today(
         requests_per_minute=total / (span / timedelta(minutes=1)),
+        # Each share is one of the requests that its gate judges.
         errors=_share(sum(t.errors for t in traffic), counted),
         blank=_share(sum(t.empty or 0 for t in traffic), served),
         abandoned=_share(cancelled, total),
@@ -123,22 +136,6 @@ def _last_hour(series: RolloutSeries, plan: CanaryPlan) -> EndpointTraffic | Non
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _too_little(plan: CanaryPlan, today: Today) -> str:
-    end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
-    return (
-        f"at {rate_in_words(today)} not even an equal candidate is promoted within the plan's looks, and the rollout"
-        f" then {end}; {HELP}"
-    )
-
-
-def _unknown(plan: CanaryPlan) -> str:
-    end = "pauses for a person" if plan.on_inconclusive == "pause" else "returns the traffic"
-    return (
-        "nothing is known of this endpoint's traffic in the last hour, so nothing can be forecast; a step without"
-        f" {plan.min_requests_per_step} requests in {plan.max_looks_per_step} looks {end}; {HELP}"
-    )
 
 
 def _outrun_timeout(plan: CanaryPlan, before: Before) -> tuple[str, bool]:

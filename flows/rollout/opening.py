@@ -52,22 +52,20 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSpl
         recorded = CanaryPlan.recorded(file.record.begun.plan)
         if recorded.is_resumed_by(plan, file.record.begun.plan_digest):
             return resume(recorded, file, log)  # with what its defaults were when it began
-        if file.record.weight > 0 and not _was_returned(plan, file, log):
+        if file.record.weight == 0:
+            continue
+        begun = file.record.begun
+        if not begun.server:
+            # The lease may have returned its traffic since; then nothing is in the way.
+            left = _as_left(plan, file, log)
+            try:
+                settle(left)
+            except SplitLost as error:
+                file.append(lost(left, error.reason))
+        if file.is_open:
             note = f"{file.path.stem} is unfinished: run its own plan again"
-            return rejected("rollout_in_progress", note, file.record.begun.endpoint_id)
+            return rejected("rollout_in_progress", note, begun.endpoint_id)
     return _begin(plan, folder, log)
-
-
-def _was_returned(plan: CanaryPlan, file: RecordFile, log: Log) -> bool:
-    """Close the record of an unfinished rollout if the lease has returned its traffic; whether that was so."""
-    if file.record.begun.server:
-        return False
-    left = _as_left(plan, file, log)
-    try:
-        settle(left)
-    except SplitLost as error:
-        file.append(lost(left, error.reason))
-    return not file.is_open
 
 
 def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
@@ -113,52 +111,63 @@ def settle(split: RolloutSplit) -> None:
 
 def _begin(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSplit | RolloutResult:
     damaged, file = folder.damaged(), folder.new(plan)
-    for record in damaged:
-        log.warning("%s; it is set aside", record.why)
-    refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
-    if refusal is not None:
-        return refusal
-    endpoint = _find_or_create(plan, file.path.stem)
+    endpoint = _admitted(plan, damaged, file.path.stem, log)
+    if isinstance(endpoint, RolloutResult):
+        return endpoint
     endpoint_id = endpoint.id if endpoint else str(plan.endpoint_id)
-    refusal = _refusal_of_damaged(damaged, plan, endpoint_id)
-    if refusal is None and endpoint is not None:
-        refusal = _refusal_of_split(endpoint, plan)
-    if refusal is not None:
-        return refusal
     version = endpoint.version if endpoint else None
+    # A bare server does not know the parameter.
     before = _before(plan, endpoint_id if version is not None else None, log)
     gates = choose_gates(plan, before.answer.metrics if before.answer else None)
     expected = expect(plan, before, gates, endpoint_id)
     if isinstance(expected, RolloutResult):
         return expected
-    file.append(
-        Begun(
-            rollout_id=file.path.stem,
-            endpoint_id=endpoint_id,
-            endpoint_name=endpoint.name if endpoint else None,
-            plan=expected.plan.model_dump(mode="json"),
-            plan_digest=plan.digest(),
-            gates=gates,
-            limits=before.limits,
-            today=expected.today,
-            forecast=expected.forecast,
-            warnings=expected.warnings,
-            server=() if version is not None else LACKING,
-        )
+    begun = Begun(
+        rollout_id=file.path.stem,
+        endpoint_id=endpoint_id,
+        endpoint_name=endpoint.name if endpoint else None,
+        plan=expected.plan.model_dump(mode="json"),
+        plan_digest=plan.digest(),
+        gates=gates,
+        limits=before.limits,
+        today=expected.today,
+        forecast=expected.forecast,
+        warnings=expected.warnings,
+        server=() if version is not None else LACKING,
     )
-    _announce(file, log)
-    return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
-
-
-def _announce(file: RecordFile, log: Log) -> None:
-    """Log and show the forecast and the warnings before anything is shifted."""
-    begun = file.record.begun
+    file.append(begun)
     log.info("rollout %s begins on %s", begun.rollout_id, begun.endpoint_id)
     for sentence in forecast_in_words(begun):
         log.info("forecast: %s", sentence)
     for warning in begun.warnings:
         log.warning("%s", warning)
     show(file.record, log)
+    return RolloutSplit(expected.plan, file, version, log, began_at=_now(before))
+
+
+def _admitted(
+    plan: CanaryPlan, damaged: Sequence[Damaged], rollout_id: str, log: Log
+) -> CanaryEndpoint | RolloutResult | None:
+    """Find or create the endpoint, or refuse the plan; None where a bare server cannot read endpoints."""
+    for record in damaged:
+        log.warning("%s; it is set aside", record.why)
+    # These need no endpoint, so a plan that they refuse creates none.
+    refusal = _refusal_of_damaged(damaged, plan) or _refusal_of_deployments(plan)
+    if refusal is not None:
+        return refusal
+    endpoint = _find_or_create(plan, rollout_id)
+    # Only now is the id known by which an earlier rollout may have named it.
+    endpoint_id = endpoint.id if endpoint else plan.endpoint_id
+    refusal = _refusal_of_damaged(damaged, plan, endpoint_id)
+    if refusal is not None:
+        return refusal
+    if endpoint is None:
+        return None
+    if endpoint.lease is not None:
+        return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
+    if candidate_weight(endpoint, plan) != 0:
+        return rejected("foreign_change", "the baseline does not have all traffic", endpoint.id)
+    return endpoint
 
 
 def _now(before: Before) -> datetime | None:
@@ -198,19 +207,24 @@ def _refusal_of_deployments(plan: CanaryPlan) -> RolloutResult | None:
     return None
 
 
-def _refusal_of_split(endpoint: CanaryEndpoint, plan: CanaryPlan) -> RolloutResult | None:
-    """Refuse a split that is not all traffic on the baseline without a lease."""
-    if endpoint.lease is not None:
-        return rejected("rollout_in_progress", "somebody else holds a lease", endpoint.id)
-    if candidate_weight(endpoint, plan) != 0:
-        return rejected("foreign_change", "the baseline does not have all traffic", endpoint.id)
-    return None
-
-
 def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
     """Find or create the endpoint; None where a bare server cannot read endpoints."""
     if plan.endpoint_id is not None:
-        return _read_or_none(plan.endpoint_id)
+        try:
+            return get_canary_endpoint(plan.endpoint_id)
+        except ApiError as error:
+            if error.status not in NO_SUCH_ROUTE:
+                raise
+            missing = error
+        # A 404 says no endpoint or no such operation; a server that can list endpoints has none of this id.
+        try:
+            list_canary_endpoints(plan.endpoint_id)
+        except ApiError as error:
+            if error.status in NO_SUCH_ROUTE:
+                return None
+            raise
+        raise missing
+
     name = str(plan.endpoint_name)
     try:
         page = list_canary_endpoints(name)
@@ -221,22 +235,6 @@ def _find_or_create(plan: CanaryPlan, rollout_id: str) -> CanaryEndpoint | None:
             raise
     split = {plan.baseline_deployment_id: 100, plan.candidate_deployment_id: 0}
     return create_canary_endpoint(name, split, rollout_id)
-
-
-def _read_or_none(endpoint_id: str) -> CanaryEndpoint | None:
-    try:
-        return get_canary_endpoint(endpoint_id)
-    except ApiError as error:
-        if error.status not in NO_SUCH_ROUTE:
-            raise
-        missing = error
-    try:
-        list_canary_endpoints(endpoint_id)
-    except ApiError as error:
-        if error.status in NO_SUCH_ROUTE:
-            return None
-        raise
-    raise missing  # the server can read endpoints, and has none of this id
 
 
 def _before(plan: CanaryPlan, endpoint_id: str | None, log: Log) -> Before:

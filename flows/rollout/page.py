@@ -30,15 +30,23 @@ def report_look(split: RolloutSplit, look: Look) -> None:
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
     report("canary", look.weight, 100, f"look {look.number}: {look.verdict} {why}{needed}")
-    if look.verdict is Verdict.HOLD:
+    if (
+        look.verdict is Verdict.HOLD
+    ):  # most looks hold: a line and a page for each would bury the rest
         return
+    gates: list[str] = []
+    for gate in look.gates:
+        if gate.candidate_requests:
+            candidate = _share(gate.candidate_bad, gate.candidate_requests)
+            baseline = _share(gate.baseline_bad, gate.baseline_requests)
+            gates.append(f"{gate.name} {candidate} v {baseline} {gate.state}")
     split.log.info(
         "look %d at %d %%: %s%s; %s",
         look.number,
         look.weight,
         look.verdict,
         "" if why == "none" else f" ({why})",
-        "; ".join(_brief(gate) for gate in look.gates if gate.candidate_requests) or "no requests",
+        "; ".join(gates) or "no requests",
     )
     show(split.file.record, split.log)
 
@@ -115,12 +123,15 @@ def gate_table(gates: Sequence[GateReading]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for gate in gates:
+        ratio = None
+        if gate.candidate_share is not None and gate.baseline_share:
+            ratio = gate.candidate_share / gate.baseline_share
         cells = [
             gate.name,
             gate.state,
             _share(gate.candidate_bad, gate.candidate_requests),
             _share(gate.baseline_bad, gate.baseline_requests),
-            _beside(_ratio(gate), gate.ratio_limit),
+            _beside(ratio, gate.ratio_limit),
             _beside(_exp(gate.log_e_harm), _exp(gate.log_e_harm_limit)),
             _beside(_exp(gate.log_e_ok), _exp(gate.log_e_ok_limit)),
             _beside(gate.z, gate.z_limit),
@@ -159,19 +170,8 @@ def _look_table(looks: Sequence[Look]) -> str:
     return "\n".join(rows)
 
 
-def _brief(gate: GateReading) -> str:
-    candidate = _share(gate.candidate_bad, gate.candidate_requests)
-    return f"{gate.name} {candidate} v {_share(gate.baseline_bad, gate.baseline_requests)} {gate.state}"
-
-
 def _share(bad: int, requests: int) -> str:
     return f"{bad}/{requests} = {100 * bad / requests:.2f} %" if requests else "-"
-
-
-def _ratio(gate: GateReading) -> float | None:
-    if gate.candidate_share is None or not gate.baseline_share:
-        return None
-    return gate.candidate_share / gate.baseline_share
 
 
 def _exp(logarithm: float | None) -> float | None:

@@ -94,12 +94,12 @@ class Damaged:
     """A record with lines that cannot be read."""
 
     path: Path
+    # For people: the lines that cannot be read, or the reason why the file cannot be opened.
     why: str
-    """The lines that cannot be read, or the reason why the file cannot be opened; for people."""
+    # The first fact, where its line can be read.
     begun: Begun | None
-    """The first fact, where its line can be read."""
+    # Whether its last line can be read and ends the rollout for good.
     is_over: bool
-    """Whether its last line can be read and ends the rollout for good."""
 
     def blocks(self, plan: CanaryPlan, endpoint_id: str | None = None) -> bool:
         """Whether its rollout may have moved traffic of the plan's endpoint, known by its name or its id."""
@@ -131,7 +131,21 @@ class RecordFolder:
     def of(self, plan: CanaryPlan) -> list[RecordFile]:
         """The readable records of this endpoint and pair, in the order in which they began."""
         files = [file for path in self.paths() if isinstance(file := read_record(path), RecordFile)]
-        return [file for file in files if file.record.facts and _concerns(file.record, plan)]
+        pair = (plan.baseline_deployment_id, plan.candidate_deployment_id)
+        # A plan that names no id knows its endpoint by name, which a record keeps in its plan.
+        by_id = plan.endpoint_id is not None
+        endpoint = plan.endpoint_id if by_id else plan.endpoint_name
+
+        found: list[RecordFile] = []
+        for file in files:
+            if not file.record.facts:
+                continue
+            begun = file.record.begun
+            theirs = begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"]
+            name = begun.endpoint_id if by_id else begun.plan.get("endpoint_name")
+            if theirs == pair and name == endpoint:
+                found.append(file)
+        return found
 
     def damaged(self) -> list[Damaged]:
         """The records that cannot be read."""
@@ -169,28 +183,28 @@ class RecordFolder:
 
         One plan may name the endpoint by its id, another by its name, so both are locked as far as they are known.
         """
-        names = [hashlib.sha256(name.encode()).hexdigest()[:16] for name in self._names_of(plan)]
-        files = [folder / f"{name}.lock" for folder in self._folders() for name in names]
-        locks = [FileLock(file) for file in files]
-        try:
-            yield all(lock.take() for lock in locks)
-        finally:
-            for lock in locks:
-                lock.release()
-
-    def _names_of(self, plan: CanaryPlan) -> list[str]:
-        """The endpoint's id and name, from the plan and the newest record that has both; sorted, against deadlocks."""
         given = plan.endpoint_id or plan.endpoint_name
+        names = {given}
         # `lstat`: a link that leads nowhere is a damaged record, and stops nobody.
         for path in sorted(self.paths(), key=lambda path: path.lstat().st_mtime, reverse=True):
             file = read_record(path)
             if isinstance(file, Damaged) or not file.record.facts:
                 continue
             begun = file.record.begun
-            names = {begun.endpoint_id, begun.endpoint_name or begun.plan.get("endpoint_name")}
-            if given in names and None not in names:
-                return sorted(str(name) for name in names)
-        return [str(given)]
+            known = {begun.endpoint_id, begun.endpoint_name or begun.plan.get("endpoint_name")}
+            if given in known and None not in known:
+                names = known
+                break
+
+        # Every process takes them in one order, so that two of them do not keep each other out.
+        keys = [hashlib.sha256(name.encode()).hexdigest()[:16] for name in sorted(map(str, names))]
+        files = [folder / f"{key}.lock" for folder in self._folders() for key in keys]
+        locks = [FileLock(file) for file in files]
+        try:
+            yield all(lock.take() for lock in locks)
+        finally:
+            for lock in locks:
+                lock.release()
 
     def _folders(self) -> list[Path]:
         """The folders of this service, those of earlier spellings first, because their records are older."""
@@ -256,12 +270,3 @@ def _fact(line: bytes) -> Fact | None:
     with suppress(ValueError, RecursionError):
         return next(iter(readable_facts([line.decode()])), None)
     return None
-
-
-def _concerns(record: RolloutRecord, plan: CanaryPlan) -> bool:
-    begun = record.begun
-    pair = (plan.baseline_deployment_id, plan.candidate_deployment_id)
-    recorded = (begun.plan["baseline_deployment_id"], begun.plan["candidate_deployment_id"])
-    if plan.endpoint_id is not None:
-        return pair == recorded and begun.endpoint_id == plan.endpoint_id
-    return pair == recorded and begun.plan["endpoint_name"] == plan.endpoint_name

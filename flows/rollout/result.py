@@ -105,15 +105,17 @@ def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
         | ({"why": WHY_OFF[gate.state]} if gate.state in WHY_OFF else {})
         for gate in begun.gates
     ]
+    numbers: dict[str, Any] | None = None
+    if begun.forecast is not None and begun.today is not None:
+        numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
+        del numbers["sentence"]  # `in_words` says the same, and more
+        numbers["in_words"] = forecast_in_words(begun)
     in_words: list[str] = []
     if record.looks:
         compared = record.last_comparison
         in_words += gates_in_words(compared.gates) if compared else []
         in_words += look_in_words(record.looks[-1])
-    approval = None
-    if answer is not None:
-        names = ("decision", "approver", "comment")
-        approval = {name: getattr(answer, name) for name in names}
+    names = ("decision", "approver", "comment")
     return RolloutResult.model_validate(
         {
             "outcome": ended.outcome,
@@ -122,22 +124,14 @@ def result_of(record: RolloutRecord, notes: list[str]) -> RolloutResult:
             "history": _history(record),
             "gates": gates,
             "decisions": [_decision(look, begun.gates) for look in record.looks],
-            "forecast": _forecast(begun),
+            "forecast": numbers,
             "in_words": in_words,
             "driver": driven(record) or None,
-            "approval": approval,
+            "approval": {name: getattr(answer, name) for name in names} if answer else None,
             "rollout_id": begun.rollout_id,
             "notes": [*_standing_notes(begun), *notes],
         }
     )
-
-
-def _forecast(begun: Begun) -> dict[str, Any] | None:
-    if begun.forecast is None or begun.today is None:
-        return None
-    numbers = dataclasses.asdict(begun.forecast) | {"today": dataclasses.asdict(begun.today)}
-    del numbers["sentence"]
-    return numbers | {"in_words": forecast_in_words(begun)}
 
 
 def _standing_notes(begun: Begun) -> list[str]:

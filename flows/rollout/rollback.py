@@ -24,9 +24,9 @@ from flows.rollout.split import (
     RolloutSplit,
     SplitLost,
     describe,
+    split_of_record,
 )
 from flows.shared.signals import uninterrupted
-from tasks.endpoints import get_canary_endpoint
 from tuneship.client import ServiceUnreachable, TuneshipError
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Ended
@@ -127,11 +127,9 @@ def _return_all(plan: CanaryPlan, folder: RecordFolder, log: Log, reason: str) -
         for file in folder.of(plan):
             if not file.may_have_traffic or file.is_paused:
                 continue
-            begun, version = file.record.begun, None
             try:
-                if not begun.server:
-                    version = get_canary_endpoint.fn(begun.endpoint_id).version
+                split = split_of_record(plan, file, log, PLAIN)
             except TuneshipError as error:
                 log.critical("the traffic was not returned (%s); the lease will", describe(error))
             else:
-                abort(RolloutSplit(plan, file, version, log), reason)
+                abort(split, reason)

@@ -28,8 +28,11 @@ from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitInte
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
 
+# With these pauses a shift is tried for a minute, because a rollback can still follow it; a return, which nothing
+# follows but the end of the lease, for eight minutes.
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+# One or two failures are usual while the service restarts.
 ALERT_AT_TRY = 3
 
 
@@ -90,11 +93,11 @@ class RolloutSplit:
     file: RecordFile
     version: int | None
     log: Log
+    # The service's time before the first shift.
     began_at: datetime | None = None
-    """The service's time before the first shift."""
     calls: Calls = AS_TASKS
+    # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
-    """Notes for the reader of the result."""
 
     @property
     def endpoint_id(self) -> str:
@@ -214,10 +217,13 @@ class RolloutSplit:
                 elif candidate_weight(answer, self.plan) == weight:
                     return
             except TuneshipError as error:
-                may_be_applied = may_be_applied or not _is_refusal(error)
-                self._judge(error, attempt, weight, may_be_applied)
+                # Certainly nothing is changed where the service refused, or could not be reached at all.
+                is_refused = isinstance(error, ServiceUnreachable) and not error.retryable
                 if isinstance(error, ApiError):
+                    is_refused = error.status < 500 and error.status != 408
                     retry_after_s = min(LONGEST_PAUSE_S, error.retry_after or 0.0)
+                may_be_applied = may_be_applied or not is_refused
+                self._judge(error, attempt, weight, may_be_applied)
             time.sleep(max(pause_s, retry_after_s))
         raise NotConfirmed(f"the split was not confirmed at {weight} % after {tries} tries")
 
@@ -272,11 +278,13 @@ class RolloutSplit:
             yield min(pause_s, self.plan.look_every_seconds)
 
 
-def _is_refusal(error: TuneshipError) -> bool:
-    """Whether certainly nothing was changed: the service refused, or could not be reached at all."""
-    if isinstance(error, ApiError):
-        return error.status < 500 and error.status != 408
-    return isinstance(error, ServiceUnreachable) and not error.retryable
+def split_of_record(
+    plan: CanaryPlan, file: RecordFile, log: Log, calls: Calls = AS_TASKS
+) -> RolloutSplit:
+    """The split of a rollout that another process drove, at the endpoint's version of now."""
+    begun = file.record.begun
+    version = None if begun.server else calls.get(begun.endpoint_id).version
+    return RolloutSplit(plan, file, version, log, calls=calls)
 
 
 def describe(error: Exception) -> str:

@@ -25,6 +25,7 @@ from tuneship.gates.record import Probed
 from tuneship.settings import ClientSettings
 
 GENERATE_TIMEOUT_S = 60.0
+# A server may ask for an hour; a rollout whose driver is silent for so long ends for lack of requests.
 LONGEST_SLOWDOWN_S = 10.0
 STOP_WITHIN_S = 1.0
 
@@ -35,23 +36,23 @@ def read_prompts(file: Path) -> list[str]:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: the prompts cannot be read ({type(error).__name__})") from None
-    prompts = {number: _prompt(line) for number, line in enumerate(lines, 1) if line.strip()}
-    bad = [
-        f"line {number}: no instruction and no prompt" for number, one in prompts.items() if not one
-    ]
+    prompts: list[str] = []
+    bad: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        prompt = None
+        with suppress(ValueError):
+            row: Any = json.loads(line)
+            fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+            prompt = fields.get("instruction") or fields.get("prompt")
+        if prompt and isinstance(prompt, str):
+            prompts.append(prompt)
+        else:
+            bad.append(f"line {number}: no instruction and no prompt")
     if bad or not prompts:
         raise BadInput(f"{file}: unusable as prompts", bad or ["no lines"])
-    return [prompt for prompt in prompts.values() if prompt]
-
-
-def _prompt(line: str) -> str | None:
-    try:
-        row: Any = json.loads(line)
-    except ValueError:
-        return None
-    fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
-    prompt = fields.get("instruction") or fields.get("prompt")
-    return prompt if isinstance(prompt, str) else None
+    return prompts
 
 
 class AnswerCounts:
@@ -173,29 +174,26 @@ class TrafficDriver:
         key = f"{self._name}-{next(self._sent)}"
         own_client = client.with_options(routing_key=key, heard=note_deployment)
         try:
-            async with asyncio.timeout(GENERATE_TIMEOUT_S):
-                self.counts.answered(await self._whole(own_client, request))
+            async with (
+                asyncio.timeout(GENERATE_TIMEOUT_S),
+                aclosing(own_client.canary_endpoints.stream(self._endpoint_id, request)) as pieces,
+            ):
+                async for piece in pieces:
+                    if isinstance(piece, Generation):  # the whole reply comes last
+                        break
+                else:
+                    raise ServiceUnreachable("the stream ended without its reply")
+            self.counts.answered(piece)
         except ApiError as error:
-            self._judge(error, served_by)
+            deployment_id = error.headers.get("x-deployment-id") or next(iter(served_by), None)
+            if error.status == 429:
+                wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)
+                self._slow_until = self._loop.time() + wait
+            # The caller's own 4xx is no observation; a failure that names no deployment counts for none.
+            elif error.status >= 500 and deployment_id is not None:
+                self.counts.failed(deployment_id)
         except (TuneshipError, TimeoutError):
             self.counts.broke_off(served_by[0] if served_by else None)
             self._slow_until = self._loop.time() + 1.0
         finally:
             slots.release()
-
-    async def _whole(self, client: AsyncClient, request: Generate) -> Generation:
-        """Read the stream to its end and return the reply."""
-        async with aclosing(client.canary_endpoints.stream(self._endpoint_id, request)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Generation):
-                    return piece
-        raise ServiceUnreachable("the stream ended without its reply")
-
-    def _judge(self, error: ApiError, heard: Sequence[str]) -> None:
-        """Count a server's failure where the answer names the deployment; the caller's own 4xx is no observation."""
-        served_by = error.headers.get("x-deployment-id") or next(iter(heard), None)
-        if error.status == 429:
-            wait = min(error.retry_after or 1, LONGEST_SLOWDOWN_S)
-            self._slow_until = self._loop.time() + wait
-        elif error.status >= 500 and served_by is not None:
-            self.counts.failed(served_by)

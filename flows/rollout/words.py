@@ -6,7 +6,7 @@ Pure. Next: `page.py` and `flows/release/report.py` show them.
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuneship.gates.gate_types import GateReading
-from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Forecast, Today
+from tuneship.gates.outlook import DOUBLING, INSUFFICIENT_DATA, UNHEALTHY_BASELINE, Today
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Begun, Look, Probed, RolloutRecord, SplitConfirmed
 
@@ -72,6 +72,12 @@ BAD: Mapping[str, str] = {
     "abandoned": "were given up by their callers",
     "refused": "were refused by the deployment itself",
 }
+# What the forecast finds that a plan cannot show at this traffic, beside the gates that it cannot prove.
+CANNOT: Mapping[str, str] = {
+    UNHEALTHY_BASELINE: "cannot promote an equal candidate",
+    INSUFFICIENT_DATA: "cannot end a step",
+    DOUBLING: "cannot promise to find twice the errors",
+}
 STATES: Mapping[str, str] = {
     "harm": "beyond the limit",
     "hold": "worse than the baseline so far, which is no proof",
@@ -98,15 +104,15 @@ def all_in_words(reasons: Iterable[str]) -> str:
 
 def gates_in_words(gates: Sequence[GateReading]) -> list[str]:
     """Put each gate's counts into words; gates without requests are left out."""
-    return [_gate(gate) for gate in gates if gate.candidate_requests or gate.baseline_requests]
-
-
-def _gate(gate: GateReading) -> str:
-    bad = BAD.get(gate.name, "were bad")
-    candidate = _share(gate.candidate_bad, gate.candidate_requests)
-    baseline = _share(gate.baseline_bad, gate.baseline_requests)
-    seen = f"`{gate.name}`: {candidate} of the candidate's requests {bad}, {baseline} of the baseline's"
-    return f"{seen}: {STATES[gate.state]}"
+    sentences: list[str] = []
+    for gate in gates:
+        if gate.candidate_requests or gate.baseline_requests:
+            candidate = _share(gate.candidate_bad, gate.candidate_requests)
+            baseline = _share(gate.baseline_bad, gate.baseline_requests)
+            seen = f"{candidate} of the candidate's requests {BAD.get(gate.name, 'were bad')}"
+            state = STATES[gate.state]
+            sentences.append(f"`{gate.name}`: {seen}, {baseline} of the baseline's: {state}")
+    return sentences
 
 
 def _share(bad: int, requests: int) -> str:
@@ -168,47 +174,32 @@ def forecast_in_words(begun: Begun) -> list[str]:
     forecast, today = begun.forecast, begun.today
     if forecast is None or today is None:
         return []
-    sentences = [_promotion(forecast, today, begun)]
-    finds = [
-        f"{what} found within {_minutes(minutes)}"
-        for what, minutes in (
-            ("a doubling of errors is", forecast.doubling_minutes),
-            ("five points more errors are", forecast.more_errors_minutes),
-        )
-        if minutes is not None
-    ]
-    return [*sentences, *finds, *_cannot(forecast)]
+    rate = rate_in_words(today)
+    promote, most = forecast.promote_minutes, forecast.promote_minutes_most
+    if promote is None or most is None:
+        sentences = [f"at {rate} an equal candidate is not expected to be promoted"]
+    else:
+        plan = CanaryPlan.recorded(begun.plan)
+        looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
+        # A look of the bake counts only with new data, so it lasts as long as a bucket at least.
+        bake = _minutes(looks * plan.data_every_seconds / 60.0)
+        nine_of_ten = f" (nine of ten within {_minutes(most)})" if most > promote else ""
+        text = f"at {rate} about {_minutes(promote)} to promote an equal candidate{nine_of_ten}"
+        sentences = [f"{text}, then {bake} of bake"]
+    if forecast.doubling_minutes is not None:
+        within = _minutes(forecast.doubling_minutes)
+        sentences.append(f"a doubling of errors is found within {within}")
+    if forecast.more_errors_minutes is not None:
+        within = _minutes(forecast.more_errors_minutes)
+        sentences.append(f"five points more errors are found within {within}")
 
-
-def _promotion(forecast: Forecast, today: Today, begun: Begun) -> str:
-    if forecast.promote_minutes is None or forecast.promote_minutes_most is None:
-        return f"at {rate_in_words(today)} an equal candidate is not expected to be promoted"
-    plan = CanaryPlan.recorded(begun.plan)
-    looks = plan.bake_looks + (plan.settle_looks if plan.bake_weight else 0)
-    bake = _minutes(looks * plan.data_every_seconds / 60.0)
-    text = f"at {rate_in_words(today)} about {_minutes(forecast.promote_minutes)} to promote an equal candidate"
-    if forecast.promote_minutes_most > forecast.promote_minutes:
-        text += f" (nine of ten within {_minutes(forecast.promote_minutes_most)})"
-    return f"{text}, then {bake} of bake"
-
-
-def _cannot(forecast: Forecast) -> list[str]:
-    """Put into words what the plan cannot show at this traffic; gates with the same problem share a sentence."""
-    said = {
-        UNHEALTHY_BASELINE: "cannot promote an equal candidate",
-        INSUFFICIENT_DATA: "cannot end a step",
-        DOUBLING: "cannot promise to find twice the errors",
-    }
-    gates = [finding.what for finding in forecast.unprovable if finding.what not in said]
-    sentences = [
-        f"{said[finding.what]}: {finding.why}"
-        for finding in forecast.unprovable
-        if finding.what in said
-    ]
-    if gates:
-        sentences.insert(
-            0, f"cannot prove {', '.join(gates)}: too few requests within the plan's looks"
-        )
+    gates = [finding.what for finding in forecast.unprovable if finding.what not in CANNOT]
+    if gates:  # they all have one problem, so they share a sentence
+        names = ", ".join(gates)
+        sentences.append(f"cannot prove {names}: too few requests within the plan's looks")
+    for finding in forecast.unprovable:
+        if finding.what in CANNOT:
+            sentences.append(f"{CANNOT[finding.what]}: {finding.why}")
     return sentences
 
 

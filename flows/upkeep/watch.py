@@ -8,8 +8,8 @@ them after 90 days), and the alarms. The statistics are in `tuneship/gates/watch
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,6 @@ from tasks.api import service_name
 from tasks.endpoints import NO_SUCH_ROUTE, every_canary_endpoint
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import ApiError, TuneshipError
-from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import Metrics
 from tuneship.gates.series import Unusable
@@ -74,12 +73,13 @@ class ServingDeployment:
 
     endpoint_id: str
     deployment_id: str
+    # The endpoint's last change.
     since: datetime
-    """The endpoint's last change."""
 
     @property
     def key(self) -> str:
         """The name of its file among the records."""
+        # The service's name may be an address, and has then signs that no file name may have.
         text = f"{service_name()}|{self.endpoint_id}|{self.deployment_id}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -115,6 +115,7 @@ class Memory:
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:
+    # A fact without its own field is damaged, whatever else its line says.
     needed = {"began": "at", "first_day": "answer", "alarm": "finding"}
     with suppress(ValueError, KeyError, TypeError):
         fact = json.loads(line)
@@ -135,7 +136,12 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
     except TuneshipError as error:
         is_bare = isinstance(error, ApiError) and error.status in NO_SUCH_ROUTE
         return [], [] if is_bare else [f"no endpoint was watched ({describe(error)})"]
-    for served in filter(None, map(_served, endpoints)):
+    for endpoint in endpoints:
+        alone = [one.id for one in endpoint.deployments if one.traffic_percentage == 100]
+        # A rollout and its bake have gates of their own; where several share the traffic, none serves alone.
+        if endpoint.lease is not None or not alone:
+            continue
+        served = ServingDeployment(endpoint.id, alone[0], endpoint.updated_at)
         try:
             more, noted = _watch(served, watch, records / "watch" / f"{served.key}.jsonl")
             alarms += more
@@ -148,14 +154,6 @@ def watch_endpoints(watch: GuardView, records: Path) -> tuple[list[Alarm], list[
             watch.log.exception("%s was not watched", served.deployment_id)
             notes.append(f"{served.deployment_id} was not watched ({type(error).__name__})")
     return alarms, notes
-
-
-def _served(endpoint: CanaryEndpoint) -> ServingDeployment | None:
-    """The endpoint's only deployment; None during a rollout and its bake, or where several share the traffic."""
-    alone = [member.id for member in endpoint.deployments if member.traffic_percentage == 100]
-    if endpoint.lease is not None or not alone:
-        return None
-    return ServingDeployment(endpoint.id, alone[0], endpoint.updated_at)
 
 
 def _watch(
@@ -203,10 +201,13 @@ def _look(
         first = kept["answer"]
     else:
         first = _ask(served, began, min(now, began + DAY))
+        # The last quarter hour of the first day is still being counted when the day ends.
         if now > began + DAY + QUARTER:
             memory.add("first_day", answer=first.model_dump(mode="json"))
+    # Within its first day a deployment is compared with itself: one answer has both sides.
     recent = first if began + DAY > now else _ask(served, asked_from(began, now), now)
     weighed = weigh(first, recent, began, now)
+    # Several stretches may show the same: the newest is reported.
     worse = {one.gate: one for one in weighed.readings if one.is_worse}
     notes = [
         f"{served.deployment_id} was not watched for {gate}: {why}"
@@ -220,6 +221,7 @@ def _began(served: ServingDeployment, memory: Memory, now: datetime) -> datetime
     known = memory.last("began")
     if known is not None:
         return datetime.fromisoformat(known["at"])
+    # One that nobody used in its first 24 hours begins with the first traffic of the last 24.
     for start in (rounded_up(served.since), rounded_up(now - DAY)):
         until = min(now, start + DAY)
         if start < until and (at := first_traffic(_ask(served, start, until))) is not None:
@@ -245,35 +247,34 @@ def _raise_alarms(
     """Raise the alarms, then remember them: a process that dies in between raises them twice rather than never."""
     for alarm in alarms:
         watch.log.warning(alarm.text)
-        _try(lambda alarm=alarm: _emit(alarm), watch.log)
+        name = f"{service_name()}|{alarm.endpoint_id}|{alarm.deployment_id}|{alarm.finding}"
+        endpoint = {
+            "prefect.resource.id": f"tuneship.canary-endpoint.{alarm.endpoint_id}",
+            "prefect.resource.role": "endpoint",
+        }
+        with _even_without_server(watch.log):
+            emit_event(
+                EVENT,
+                resource={"prefect.resource.id": f"tuneship.deployment.{alarm.deployment_id}"},
+                related=[endpoint],
+                payload={**alarm.model_dump(mode="json"), "text": alarm.text},
+                # The server keeps one event of an id: an alarm that is raised twice triggers once.
+                id=uuid5(NAMESPACE_URL, name),
+            )
     if alarms:
-        _try(lambda: _show(alarms[0], readings), watch.log)
+        with _even_without_server(watch.log):
+            _show(alarms[0], readings)
     for alarm in alarms:
         memory.add("alarm", at=watch.now.isoformat(), **alarm.model_dump(mode="json"))
 
 
-def _try(show: Callable[[], object], log: Log) -> None:
+@contextmanager
+def _even_without_server(log: Log) -> Generator[None]:
+    """Go on where the Prefect server is away: the line in the log is there."""
     try:
-        show()
-    except Exception as error:  # noqa: BLE001 - the Prefect server may be away; the line in the log is there
+        yield
+    except Exception as error:  # noqa: BLE001 - what Prefect raises without its server is no single type
         log.warning("an alarm was not shown (%s)", type(error).__name__)
-
-
-def _emit(alarm: Alarm) -> None:
-    """Emit the alarm as an event; its id makes the server keep one event for each finding."""
-    name = f"{service_name()}|{alarm.endpoint_id}|{alarm.deployment_id}|{alarm.finding}"
-    emit_event(
-        EVENT,
-        resource={"prefect.resource.id": f"tuneship.deployment.{alarm.deployment_id}"},
-        related=[
-            {
-                "prefect.resource.id": f"tuneship.canary-endpoint.{alarm.endpoint_id}",
-                "prefect.resource.role": "endpoint",
-            }
-        ],
-        payload={**alarm.model_dump(mode="json"), "text": alarm.text},
-        id=uuid5(NAMESPACE_URL, name),
-    )
 
 
 def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
@@ -284,19 +285,16 @@ def _show(alarm: Alarm, readings: Sequence[WatchReading]) -> None:
         "",
         "| finding | since (UTC) | now | first day | evidence | limit |",
         "|---|---|---|---|---|---|",
-        *map(_row, readings),
-        "",
-        'Evidence and limits are natural logarithms: `docs/gates.md`, "After the bake".',
     ]
+    for one in readings:
+        # Either of two measures may have found it: the one that did is shown.
+        log_e, limit = one.log_e, one.log_e_limit
+        if log_e < limit:
+            log_e, limit = one.log_u, one.log_u_limit
+        lines.append(
+            f"| {one.gate} | {one.begins.astimezone(UTC):%Y-%m-%d %H:%M} | {one.bad} of {one.requests} "
+            f"| {one.first_bad} of {one.first_requests} | {log_e:.1f} | {limit:.1f} |"
+        )
+    lines += ["", 'Evidence and limits are natural logarithms: `docs/gates.md`, "After the bake".']
     key = re.sub(r"[^a-z0-9]+", "-", f"watch-{alarm.deployment_id}".lower())
     create_markdown_artifact("\n".join(lines), key=key, description=alarm.text)
-
-
-def _row(one: WatchReading) -> str:
-    log_e, limit = one.log_e, one.log_e_limit
-    if log_e < limit:
-        log_e, limit = one.log_u, one.log_u_limit
-    return (
-        f"| {one.gate} | {one.begins.astimezone(UTC):%Y-%m-%d %H:%M} | {one.bad} of {one.requests} "
-        f"| {one.first_bad} of {one.first_requests} | {log_e:.1f} | {limit:.1f} |"
-    )
