@@ -6,7 +6,9 @@ Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the br
 import re
 
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# In this order: the ampersand of an entity must not be escaped once more.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# An underscore inside a word starts no emphasis, and ids are full of them.
 _SPECIAL = re.compile(r"[\\`*~\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
