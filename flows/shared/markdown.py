@@ -20,6 +20,11 @@ def plain(text: object) -> str:
     return _SPECIAL.sub(r"\\\g<0>", line)
 
 
+def number(value: float | None) -> str:
+    """Show a measured value in four digits, or a dash where it was not measured."""
+    return "-" if value is None else f"{value:.4g}"
+
+
 def code(text: object) -> str:
     """Show an id in a fixed-width font; a code span has no escapes, so a backtick becomes an apostrophe."""
     return f"`{_BREAKS.sub(' ', str(text)).replace('`', chr(39))}`"
