@@ -68,18 +68,10 @@ def _service_process(
     settings: PipelineSettings, environment: Mapping[str, str] | None, log: Path
 ) -> Generator[str | None]:
     """Run a service while the block runs; yields its address, or None when another one holds the directory."""
-    command = [
-        sys.executable,
-        "-m",
-        "tuneship.cli.main",
-        "serve",
-        "--port",
-        "0",
-        "--die-with-parent",
-    ]
+    serve = [sys.executable, "-m", "tuneship.cli.main", "serve"]
     with log.open("ab") as output:
         service = subprocess.Popen(  # noqa: S603 - our own program
-            [*command, "--data-dir", str(settings.data_dir)],
+            [*serve, "--port", "0", "--die-with-parent", "--data-dir", str(settings.data_dir)],
             stdout=subprocess.PIPE,
             stderr=output,
             stdin=subprocess.DEVNULL,

@@ -243,32 +243,24 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
             started.callback(disconnect)
         # A wrong key or a dead service fails here, before anything is created.
         api().models.list(limit=1)
-        with _prefect(screen):
-            show_runs_on(screen)
-            try:
-                outcome = script.run(chosen)
-            except BaseException as error:
-                stop = stopping_signal(error)
-                if not isinstance(stop, STOPS):
-                    raise
-                with uninterrupted():
-                    return _stopped(stop, _result_when_stopped(script, chosen, screen))
+        started.enter_context(_prefect(screen))
+        show_runs_on(screen)
+        try:
+            outcome = script.run(chosen)
+        except BaseException as error:
+            stop = stopping_signal(error)
+            if not isinstance(stop, STOPS):
+                raise
+            result = None
+            with uninterrupted():
+                try:
+                    result = script.when_stopped(chosen) if script.when_stopped else None
+                except Exception as fault:  # noqa: BLE001 - the signal decides the exit code, whatever the records hold
+                    why = f"what the run had done is not known ({type(fault).__name__})"
+                    screen.say(why, "bold red")
+                return _stopped(stop, result.model_dump(mode="json") if result else None)
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
-
-
-def _result_when_stopped(
-    script: "Script[Parameters]", chosen: Parameters, screen: Screen
-) -> dict[str, Any] | None:
-    """The result of a stopped run, where its records can be read."""
-    if script.when_stopped is None:
-        return None
-    try:
-        result = script.when_stopped(chosen)
-    except Exception as error:  # noqa: BLE001 - the signal decides the exit code, whatever the records hold
-        screen.say(f"what the run had done is not known ({type(error).__name__})", "bold red")
-        return None
-    return result.model_dump(mode="json") if result else None
 
 
 def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
