@@ -141,12 +141,7 @@ def report(
         lines += ["![Loss curves](loss.png)", ""]
     if result.forecast:
         lines += ["## Forecast before the first shift", "", *_list(result.forecast["in_words"])]
-    lines += _traffic(result)
-    if "rollout.png" in pictures:
-        lines += ["![Traffic, errors and latency](rollout.png)", ""]
-        cells, text = rows(loads), explained(loads)
-        lines += [text, ""] if cells and text else []
-        lines += _table(LOAD_TITLES, cells) if cells else []
+    lines += _traffic(result, pictures, loads)
     if result.decisions:
         lines += _decisions(result)
     return "\n".join(lines) + "\n"
@@ -235,10 +230,10 @@ def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries 
         return None
 
 
-def _traffic(result: ReleaseResult) -> list[str]:
-    """The table of all changes of the split."""
-    if not result.history:
-        return []
+def _traffic(
+    result: ReleaseResult, pictures: Sequence[str], loads: Sequence[StepLoad]
+) -> list[str]:
+    """The table of all changes of the split, then the picture of the rollout and the loads that explain it."""
     names = {
         result.baseline_deployment_id: "baseline",
         result.candidate_deployment_id: "candidate",
@@ -251,7 +246,15 @@ def _traffic(result: ReleaseResult) -> list[str]:
         ]
         for change in result.history
     ]
-    return ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
+    lines: list[str] = []
+    if changes:
+        lines += ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
+    if "rollout.png" in pictures:
+        lines += ["![Traffic, errors and latency](rollout.png)", ""]
+        cells, text = rows(loads), explained(loads)
+        lines += [text, ""] if cells and text else []
+        lines += _table(LOAD_TITLES, cells) if cells else []
+    return lines
 
 
 def _decisions(result: ReleaseResult) -> list[str]:
