@@ -42,9 +42,11 @@ class RecordedProcess:
 
 def _start_of(pid: int) -> int | None:
     try:
+        # The name before the last parenthesis may hold spaces and parentheses itself.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    # A zombie has ended: only its parent has not asked for its exit code yet.
     return None if fields[0] == "Z" else int(fields[19])
 
 
@@ -94,6 +96,7 @@ class ProcessFolder:
         No process is left then, nor when the wait is interrupted.
         """
         log = self.log(name)
+        # The log may hold earlier runs, whose last line would explain nothing.
         before = log.stat().st_size if log.is_file() else 0
         process = _spawn(command, environment, log)
         try:
@@ -115,7 +118,16 @@ class ProcessFolder:
 
     def _forget(self, name: str, process: RecordedProcess) -> None:
         """End the process, then delete its record: a process without a record would be worse than the reverse."""
-        _end(process)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            if process.is_alive:
+                os.kill(process.pid, signal.SIGTERM)
+            end = time.monotonic() + STOP_WITHIN_S
+            while process.is_alive and time.monotonic() < end:
+                time.sleep(0.1)
+            if process.is_alive:
+                os.kill(process.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):  # it was started by another run of this program
+            os.waitpid(process.pid, 0)
         self._record(name).unlink(missing_ok=True)
 
     def stop(self, name: str) -> bool:
@@ -143,17 +155,3 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
             setsid=True,
         )
     return RecordedProcess(pid, _start_of(pid) or 0)
-
-
-def _end(process: RecordedProcess) -> None:
-    """Send SIGTERM, and SIGKILL when that takes too long."""
-    with suppress(ProcessLookupError):  # it has just ended by itself
-        if process.is_alive:
-            os.kill(process.pid, signal.SIGTERM)
-        end = time.monotonic() + STOP_WITHIN_S
-        while process.is_alive and time.monotonic() < end:
-            time.sleep(0.1)
-        if process.is_alive:
-            os.kill(process.pid, signal.SIGKILL)
-    with suppress(ChildProcessError):  # it was started by another run of this program
-        os.waitpid(process.pid, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 
 PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
@@ -33,9 +33,14 @@ def merged(
         for schedule in wanted.get("schedules", [])
     ]
     ours = {schedule.get("slug") for schedule in schedules}
-    schedules += [
-        _as_in_file(schedule) for schedule in found["schedules"] if schedule["slug"] not in ours
-    ]
+    for schedule in found["schedules"]:
+        if schedule["slug"] in ours:
+            continue
+        # The server nests the times and sends every field; the file has only those that are set.
+        times = {name: schedule["schedule"].get(name) for name in TIMES}
+        rest = {name: schedule[name] for name in ("active", "slug", "parameters")}
+        given = {name: value for name, value in (times | rest).items() if value}
+        schedules.append({"active": False, **given})
     starts = [
         {**trigger, "enabled": triggers.get(trigger["name"], trigger["enabled"])}
         for trigger in wanted.get("triggers", [])
@@ -49,35 +54,27 @@ def merged(
     }
 
 
-def _as_in_file(schedule: Mapping[str, Any]) -> Definition:
-    """Convert a schedule of the server to the form of the file."""
-    times = {name: schedule["schedule"][name] for name in TIMES if schedule["schedule"].get(name)}
-    rest = {name: schedule[name] for name in ("active", "slug", "parameters") if schedule[name]}
-    return {"active": False, **times, **rest}
-
-
-def _merged_with_server(client: SyncPrefectClient, wanted: Definition) -> Definition:
-    flow = wanted["entrypoint"].rpartition(".")[2].replace("_", "-")
-    try:
-        found = client.read_deployment_by_name(f"{flow}/{wanted['name']}")
-    except ObjectNotFound:
-        return wanted
-    names = [trigger["name"] for trigger in wanted.get("triggers", [])]
-    automations = [
-        automation for name in names for automation in client.read_automations_by_name(name)
-    ]
-    triggers = {automation.name: automation.enabled for automation in automations}
-    return merged(wanted, found.model_dump(mode="json"), triggers)
-
-
 def main(arguments: list[str]) -> None:
     """Write the merged definitions to the file named by the only argument."""
     (target,) = arguments
     whole = yaml.safe_load(PREFECT_YAML.read_text())
+    definitions: list[Definition] = []
     with get_client(sync_client=True) as client:
-        whole["deployments"] = [
-            _merged_with_server(client, definition) for definition in whole["deployments"]
-        ]
+        for wanted in whole["deployments"]:
+            # Prefect names a flow after its function, with dashes.
+            flow = wanted["entrypoint"].rpartition(".")[2].replace("_", "-")
+            try:
+                found = client.read_deployment_by_name(f"{flow}/{wanted['name']}")
+            except ObjectNotFound:
+                definitions.append(wanted)
+                continue
+            triggers = {
+                automation.name: automation.enabled
+                for trigger in wanted.get("triggers", [])
+                for automation in client.read_automations_by_name(trigger["name"])
+            }
+            definitions.append(merged(wanted, found.model_dump(mode="json"), triggers))
+    whole["deployments"] = definitions
     Path(target).write_text(yaml.safe_dump(whole, sort_keys=False))
 
 

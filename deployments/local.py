@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 import httpx
@@ -68,24 +67,23 @@ class Local:
     def up(self) -> None:
         """Start what does not run. Raises `NotStarted`, `AtWork`, `SetUpFailed`, and what the client raises."""
         with self._processes.alone():
-            self._up()
+            self._refuse_taken_ports()
+            self._ensure("service", self._start_service)
+            client = self._client()
+            # Before the bridge starts: it reads the webhook's secret only then.
+            self._connect_bridge(client)
+            self._ensure("prefect-server", self._start_prefect)
+            environment = self._environment | {
+                "TUNESHIP_URL": client.url,
+                "TUNESHIP_API_KEY": client.api_key.get_secret_value(),
+                "TUNESHIP_CLIENT_ID": client.client_id,
+            }
+            # Before the worker starts: it needs its work pool.
+            _say("registering flows")
+            register(environment)
+            self._ensure("bridge", self._start_bridge)
+            self._ensure("worker", lambda: self._start_worker(environment))
         self.status()
-
-    def _up(self) -> None:
-        self._refuse_taken_ports()
-        self._ensure("service", self._start_service)
-        client = self._client()
-        self._connect_bridge(client)
-        self._ensure("prefect-server", self._start_prefect)
-        environment = self._environment | {
-            "TUNESHIP_URL": client.url,
-            "TUNESHIP_API_KEY": client.api_key.get_secret_value(),
-            "TUNESHIP_CLIENT_ID": client.client_id,
-        }
-        _say("registering flows")
-        register(environment)
-        self._ensure("bridge", self._start_bridge)
-        self._ensure("worker", lambda: self._start_worker(environment))
 
     def _connect_bridge(self, client: ClientSettings) -> None:
         """Register the bridge's webhook. Raises `NotStarted` where a service started elsewhere may not call it."""
@@ -99,7 +97,7 @@ class Local:
                 f"the `tuneship serve` that already runs may not call {self.bridge_url}: end it (a script's own"
                 f" service ends with the script), or start it with {name}={value}"
             ) from None
-        if is_new:
+        if is_new:  # it would check signatures with the old secret
             self._processes.stop("bridge")
 
     def _refuse_taken_ports(self) -> None:
@@ -112,12 +110,23 @@ class Local:
         if self._other_service():
             del ports["service"]
         for name, (host, port, setting) in ports.items():
-            if self._processes.running(name) is None:
-                _refuse_taken(host, port, setting)
+            if self._processes.running(name) is not None:
+                continue
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                socket.create_server((host, port), family=family).close()
+            except OSError as error:
+                why = os.strerror(error.errno or 0)
+                raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None
 
     def _other_service(self) -> bool:
         """Whether a service that this program did not start answers on the data directory."""
-        url = _url_in(self._service.data_dir / "service.json")
+        place = self._service.data_dir / "service.json"
+        try:
+            url = str(json.loads(place.read_text())["url"])
+        except (OSError, ValueError, KeyError):
+            return False
+        # The file outlives a service that was killed, so its address has to answer.
         return bool(url) and _answers(f"{url}/healthz")
 
     def _ensure(self, name: str, start: Callable[[], None]) -> None:
@@ -131,6 +140,7 @@ class Local:
         if self._other_service():
             _say("another `tuneship serve` on this data directory is used as it is")
             return
+        # One that is left of a killed service would look like a service that is ready.
         service_file.unlink(missing_ok=True)
         environment = bridge_opened(self._local) | self._environment
         self._processes.start("service", command, environment, service_file.is_file)
@@ -152,6 +162,7 @@ class Local:
 
     def _start_worker(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL]
+        # A worker has no address to ask; only its log says that it has started.
         log = self._processes.log("worker")
         before = log.stat().st_size if log.is_file() else 0
         self._processes.start(
@@ -183,24 +194,6 @@ class Local:
             process = self._processes.running(name)
             state = f"process {process.pid}" if process else "not running"
             _say(f"{name:<15} {state}, log {self._processes.log(name)}")
-
-
-def _url_in(place: Path) -> str:
-    """The URL that the last service on a data directory wrote down; empty without one."""
-    try:
-        return str(json.loads(place.read_text())["url"])
-    except (OSError, ValueError, KeyError):
-        return ""
-
-
-def _refuse_taken(host: str, port: int, setting: str) -> None:
-    """Raise `NotStarted` where the port is in use already."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None
 
 
 def _answers(url: str, status: int = 200) -> bool:

@@ -21,8 +21,13 @@ def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> boo
             wanted = WebhookCreate(url=url, events=["*"], description=DESCRIPTION)
             _keep(secret_file, client.webhooks.create(wanted))
             return True
-        is_new = _kept(secret_file) != found.id
+        try:
+            kept = str(json.loads(secret_file.read_text())["id"])
+        except (OSError, ValueError, KeyError):
+            kept = None
+        is_new = kept != found.id
         if is_new:
+            # The service shows a secret only once, so a lost one has to be replaced.
             rotation = SecretRotation(overlap_hours=0)
             _keep(secret_file, client.webhooks.rotate_secret(found.id, rotation))
         if not found.active:  # the service switches off a receiver that failed for days
@@ -30,14 +35,8 @@ def ensure_webhook(settings: ClientSettings, url: str, secret_file: Path) -> boo
         return is_new
 
 
-def _kept(secret_file: Path) -> str | None:
-    try:
-        return str(json.loads(secret_file.read_text())["id"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
 def _keep(secret_file: Path, webhook: WebhookSecret) -> None:
     secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Its mode is set before the secret is in it.
     secret_file.touch(mode=0o600)
     secret_file.write_text(json.dumps({"id": webhook.id, "secret": webhook.secret}) + "\n")

@@ -8,6 +8,7 @@ server, else the credentials file of the local service.
 import hashlib
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,8 +53,15 @@ _connected: list[_Connection] = []
 def connect(settings: ClientSettings, client: Client | None = None) -> None:
     """Use this service from now on in this process; `client` replaces the one that would be built for it."""
     disconnect()
-    address = one_address(settings.url)
-    _connected.append(_Connection(client or Client(settings), _name_of(address), address))
+    name = address = one_address(settings.url)
+    # A service elsewhere keeps its address as its name, because other hosts do not have its data directory.
+    if urlsplit(address).hostname in LOOPBACK:
+        data_dir = PipelineSettings().data_dir.expanduser().resolve()
+        with suppress(OSError, ValueError):  # no service has run there
+            written = json.loads((data_dir / "service.json").read_text())
+            if one_address(str(written.get("url"))) == address:
+                name = str(data_dir)
+    _connected.append(_Connection(client or Client(settings), name, address))
 
 
 def disconnect() -> None:
@@ -117,25 +125,17 @@ def _connection() -> _Connection:
     return _connected[0]
 
 
-def _name_of(address: str) -> str:
-    data_dir = PipelineSettings().data_dir.expanduser().resolve()
-    if urlsplit(address).hostname not in LOOPBACK:
-        return address  # hosts without this data directory know it by its address, too
-    try:
-        written = json.loads((data_dir / "service.json").read_text())
-    except (OSError, ValueError):  # no service has run there
-        return address
-    return str(data_dir) if one_address(str(written.get("url"))) == address else address
-
-
 def settings_from_surroundings() -> ClientSettings:
     """Settings from the first place that names a service, in the order above. Raises `ServiceUnreachable`."""
     settings = ClientSettings()
     if settings.url:
         return settings
-    stored = _stored_in_prefect()
-    if stored is not None:
-        return stored
+    block: Any = None
+    if PREFECT_API_URL.value():
+        with suppress(ValueError):  # Prefect raises it for a block that does not exist
+            block = TuneshipCredentials.load("default", validate=False)
+    if block is not None:
+        return block.client_settings()
     credentials = PipelineSettings().data_dir / "credentials.json"
     if not credentials.is_file():
         raise ServiceUnreachable(
@@ -144,17 +144,6 @@ def settings_from_surroundings() -> ClientSettings:
             retryable=False,
         )
     return ClientSettings.from_credentials(credentials)
-
-
-def _stored_in_prefect() -> ClientSettings | None:
-    """Credentials of the block; None without a Prefect server, or when nobody has stored any."""
-    if not PREFECT_API_URL.value():
-        return None
-    try:
-        block: Any = TuneshipCredentials.load("default", validate=False)
-    except ValueError:  # Prefect raises it for a block that does not exist
-        return None
-    return block.client_settings()
 
 
 def transient(_task: Task[..., Any], _task_run: TaskRun, state: State[Any]) -> bool:

@@ -46,8 +46,8 @@ class WaitPolicy:
 
     deadline_seconds: float = 7 * 86400.0
     stop_early: Callable[[str, JobMetrics], str | None] | None = None
+    # Called with the metrics of every job that is still training.
     show: Callable[[Mapping[str, JobMetrics]], None] | None = None
-    """Called with the metrics of every job that is still training."""
 
 
 @task(**CREATES, task_run_name="create-job-{job.model_name}")
@@ -133,7 +133,15 @@ def _progress(jobs: Sequence[Job]) -> float:
     # A job that has ended counts only the steps that it made: the others will never come.
     total = sum(job.current_step if job.status in ENDED else job.total_steps for job in jobs)
     done = sum(job.current_step for job in jobs)
-    detail = _detail(jobs[0]) if len(jobs) == 1 else ", ".join(job.status for job in jobs)
+    detail = ", ".join(job.status for job in jobs)
+    # Losses of several jobs would not fit on one line.
+    if len(jobs) == 1 and jobs[0].training_loss is not None:
+        [job] = jobs
+        detail = (
+            f"epoch {job.current_epoch}/{job.total_epochs}  training loss {job.training_loss:.3f}"
+        )
+        if job.validation_loss is not None:
+            detail += f"  validation loss {job.validation_loss:.3f}"
     report("training", done, total, detail)
     return 100.0 * done / total if total else 0.0
 
@@ -170,12 +178,3 @@ def _look_at_metrics(job_ids: Sequence[str], patience: WaitPolicy) -> None:
         if reason:
             get_run_logger().warning("job %s is cancelled early: %s", job_id, reason)
             stop_job(job_id)
-
-
-def _detail(job: Job) -> str:
-    if job.training_loss is None:
-        return job.status
-    text = f"epoch {job.current_epoch}/{job.total_epochs}  training loss {job.training_loss:.3f}"
-    if job.validation_loss is not None:
-        text += f"  validation loss {job.validation_loss:.3f}"
-    return text

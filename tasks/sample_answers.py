@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -41,9 +42,7 @@ def answer_prompts(
     client = api(deadline_s).with_options(tries=1)
     questions = [(name, prompt) for prompt in prompts for name in deployment_ids]
 
-    def ask(question: tuple[str, str]) -> SmokeAnswer:
-        return _answer(client, *question, max_tokens)
-
+    ask = partial(_answer, client, max_tokens)
     answers: list[SmokeAnswer] = []
     with ThreadPoolExecutor(in_flight) as pool:
         for answer in pool.map(ask, questions):
@@ -52,15 +51,15 @@ def answer_prompts(
     return [answers[index :: len(deployment_ids)] for index in range(len(deployment_ids))]
 
 
-def _answer(client: Client, deployment_id: str, prompt: str, max_tokens: int) -> SmokeAnswer:
+def _answer(client: Client, max_tokens: int, question: tuple[str, str]) -> SmokeAnswer:
     """Ask with the client's number of tries. The latency is that of the last try, without the pauses."""
     # Retried here and not by the client, because its own retries would count into the latency.
-    answer = _ask_once(client, deployment_id, prompt, max_tokens)
+    answer = _ask_once(client, *question, max_tokens)
     for attempt in range(1, TRIES):
         if not isinstance(answer, RetryableFailure):
             return answer
         time.sleep(answer.after_seconds or FIRST_PAUSE_SECONDS * 2**attempt)
-        answer = _ask_once(client, deployment_id, prompt, max_tokens)
+        answer = _ask_once(client, *question, max_tokens)
     return SmokeAnswer(status=answer.status) if isinstance(answer, RetryableFailure) else answer
 
 

@@ -81,6 +81,7 @@ def _in_order(*names: str) -> Callable[[dict[str, Any]], None]:
 
 
 def _fraction_or_steps(value: float) -> float:
+    # As everywhere in the API, 1 is a whole epoch and not every step.
     if 0 < value <= 1 or (isinstance(value, int) and value >= 2):
         return value
     raise ValueError("must be a fraction in (0, 1] or an integer of at least 2")
@@ -216,8 +217,9 @@ class HyperparameterSet(Hyperparameters):
 class ReleaseParameters(StrictModel):
     """One release: data, training, gates, deployment, canary."""
 
-    # The form begins with what a person must say. Each of these groups is closed until somebody opens it; a closed one
-    # is sent as null, which means its defaults.
+    # Field -> its title in the form: what the group decides, and its name in a file. The form begins with what a
+    # person must say. Each of these groups is closed until somebody opens it; a closed one is sent as null, which
+    # means its defaults.
     GROUPS: ClassVar[Mapping[str, str]] = {
         "hyperparameters": "How to train: hyperparameters",
         "compute_config": "Where to train: compute_config",
@@ -227,7 +229,6 @@ class ReleaseParameters(StrictModel):
         "evaluation": "Accuracy before and after: evaluation",
         "security_settings": "Safeguards: security_settings",
     }
-    """Field -> its title in the form: what the group decides, and its name in a file."""
 
     model_config = ConfigDict(
         json_schema_extra=_in_order("model_name", "data", "endpoint", "base_model", "model")
@@ -336,6 +337,7 @@ class ReleaseParameters(StrictModel):
         """The hyperparameters of every job."""
         if not self.hyperparameter_sets:
             return [self.hyperparameters]
+        # Only fields that were given: the defaults of a set must not replace what is common to all.
         common = self.hyperparameters.model_dump(exclude_unset=True)
         return [
             Hyperparameters.model_validate(common | one.model_dump(exclude_unset=True))
@@ -350,6 +352,7 @@ class ReleaseParameters(StrictModel):
 
     def digest(self) -> str:
         """SHA-256 of all parameters that are not their default, except `run_key` and `force`."""
+        # Without defaults, so that a field of a later version does not make another release of the same file.
         text = self.model_dump_json(exclude={"run_key", "force"}, exclude_defaults=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

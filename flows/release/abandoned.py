@@ -10,7 +10,6 @@ from pathlib import Path
 from flows.release.clean_up import undo
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import GuardView
-from flows.rollout.record_file import RecordFolder
 from tasks.api import is_this_service
 from tuneship.client import TuneshipError
 from tuneship.gates.plan import CanaryPlan
@@ -24,8 +23,15 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
         try:
             if record.damage:
                 notes.append(record.damage)
-            elif _is_silent(record, watch) and record.hold():
-                notes += _close(record, watch)
+            # A silent run may still be training; only the end of its process releases its lock.
+            elif _is_abandoned(record, watch) and record.hold():
+                try:
+                    kept = undo(record)
+                    ended = {"outcome": "aborted", "reason": "abandoned"}
+                    record.add_if_possible("ended", watch.now, **ended)
+                finally:
+                    record.release()
+                notes += kept + record.unwritten
                 closed.append(record.run_key)
         except TuneshipError as error:
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")
@@ -35,28 +41,17 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
     return closed, notes
 
 
-def _close(record: ReleaseRecord, watch: GuardView) -> list[str]:
-    try:
-        notes = undo(record)
-        record.add_if_possible("ended", watch.now, outcome="aborted", reason="abandoned")
-    finally:
-        record.release()
-    return notes + record.unwritten
-
-
-def _is_silent(record: ReleaseRecord, watch: GuardView) -> bool:
+def _is_abandoned(record: ReleaseRecord, watch: GuardView) -> bool:
     begun = record.last("begun")
     if begun is None or record.has_ended or not is_this_service(begun.get("service")):
         return False
     written = datetime.fromtimestamp(record.path.stat().st_mtime, UTC)
-    return watch.now - written > watch.silence and not _is_rolling_out(record, watch.folder)
-
-
-def _is_rolling_out(record: ReleaseRecord, folder: RecordFolder) -> bool:
-    """Whether its rollout is alive, paused for a person, or unreadable: the candidate may then be in use."""
-    begun = record.last("rollout")
-    if begun is None:
+    if watch.now - written <= watch.silence:
         return False
-    plan = CanaryPlan.recorded(begun["plan"])
-    is_open = any(file.may_have_traffic for file in folder.of(plan))
-    return is_open or any(one.blocks(plan) for one in folder.damaged())
+    # While its rollout is alive, paused for a person, or unreadable, the candidate may be in use.
+    rollout = record.last("rollout")
+    if rollout is None:
+        return True
+    plan = CanaryPlan.recorded(rollout["plan"])
+    is_open = any(file.may_have_traffic for file in watch.folder.of(plan))
+    return not is_open and not any(one.blocks(plan) for one in watch.folder.damaged())

@@ -30,8 +30,8 @@ class Champion:
     deployment_id: str
     model: str
     measured: ValidationMeasure | None
+    # None where the service does not report it.
     compliance_mode: str | None = None
-    """None where the service does not report it."""
 
     def refuse_other_mode(self, wanted: str | None) -> None:
         """Raise `BadInput` for a release in another mode: all members of an endpoint share one."""
@@ -90,6 +90,7 @@ def find_champion(endpoint: EndpointChoice) -> Champion | None:
 
 def _measured(model: str) -> ValidationMeasure:
     """The champion's own training; None where its job is gone (404), so that it is not comparable."""
+    # A tuned model is `ft:<base model>:...:<suffix>`, and its job has the same suffix.
     base_model, suffix = model.split(":")[1], model.rsplit(":", 1)[1]
     try:
         job = get_job(f"ft_{suffix}")

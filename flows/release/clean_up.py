@@ -29,8 +29,13 @@ def discard_deployments(record: ReleaseRecord) -> list[str]:
     """Delete the candidate, and a baseline that no endpoint uses. Returns notes on what is kept, and why."""
     candidate, baseline = record.made("candidate"), record.made("baseline")
     notes: list[str] = []
+    begun = record.last("begun") or {}
     try:
-        endpoint = _endpoint(record)
+        if begun.get("endpoint_id"):
+            endpoint = api().canary_endpoints.get(begun["endpoint_id"])
+        else:
+            named = api().canary_endpoints.list(name=begun["endpoint_name"]).canary_endpoints
+            endpoint = next(iter(named), None)
         if candidate is not None:
             notes += _discard(candidate, _why_kept(candidate, endpoint))
         if baseline is not None and endpoint is None:
@@ -38,16 +43,6 @@ def discard_deployments(record: ReleaseRecord) -> list[str]:
     except TuneshipError as error:
         notes.append(f"deployments of this run are kept: {type(error).__name__}")
     return notes
-
-
-def _endpoint(record: ReleaseRecord) -> CanaryEndpoint | None:
-    """Read the endpoint; None when there is none of that name."""
-    begun = record.last("begun") or {}
-    if begun.get("endpoint_id"):
-        return api().canary_endpoints.get(begun["endpoint_id"])
-    return next(
-        iter(api().canary_endpoints.list(name=begun["endpoint_name"]).canary_endpoints), None
-    )
 
 
 def _why_kept(candidate: str, endpoint: CanaryEndpoint | None) -> str | None:
@@ -97,7 +92,9 @@ def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
     with uninterrupted():
         rollout = record.last("rollout")
         if rollout is not None:
-            return_traffic(flow, _rollout(flow_run, rollout["plan"]), state)
+            # The rollout's own hook reads its plan from the parameters of its flow run.
+            parameters = {"parameters": {"plan": rollout["plan"]}}
+            return_traffic(flow, flow_run.model_copy(update=parameters), state)
         if record.damage:
             _LOG.critical(record.damage)
             return
@@ -117,8 +114,19 @@ def undo(record: ReleaseRecord) -> list[str]:
 
     Raises `TuneshipError`, with nothing done, where the service does not answer.
     """
+    # A run that was stopped during a create never saw the answer; what it created carries the run's tag.
+    tags, now = run_tag(record.run_key), datetime.now(UTC)
     try:
-        _add_unanswered(record)
+        for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
+            if job.id not in record.all_made("job"):
+                record.add_if_possible("job", now, id=job.id, content=[], settings="")
+        known = {*record.all_made("candidate"), *record.all_made("baseline")}
+        for deployment in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
+            if deployment.id in known or deployment.status in GONE:
+                continue
+            is_baseline = deployment.deployment_name.endswith(record.deployment_suffix("baseline"))
+            role = "baseline" if is_baseline else "candidate"
+            record.add_if_possible(role, now, id=deployment.id)
     except ApiError as error:
         if error.status not in NO_SUCH_LIST:
             raise
@@ -127,23 +135,3 @@ def undo(record: ReleaseRecord) -> list[str]:
         for job_id in record.all_made("job"):
             stop_job(job_id)
     return discard_deployments(record)
-
-
-def _add_unanswered(record: ReleaseRecord) -> None:
-    """Record resources whose create was never answered, because the run was stopped; they carry the run's tag."""
-    tags, now = run_tag(record.run_key), datetime.now(UTC)
-    for job in tagged(api().jobs.iterate(limit=100, tags=tags), tags):
-        if job.id not in record.all_made("job"):
-            record.add_if_possible("job", now, id=job.id, content=[], settings="")
-    known = {*record.all_made("candidate"), *record.all_made("baseline")}
-    for deployment in tagged(api().deployments.iterate(limit=100, tags=tags), tags):
-        if deployment.id in known or deployment.status in GONE:
-            continue
-        is_baseline = deployment.deployment_name.endswith(record.deployment_suffix("baseline"))
-        role = "baseline" if is_baseline else "candidate"
-        record.add_if_possible(role, now, id=deployment.id)
-
-
-def _rollout(flow_run: FlowRun, plan: dict[str, Any]) -> FlowRun:
-    """The flow run as the rollout's own hook reads it."""
-    return flow_run.model_copy(update={"parameters": {"plan": plan}})

@@ -38,11 +38,11 @@ class Prepared:
 
     dataset_id: str
     validation_dataset_id: str | None
+    # Digest of every part of the training data, in order; the dataset id where there is no digest.
     content: tuple[str, ...]
-    """Digest of every part of the training data, in order; the dataset id where there is no digest."""
     validation_examples: int
+    # Number of validation rows that are in the training files too; None where the files are not here.
     duplicates: int | None
-    """Number of validation rows that are in the training files too; None where the files are not here."""
 
 
 def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
@@ -53,7 +53,7 @@ def resolve(data: TrainingData, *, may_be_empty: bool = False) -> TrainingData:
         names = sorted(glob(name, recursive=True)) if has_magic(name) else [name]  # noqa: PTH207
         files |= dict.fromkeys(names)
     tagged = list_datasets(format=data.format, tags=data.dataset_tags) if data.dataset_tags else []
-    # A merged dataset would bring its parts a second time.
+    # A merged dataset would bring its parts a second time. The service lists the newest first.
     usable = [
         dataset.id
         for dataset in reversed(tagged)
@@ -80,7 +80,25 @@ def validate_files(data: TrainingData) -> None:
     for file in files:
         if not file.is_file():
             raise BadInput(f"{file}: no such file")
-    bad = [problem for file in files for problem in _problems(file, data.format)]
+    bad: list[str] = []
+    for file in files:
+        verdict = validate_dataset(file, data.format)
+        wrong = verdict.error_count or len(verdict.errors)
+        get_run_logger().info(
+            "%s: %d examples, %d tokens, %s",
+            file.name,
+            verdict.num_examples,
+            verdict.total_tokens,
+            "valid" if verdict.is_valid else f"{wrong} bad lines",
+        )
+        if verdict.is_valid:
+            continue
+        for problem in verdict.errors:
+            line = f"line {problem.line}" if problem.line is not None else "whole file"
+            field = problem.field or "line"
+            bad.append(f"{file}: {line}, {field}: {problem.code} ({problem.message})")
+        if not verdict.errors:
+            bad.append(f"{file}: is not valid")
     if bad:
         raise BadInput(f"the data was refused: {len(bad)} problem(s); nothing was created", bad)
 
@@ -107,6 +125,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
         if validation_id
         else int(VALIDATION_SHARE * get_dataset(dataset_id).num_examples)
     )
+    # The lines of a dataset are at the service only, and it compares none.
     at_hand = validation is not None and not data.dataset_ids
     return Prepared(
         dataset_id=dataset_id,
@@ -117,31 +136,13 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     )
 
 
-def _problems(file: Path, dataset_format: DatasetFormat) -> list[str]:
-    verdict = validate_dataset(file, dataset_format)
-    get_run_logger().info(
-        "%s: %d examples, %d tokens, %s",
-        file.name,
-        verdict.num_examples,
-        verdict.total_tokens,
-        "valid" if verdict.is_valid else f"{verdict.error_count or len(verdict.errors)} bad lines",
-    )
-    if verdict.is_valid:
-        return []
-    problems: list[str] = []
-    for problem in verdict.errors:
-        line = f"line {problem.line}" if problem.line is not None else "whole file"
-        field = problem.field or "line"
-        problems.append(f"{file}: {line}, {field}: {problem.code} ({problem.message})")
-    return problems or [f"{file}: is not valid"]
-
-
 def _dataset_of(file: Path, digest: str, dataset_format: DatasetFormat, run_key: str) -> str:
     """The dataset with this file's content: one that the service has, or a new one."""
     for known in list_datasets(format=dataset_format, tags={CONTENT_TAG: digest}):
         if known.status == DatasetStatus.PROCESSED:
             get_run_logger().info("%s is dataset %s already", file.name, known.id)
             return known.id
+    # A file may be called anything; the name of a dataset is limited to these characters.
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-")[:120] or "dataset"
     upload = DatasetUpload(name=name, format=dataset_format, tags={CONTENT_TAG: digest})
     dataset_id = wait_for_dataset(upload_dataset(file, upload, run_key).id).id

@@ -20,14 +20,23 @@ from tuneship.client import ApiError
 from tuneship.settings import PipelineSettings
 
 POLL_SECONDS = 1.0
+# Names of the locks of this process: a retraining calls the release flow while it holds the lock itself.
 _held: set[str] = set()
 
 
 @contextmanager
 def endpoint_lock(endpoint: EndpointChoice) -> Generator[None]:
     """Wait until no other release of this endpoint runs, then hold its lock; a flow called by the holder has it."""
-    text = f"{service_name()} {endpoint.name or _name_of(str(endpoint.id))}"
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    shared_name = endpoint.name
+    if not shared_name:
+        # Other releases may name the same endpoint: the lock has its name, or its id where the service reports no name.
+        shared_name = str(endpoint.id)
+        try:
+            shared_name = get_canary_endpoint(shared_name).name or shared_name
+        except ApiError as error:
+            if error.status not in NO_SUCH_ROUTE:
+                raise
+    name = hashlib.sha256(f"{service_name()} {shared_name}".encode()).hexdigest()[:16]
     if name in _held:
         yield
         return
@@ -43,13 +52,3 @@ def endpoint_lock(endpoint: EndpointChoice) -> Generator[None]:
     finally:
         _held.discard(name)
         lock.release()
-
-
-def _name_of(endpoint_id: str) -> str:
-    """The name by which other releases lock the same endpoint; its id where the service does not report a name."""
-    try:
-        return get_canary_endpoint(endpoint_id).name or endpoint_id
-    except ApiError as error:
-        if error.status not in NO_SUCH_ROUTE:
-            raise
-        return endpoint_id

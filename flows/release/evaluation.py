@@ -15,6 +15,7 @@ from tasks.sample_answers import answer_prompts
 from tuneship.gates.training_gates import GateResult, judge_smoke
 
 SMOKE_PROMPTS = 10
+# Of the exact matches: nothing is timed there, so many prompts may run at once.
 IN_FLIGHT = 16
 # For a release that brings no rows and no prompts of its own.
 PLAIN_PROMPTS = (

@@ -24,6 +24,7 @@ def ask_about(
     question = ApprovalQuestion(
         title=f"deploy-{model}",
         text=question_text(gates, model),
+        # With the run's key, so that a repeated run finds the question that it had asked.
         tag=f"{run_key}/training-gates",
         timeout_seconds=timeout_seconds,
     )

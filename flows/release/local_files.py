@@ -68,5 +68,6 @@ def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
 
 
 def _fingerprint(row: Sequence[Message]) -> bytes:
+    # Without separators, different rows could make the same text.
     text = "\x1f".join(f"{message['role']}\x1e{message['content']}" for message in row)
     return hashlib.sha256(text.encode()).digest()

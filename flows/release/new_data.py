@@ -4,7 +4,7 @@ The last success is a promoted release of this pipeline on that endpoint; withou
 serves now. Next: `flows/retrain.py`.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.forms.release_form import EndpointChoice, TrainingData
 from flows.release.champion import SplitIsShared, find_champion, find_endpoint
 from flows.release.local_files import content_sha256
-from flows.release.record_file import ReleaseRecord, ReleaseRecords
+from flows.release.record_file import ReleaseRecords
 from tasks.api import is_this_service
 from tasks.datasets import CONTENT_TAG, get_dataset
 from tasks.jobs import get_job
@@ -69,11 +69,16 @@ def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
     """The newest promoted release that trained for this endpoint; None where no tuned model serves there."""
     found = find_endpoint(endpoint)
     names = {endpoint.id, endpoint.name, *((found.id, found.name) if found else ())} - {None}
-    promoted = [
-        success
-        for record in ReleaseRecords(records)
-        if _is_for(record, names) and (success := _promoted(record))
-    ]
+    promoted: list[Success] = []
+    for record in ReleaseRecords(records):
+        begun, made, ended = record.last("begun"), record.last("job"), record.last("ended")
+        if begun is None or made is None or ended is None or ended["outcome"] != "promoted":
+            continue
+        # A release names its endpoint by its id, its name, or both.
+        is_of_endpoint = not names.isdisjoint({begun["endpoint_id"], begun["endpoint_name"]})
+        if is_of_endpoint and is_this_service(begun.get("service")):
+            at = datetime.fromisoformat(ended["at"])
+            promoted.append(Success(at, frozenset(made["content"])))
     if promoted:
         return max(promoted, key=lambda one: one.at)
     try:
@@ -89,18 +94,3 @@ def last_success(endpoint: EndpointChoice, records: Path) -> Success | None:
             raise
         return None
     return Success(trained, None)
-
-
-def _is_for(record: ReleaseRecord, names: Set[str | None]) -> bool:
-    """Whether a record is of a release to this endpoint, by its id, its name, or both."""
-    begun = record.last("begun")
-    if begun is None or not is_this_service(begun.get("service")):
-        return False
-    return not names.isdisjoint({begun["endpoint_id"], begun["endpoint_name"]})
-
-
-def _promoted(record: ReleaseRecord) -> Success | None:
-    ended, made = record.last("ended"), record.last("job")
-    if ended is None or made is None or ended["outcome"] != "promoted":
-        return None
-    return Success(datetime.fromisoformat(ended["at"]), frozenset(made["content"]))

@@ -27,9 +27,11 @@ from tuneship.gates.training_gates import TrainingRules
 
 COLOURS = {"baseline": "#4c6a92", "candidate": "#e07b1a"}
 LIMIT = "#b22222"
+# Several limits differ by their dashes, which also a print in grey shows.
 LIMIT_LINES = ("--", ":", "-.")
 # Between the smallest and the largest loss; below, ticks of a logarithmic axis would be few.
 LOGARITHMIC_FROM = 4.0
+# More points would cover each other.
 BINS = 40
 SMOOTHING_STEPS = 10
 UNITS = ((1.0, "seconds"), (60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
@@ -110,10 +112,12 @@ def plot_rollout(
     if not moments:
         return False
     clock = _Clock(min(moments), max(moments))
+    end = clock.at(clock.end)
+    shares = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 8), layout="constrained")
         split, errors, latency = figure.subplots(3, 1, sharex=True)
-        _draw_split(split, history, candidate_id, clock)
+        _draw_split(split, shares, end)
         for arm in COLOURS if len(frame) else ():
             _draw_arm(errors, latency, frame, clock, arm)
         _label(errors, "Failed requests", "", "% of requests")
@@ -124,7 +128,7 @@ def plot_rollout(
         for axes in (errors, latency):
             if axes.has_data():
                 axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderpad=0)
-                _mark_steps(axes, history, candidate_id, clock)
+                _mark_steps(axes, shares, end)
         figure.savefig(file)
     return True
 
@@ -135,6 +139,7 @@ class _Clock:
     def __init__(self, start: datetime, end: datetime) -> None:
         self.start, self.end = start, end
         span = (end - start).total_seconds()
+        # With fewer than three units the axis would have hardly a tick.
         fitting = (unit for unit in reversed(UNITS) if span >= 3 * unit[0])
         self._seconds, self.unit = next(fitting, UNITS[0])
         self.bin = pd.Timedelta(seconds=max(1, math.ceil(span / BINS)))  # pandas wants whole units
@@ -143,30 +148,28 @@ class _Clock:
         return (moment - self.start).total_seconds() / self._seconds
 
 
-def _draw_split(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
+def _draw_split(axes: Axes, shares: Sequence[tuple[float, int]], end: float) -> None:
     """Draw the candidate's share, each from its change to the next one or to the end."""
-    known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
-    if known:
-        times = [time for time, _ in known] + [clock.at(clock.end)]
-        shares = [share for _, share in known] + [known[-1][1]]
-        axes.fill_between(times, shares, step="post", color=COLOURS["candidate"], alpha=0.85)
-        axes.fill_between(times, shares, 100, step="post", color=COLOURS["baseline"], alpha=0.85)
-    for time, share in known:
+    if shares:
+        times = [time for time, _ in shares] + [end]
+        heights = [share for _, share in shares] + [shares[-1][1]]
+        axes.fill_between(times, heights, step="post", color=COLOURS["candidate"], alpha=0.85)
+        axes.fill_between(times, heights, 100, step="post", color=COLOURS["baseline"], alpha=0.85)
+    for time, share in shares:
         axes.annotate(f"{share} %", (time, 102), annotation_clip=False, fontsize=9)
         axes.axvline(time, color="white", linewidth=0.8)
     _label(axes, "Traffic: candidate below (orange), baseline above (blue)\n", "", "% of traffic")
     axes.set_ylim(0, 100)
 
 
-def _mark_steps(axes: Axes, history: Sequence[Change], candidate_id: str, clock: _Clock) -> None:
+def _mark_steps(axes: Axes, shares: Sequence[tuple[float, int]], end: float) -> None:
     """Draw a line where the split changes, and grey where the candidate has all load and no baseline to compare."""
-    known = [(clock.at(c.at), c.weights.get(candidate_id, 0)) for c in history if c.at]
-    ends = [*(time for time, _ in known[1:]), clock.at(clock.end)]
-    for (start, share), end in zip(known, ends, strict=True):
+    later = [*(time for time, _ in shares[1:]), end]
+    for (start, share), stop in zip(shares, later, strict=False):
         axes.axvline(start, color="grey", linewidth=0.8, alpha=0.5)
-        if share == 100 and end > start:
-            axes.axvspan(start, end, color="grey", alpha=0.12, linewidth=0)
-            middle, place = (start + end) / 2, axes.get_xaxis_transform()
+        if share == 100 and stop > start:
+            axes.axvspan(start, stop, color="grey", alpha=0.12, linewidth=0)
+            middle, place = (start + stop) / 2, axes.get_xaxis_transform()
             note = "all load on the candidate"
             axes.text(middle, 0.97, note, transform=place, ha="center", va="top", fontsize=9)
 
@@ -184,6 +187,7 @@ def _draw_arm(errors: Axes, latency: Axes, frame: pd.DataFrame, clock: _Clock, a
         value = frame[f"{arm}_{name}"].astype(float)
         weight = requests.where(value.notna(), 0.0)
         sums = (value.fillna(0.0) * weight).resample(clock.bin, origin="start").sum()
+        # A bin without requests becomes a gap in the line: a zero would look like an answer in no time.
         weights = weight.resample(clock.bin, origin="start").sum()
         mean = (sums / weights.where(weights > 0))[pooled.index]
         latency.plot(times, mean, line, color=COLOURS[arm], label=f"{arm} {name}")

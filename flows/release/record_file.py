@@ -43,8 +43,8 @@ class ReleaseRecord:
         """Read the file. Lines that cannot be read are named in `damage`."""
         self.path = path
         self.facts: list[dict[str, Any]] = []
+        # The lines that cannot be read, for people; such a record is neither resumed nor cleaned up.
         self.damage = ""
-        """The lines that cannot be read, for people; such a record is neither resumed nor cleaned up."""
         self._lock = FileLock(path.with_suffix(".lock"))
         self._journal: Journal | None = None
         try:
@@ -67,6 +67,7 @@ class ReleaseRecord:
     def add(self, kind: str, at: datetime, **fields: Any) -> None:
         """Append one line and return when the disk has it. Raises `NotWritten`."""
         fact = {"kind": kind, "at": at.isoformat(), **fields}
+        # The disk comes first: nothing may act on a fact that a crash could take back.
         self._writable().append(json.dumps(fact))
         self.facts.append(fact)
 
@@ -148,6 +149,7 @@ class ReleaseRecords:
             record = ReleaseRecord(self.folder / f"{parameters_digest[:16]}-{number}.jsonl")
             if not record.has_ended and not record.damage:
                 return record
+            # A repeated run must not add to a record that has ended, nor to one whose lines may be missing.
             number += 1
 
     def latest(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord | None:

@@ -40,6 +40,7 @@ from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training_gates import GateResult, TrainingVerdict
 from tuneship.settings import PipelineSettings
 
+# Outcomes after which no traffic needs the candidate. A pause and an incomplete rollback may leave it some.
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
 # Outcomes of a rollout that are final, even if its release was killed before it recorded them.
 DECIDED = ("promoted", "rolled_back")
@@ -53,8 +54,8 @@ class ReleaseRun:
     records: ReleaseRecords
     record: ReleaseRecord
     key: str
+    # The result's fields that are known so far.
     known: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The result's fields that are known so far."""
     gates: list[GateResult] = field(default_factory=list[GateResult])
     notes: list[str] = field(default_factory=list[str])
 
@@ -85,7 +86,17 @@ class ReleaseRun:
 
     def refuse_if_rolled_back(self, content: Sequence[str]) -> ReleaseResult | None:
         """Refuse a release that was rolled back in the last 24 hours: same base model, data, hyperparameters, tags."""
-        digest = _release_digest(self.release, content)
+        what = [
+            self.release.base_model,
+            list(content),
+            [
+                settings.model_dump(mode="json", exclude_defaults=True)
+                for settings in self.release.settings
+            ],
+            # Tags can change how a deployment answers, so other tags make another release.
+            self.release.deployment.tags,
+        ]
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         now = datetime.now(UTC)
         at = self.records.rolled_back_since(digest, now)
         self.record.add("release", now, digest=digest)
@@ -250,6 +261,7 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     """Delete the deployments of an unsuccessful release, end the record, and write the report."""
     log = get_run_logger()
     if result.outcome in UNSUCCESSFUL:
+        # Before the end is recorded: what a kill leaves over here, the next run or the guard still finds.
         kept = discard_deployments(run.record)
         result.notes += kept
         candidate = result.candidate_deployment_id
@@ -293,19 +305,3 @@ def described(gate: GateResult) -> str:
     is_measured = gate.value is not None and gate.limit is not None
     numbers = f"{gate.value:.4g} against a limit of {gate.limit:.4g}" if is_measured else ""
     return "; ".join(part for part in (numbers, gate.note) if part)
-
-
-def _release_digest(release: ReleaseParameters, content: Sequence[str]) -> str:
-    text = json.dumps(
-        [
-            release.base_model,
-            list(content),
-            [
-                settings.model_dump(mode="json", exclude_defaults=True)
-                for settings in release.settings
-            ],
-            release.deployment.tags,
-        ],
-        sort_keys=True,
-    )
-    return hashlib.sha256(text.encode()).hexdigest()

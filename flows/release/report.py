@@ -8,26 +8,48 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.plots import Limit, limits_of, plot_losses, plot_rollout
-from flows.release.result import Contender, ReleaseResult
+from flows.release.result import ReleaseResult
 from flows.release.step_load import StepLoad, explained, loads_by_step, rows
 from flows.rollout.words import in_words
 from flows.shared.links import show_link
-from flows.shared.markdown import plain
+from flows.shared.markdown import number, plain
 from tasks.jobs import get_job_metrics
 from tasks.metrics import get_deployment_metrics
 from tuneship.client import TuneshipError
-from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import read_series
 from tuneship.gates.record import Phase
 from tuneship.gates.series import RolloutSeries, Unusable
 
 DECISIONS_SHOWN = 25
+# Titles of the columns of the report's wider tables.
+LOAD_TITLES = (
+    "candidate's share",
+    "candidate: requests/s",
+    "candidate: p95",
+    "baseline: requests/s",
+    "baseline: p95",
+)
+# `ln E` is the logarithm of an e-value; its limit stands beside it, because that differs by gate.
+GATE_TITLES = (
+    "gate",
+    "state",
+    "candidate",
+    "baseline",
+    "harm: ln E (limit)",
+    "proof: ln E (limit)",
+)
+DECISION_TITLES = (
+    "look",
+    "candidate's share",
+    "verdict",
+    "reason",
+    "candidate requests at this step",
+)
 LOSS_GATES = ("T4 champion", "T9 first model", "T3 learned")
 OUTCOMES = {
     "promoted": "The new model serves all traffic.",
@@ -48,7 +70,13 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
     with suppress(TuneshipError):
         losses = get_job_metrics(result.job_id) if result.job_id else None
         if losses is not None and losses.steps:
-            plot_losses(losses, _limits(result, release), folder / "loss.png")
+            # The limits by which the gates on the validation loss decided, or those known before.
+            limits = [
+                Limit(gate["name"], gate["limit"])
+                for gate in result.training_gates
+                if gate["name"] in LOSS_GATES and gate["limit"] is not None
+            ] or limits_of(release.training_gates, result.champion_validation_loss)
+            plot_losses(losses, limits, folder / "loss.png")
             pictures.append("loss.png")
     if result.history and result.candidate_deployment_id:
         file = folder / "rollout.png"
@@ -91,57 +119,32 @@ def report(
     loads: Sequence[StepLoad] = (),
 ) -> str:
     """Compose the report as Markdown; `pictures` are files beside it, `loads` explain the one of the rollout."""
+    ending = OUTCOMES[result.outcome]
+    if result.reason != "none":
+        ending += f" Reason: `{result.reason}`" + (f", gate `{result.gate}`" if result.gate else "")
+        meant = in_words(result.reason)
+        # A reason without words of its own, such as that of an older record, is not said twice.
+        ending += "." if meant == result.reason else f": {meant}."
     lines = [
         f"# Release of {release.model_name}: {result.outcome}",
         "",
-        OUTCOMES[result.outcome] + _reason(result),
+        ending,
         "",
         *(f"- {plain(note)}" for note in result.notes),
         "",
         *_table(
             ["what", "value"], [[row["what"], row["value"]] for row in summary(result, release)]
         ),
+        *_training(result),
     ]
-    if result.training_gates:
-        rows = [
-            [
-                gate["name"],
-                gate["state"],
-                _number(gate["value"]),
-                _number(gate["limit"]),
-                gate["note"],
-            ]
-            for gate in result.training_gates
-        ]
-        lines += [
-            "## Training gates",
-            "",
-            *_table(["gate", "state", "value", "limit", "note"], rows),
-        ]
-    if result.contenders:
-        lines += ["## Hyperparameter sets", "", *_contenders(result.contenders)]
     if "loss.png" in pictures:
         lines += ["![Loss curves](loss.png)", ""]
     if result.forecast:
         lines += ["## Forecast before the first shift", "", *_list(result.forecast["in_words"])]
-    if result.history:
-        lines += ["## Traffic", "", *_table(["time", "split", "why"], _history(result)), ""]
-    if "rollout.png" in pictures:
-        lines += ["![Traffic, errors and latency](rollout.png)", "", *_loads(loads)]
+    lines += _traffic(result, pictures, loads)
     if result.decisions:
-        lines += ["## Gates at the last comparison", "", *_list(result.in_words)]
-        compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
-        lines += _gates(compared[-1]) if compared else []
-        lines += ["## Decisions", "", *_decisions(result.decisions)]
+        lines += _decisions(result)
     return "\n".join(lines) + "\n"
-
-
-def _reason(result: ReleaseResult) -> str:
-    if result.reason == "none":
-        return ""
-    text = f" Reason: `{result.reason}`" + (f", gate `{result.gate}`" if result.gate else "")
-    meant = in_words(result.reason)
-    return text + ("." if meant == result.reason else f": {meant}.")
 
 
 def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str, str]]:
@@ -150,7 +153,13 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
     candidate = result.candidate_deployment_id
     if candidate and result.candidate_deleted:
         candidate += " (deleted)"
-    rows = {
+    requests = None
+    if driver := result.driver:
+        # Requests that broke off are in no deployment's count, so they are told apart.
+        lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
+        answered = driver["candidate"] + driver["baseline"]
+        requests = f"{answered:g} answered or failed, {lost:g} broken off"
+    facts = {
         "outcome": result.headline,
         "model": result.model,
         "champion before": result.champion_model,
@@ -160,88 +169,76 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
         "candidate deployment": candidate,
         "candidate's tags": ", ".join(f"{tag}={value}" for tag, value in tags.items()),
         "endpoint": result.endpoint_id,
-        "requests of the pipeline": _driver(result.driver),
+        "requests of the pipeline": requests,
         "exact match before": _share(accuracy.before, accuracy.rows) if accuracy else None,
         "exact match after": _share(accuracy.after, accuracy.rows) if accuracy else None,
         "run key": result.run_key,
     }
-    return [{"what": what, "value": value} for what, value in rows.items() if value]
+    return [{"what": what, "value": value} for what, value in facts.items() if value]
 
 
-def _limits(result: ReleaseResult, release: ReleaseParameters) -> list[Limit]:
-    """The limits by which the gates on the validation loss decided, or those known before."""
-    limits = [
-        Limit(gate["name"], gate["limit"])
-        for gate in result.training_gates
-        if gate["name"] in LOSS_GATES and gate["limit"] is not None
-    ]
-    return limits or limits_of(release.training_gates, result.champion_validation_loss)
-
-
-def _loads(loads: Sequence[StepLoad]) -> list[str]:
-    cells = rows(loads)
-    if not cells:
-        return []
-    titles = [
-        "candidate's share",
-        "candidate: requests/s",
-        "candidate: p95",
-        "baseline: requests/s",
-        "baseline: p95",
-    ]
-    text = explained(loads)
-    return [*([text, ""] if text else []), *_table(titles, cells)]
-
-
-def _contenders(contenders: Sequence[Contender]) -> list[str]:
-    titles = ["job", "set", "status", "lowest validation loss", "model", ""]
-    rows = [
-        [
-            contender.job_id,
-            ", ".join(f"{name} {value}" for name, value in contender.hyperparameters.items()),
-            contender.status,
-            _number(contender.validation_loss),
-            contender.model or "-",
-            "goes on" if contender.is_best else "",
+def _training(result: ReleaseResult) -> list[str]:
+    """The tables of the training gates and of the hyperparameter sets."""
+    lines: list[str] = []
+    if result.training_gates:
+        gates = [
+            [
+                gate["name"],
+                gate["state"],
+                number(gate["value"]),
+                number(gate["limit"]),
+                gate["note"],
+            ]
+            for gate in result.training_gates
         ]
-        for contender in contenders
-    ]
-    return _table(titles, rows)
+        titles = ["gate", "state", "value", "limit", "note"]
+        lines += ["## Training gates", "", *_table(titles, gates)]
+    if result.contenders:
+        contenders = [
+            [
+                contender.job_id,
+                ", ".join(f"{name} {value}" for name, value in contender.hyperparameters.items()),
+                contender.status,
+                number(contender.validation_loss),
+                contender.model or "-",
+                "goes on" if contender.is_best else "",
+            ]
+            for contender in result.contenders
+        ]
+        titles = ["job", "set", "status", "lowest validation loss", "model", ""]
+        lines += ["## Hyperparameter sets", "", *_table(titles, contenders)]
+    return lines
 
 
 def _series(result: ReleaseResult, release: ReleaseParameters) -> RolloutSeries | None:
     """Both deployments' metrics since the first shift; None where they are gone (the decisions keep the counts)."""
     began = min((change.at for change in result.history if change.at), default=None)
-
-    def ask(deployment_id: str | None) -> DeploymentMetrics:
-        return get_deployment_metrics(
-            str(deployment_id),
-            interval=release.canary.interval,
-            start_time=began,
-            endpoint_id=result.endpoint_id,
-        )
-
+    interval = release.canary.interval
     try:
-        baseline = ask(result.baseline_deployment_id)
-        candidate = ask(result.candidate_deployment_id)
-        return read_series(baseline, candidate, release.canary.interval)
+        baseline, candidate = (
+            get_deployment_metrics(
+                str(deployment_id),
+                interval=interval,
+                start_time=began,
+                # The baseline may serve other endpoints too, under another load.
+                endpoint_id=result.endpoint_id,
+            )
+            for deployment_id in (result.baseline_deployment_id, result.candidate_deployment_id)
+        )
+        return read_series(baseline, candidate, interval)
     except (TuneshipError, Unusable):
         return None
 
 
-def _driver(driver: dict[str, float] | None) -> str | None:
-    if not driver:
-        return None
-    lost = driver["abandoned_candidate"] + driver["abandoned_baseline"] + driver["unanswered"]
-    return f"{driver['candidate'] + driver['baseline']:g} answered or failed, {lost:g} broken off"
-
-
-def _history(result: ReleaseResult) -> list[list[str]]:
+def _traffic(
+    result: ReleaseResult, pictures: Sequence[str], loads: Sequence[StepLoad]
+) -> list[str]:
+    """The table of all changes of the split, then the picture of the rollout and the loads that explain it."""
     names = {
         result.baseline_deployment_id: "baseline",
         result.candidate_deployment_id: "candidate",
     }
-    return [
+    changes = [
         [
             change.at.strftime("%Y-%m-%d %H:%M:%S") if change.at else "start",
             ", ".join(f"{names.get(who, who)} {share} %" for who, share in change.weights.items()),
@@ -249,41 +246,46 @@ def _history(result: ReleaseResult) -> list[list[str]]:
         ]
         for change in result.history
     ]
+    lines: list[str] = []
+    if changes:
+        lines += ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
+    if "rollout.png" in pictures:
+        lines += ["![Traffic, errors and latency](rollout.png)", ""]
+        cells, text = rows(loads), explained(loads)
+        lines += [text, ""] if cells and text else []
+        lines += _table(LOAD_TITLES, cells) if cells else []
+    return lines
 
 
-def _gates(decision: dict[str, Any]) -> list[str]:
-    titles = ["gate", "state", "candidate", "baseline", "harm: ln E (limit)", "proof: ln E (limit)"]
-    rows = [
-        [
-            name,
-            gate["state"],
-            _share(gate["candidate_bad"], gate["candidate_requests"]),
-            _share(gate["baseline_bad"], gate["baseline_requests"]),
-            f"{_number(gate.get('log_e_harm'))} ({_number(gate.get('log_e_harm_limit'))})",
-            f"{_number(gate.get('log_e_ok'))} ({_number(gate.get('log_e_ok_limit'))})",
+def _decisions(result: ReleaseResult) -> list[str]:
+    """The gates at the last comparison, then the latest looks that changed the split."""
+    lines = ["## Gates at the last comparison", "", *_list(result.in_words)]
+    # After a bake the looks see traffic of the candidate only.
+    compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
+    if compared:
+        gates = [
+            [
+                name,
+                gate["state"],
+                _share(gate["candidate_bad"], gate["candidate_requests"]),
+                _share(gate["baseline_bad"], gate["baseline_requests"]),
+                f"{number(gate.get('log_e_harm'))} ({number(gate.get('log_e_harm_limit'))})",
+                f"{number(gate.get('log_e_ok'))} ({number(gate.get('log_e_ok_limit'))})",
+            ]
+            for name, gate in compared[-1]["gates"].items()
         ]
-        for name, gate in decision["gates"].items()
-    ]
-    return _table(titles, rows)
-
-
-def _decisions(decisions: Sequence[dict[str, Any]]) -> list[str]:
-    """List the looks that changed the split, and the last ones."""
-    moved = [look for look in decisions if look["verdict"] != "hold"]
-    shown = moved[-DECISIONS_SHOWN:]
-    rows = [
+        lines += _table(GATE_TITLES, gates)
+    moved = [look for look in result.decisions if look["verdict"] != "hold"]
+    looks = [
         [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
-        for look in shown
+        for look in moved[-DECISIONS_SHOWN:]
     ]
-    titles = ["look", "candidate's share", "verdict", "reason", "candidate requests at this step"]
-    return [
-        f"{len(decisions)} looks, {len(moved)} of them moved something.",
-        "",
-        *_table(titles, rows),
-    ]
+    count = f"{len(result.decisions)} looks, {len(moved)} of them moved something."
+    return [*lines, "## Decisions", "", count, "", *_table(DECISION_TITLES, looks)]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    # Cells hold names that users chose, and notes with the service's words: none may end its cell.
     lines = [titles, ["---"] * len(titles), *rows]
     cells = [[plain(cell) for cell in line] for line in lines]
     return [f"| {' | '.join(line)} |" for line in cells] + [""]
@@ -295,7 +297,3 @@ def _list(sentences: Sequence[str]) -> list[str]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

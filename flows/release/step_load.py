@@ -6,10 +6,9 @@ Next: `flows/release/plots.py` draws the same series.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from flows.rollout.result import Change
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.series import ArmTraffic, RolloutSeries
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,9 @@ class ArmLoad:
     """Load and latency of one deployment at one step."""
 
     per_second: float
+    # Mean of the buckets' percentiles, weighted by requests; None without requests. The percentile of the whole step
+    # cannot be known: the metrics have no single times.
     p95_ms: float | None
-    """Mean of the buckets' percentiles, weighted by requests; None without requests."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,15 @@ def loads_by_step(
     for change, end in zip(known, ends, strict=True):
         if change.at is None or end is None or end <= change.at:
             continue
+        # A bucket across a change of the split counts for the step in which it ends.
         buckets = [bucket for bucket in series.buckets if change.at < bucket.end <= end]
-        share = change.weights.get(candidate_id, 0)
-        loads.append(_at_step(share, buckets, change.at, end))
+        seconds = (end - change.at).total_seconds()
+        step = StepLoad(
+            change.weights.get(candidate_id, 0),
+            _load([bucket.baseline for bucket in buckets], seconds),
+            _load([bucket.candidate for bucket in buckets], seconds),
+        )
+        loads.append(step)
     return loads
 
 
@@ -76,15 +82,6 @@ def rows(loads: Sequence[StepLoad]) -> list[list[str]]:
         for step in loads
         if step.baseline.per_second or step.candidate.per_second
     ]
-
-
-def _at_step(share: int, buckets: Sequence[Bucket], start: datetime, end: datetime) -> StepLoad:
-    seconds = (end - start).total_seconds()
-    return StepLoad(
-        share,
-        _load([bucket.baseline for bucket in buckets], seconds),
-        _load([bucket.candidate for bucket in buckets], seconds),
-    )
 
 
 def _load(traffic: Sequence[ArmTraffic], seconds: float) -> ArmLoad:

@@ -6,7 +6,6 @@ is released. Limits and gates: `tuneship/gates/training_gates.py`.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from prefect import get_run_logger
 
@@ -101,6 +100,7 @@ def best_of(jobs: Sequence[Job], metrics: Sequence[JobMetrics]) -> int:
         for place, job in enumerate(jobs)
         if job.status == JobStatus.COMPLETED
     }
+    # A bare server may report no validation loss; then the first job that completed is as good as any.
     known = {place: loss for place, loss in losses.items() if loss is not None}
     return min(known or losses or {0: None}, key=lambda place: known.get(place, math.inf))
 
@@ -110,21 +110,24 @@ def _contenders(jobs: Sequence[Job], metrics: Sequence[JobMetrics], best: int) -
     differing = sorted(
         name for name in names if len({str(job.hyperparameters.get(name)) for job in jobs}) > 1
     )
-    return [
-        Contender(
+    contenders: list[Contender] = []
+    for place, job in enumerate(jobs):
+        settings = {name: job.hyperparameters.get(name) for name in differing}
+        # A list or a mapping is shown as its text: a set of hyperparameters is one cell of the report.
+        shown = {
+            name: value if isinstance(value, int | float | str | None) else str(value)
+            for name, value in settings.items()
+        }
+        contender = Contender(
             job_id=job.id,
             status=job.status,
             model=job.fine_tuned_model,
             validation_loss=lowest_loss(metrics[place].validation_loss),
-            hyperparameters={name: _plain(job.hyperparameters.get(name)) for name in differing},
+            hyperparameters=shown,
             is_best=place == best,
         )
-        for place, job in enumerate(jobs)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) or value is None else str(value)
+        contenders.append(contender)
+    return contenders
 
 
 def judge(

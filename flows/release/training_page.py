@@ -13,6 +13,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from flows.release.plots import Limit, plot_losses
+from flows.shared.markdown import number
 from tuneship.contract.job_reports import JobMetrics
 
 
@@ -46,28 +47,22 @@ class TrainingPage:
         for job_id, metrics in self._known.items():
             losses = [x for x in metrics.validation_loss if x is not None and math.isfinite(x)]
             series = (metrics.steps, metrics.epochs, metrics.training_loss, losses)
-            cells = [_number(values[-1]) if values else "-" for values in series]
-            cells.append(_number(min(losses)) if losses else "-")
+            cells = [number(values[-1]) if values else "-" for values in series]
+            cells.append(number(min(losses)) if losses else "-")
             lines.append(f"| {job_id} | {' | '.join(cells)} |")
-        pictures = [
-            f"![Losses of {job_id}](data:image/png;base64,{self._picture(metrics)})"
-            for job_id, metrics in self._known.items()
-            if metrics.steps
-        ]
-        return "\n".join(lines) + "\n\n" + "\n\n".join(pictures) + "\n"
-
-    def _picture(self, metrics: JobMetrics) -> str:
+        pictures: list[str] = []
         with TemporaryDirectory() as folder:
             file = Path(folder) / "loss.png"
-            plot_losses(metrics, self._limits, file)
-            return b64encode(file.read_bytes()).decode()
+            for job_id, metrics in self._known.items():
+                if metrics.steps:
+                    plot_losses(metrics, self._limits, file)
+                    picture = b64encode(file.read_bytes()).decode()
+                    # Embedded, because the UI cannot reach a file of this machine.
+                    pictures.append(f"![Losses of {job_id}](data:image/png;base64,{picture})")
+        return "\n".join(lines) + "\n\n" + "\n\n".join(pictures) + "\n"
 
 
 def _evaluations(metrics: JobMetrics) -> int:
     """Number of evaluations: a step without one repeats the last value, or has none."""
     values = [one for one in metrics.validation_loss if one is not None]
     return sum(one != before for one, before in zip(values, [None, *values], strict=False))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

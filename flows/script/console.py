@@ -67,28 +67,25 @@ class Screen:
     def show(self, now: progress.TaskProgress) -> None:
         """Move the bar of this work; it disappears when the work is done."""
         if not self.console.is_terminal:
-            self._show_as_line(now)
+            # A log keeps every line, so it gets one only now and then, and none for work that is soon done.
+            moment = time.monotonic()
+            last = self._last_line.setdefault(now.work, moment)
+            if moment - last >= LINE_EVERY_SECONDS:
+                self._last_line[now.work] = moment
+                self.say(f"{now.work}: {now.done:.0f}/{now.total:.0f}  {now.detail}")
             return
+
         with self._or_silent():
-            self._show_as_bar(now)
-
-    def _show_as_bar(self, now: progress.TaskProgress) -> None:
-        if now.work not in self._works:
-            self._works[now.work] = self._bars.add_task(now.work, total=None, detail="")
-            self._bars.start()
-        bar = self._works[now.work]
-        self._bars.update(
-            bar, completed=int(now.done), total=int(now.total) or None, detail=now.detail
-        )
-        if now.total and now.done >= now.total:
-            self._bars.remove_task(self._works.pop(now.work))
-
-    def _show_as_line(self, now: progress.TaskProgress) -> None:
-        moment = time.monotonic()
-        last = self._last_line.setdefault(now.work, moment)
-        if moment - last >= LINE_EVERY_SECONDS:
-            self._last_line[now.work] = moment
-            self.say(f"{now.work}: {now.done:.0f}/{now.total:.0f}  {now.detail}")
+            if now.work not in self._works:
+                self._works[now.work] = self._bars.add_task(now.work, total=None, detail="")
+                self._bars.start()
+            bar = self._works[now.work]
+            # A total of 0 is not known yet; rich shows a bar without a total as one that pulses.
+            self._bars.update(
+                bar, completed=int(now.done), total=int(now.total) or None, detail=now.detail
+            )
+            if now.total and now.done >= now.total:
+                self._bars.remove_task(self._works.pop(now.work))
 
     @contextmanager
     def _or_silent(self) -> Generator[None]:
@@ -125,6 +122,7 @@ def show_runs_on(screen: Screen) -> None:
         for handler in list(logger.handlers):
             if isinstance(handler, PrefectConsoleHandler):
                 logger.removeHandler(handler)
+    # Without any handler Python would print warnings to standard error itself, across the bars.
     logging.root.addHandler(logging.NullHandler())
     for name in SHOWN_LOGGERS:
         logging.getLogger(name).addHandler(_RunLogs(screen))

@@ -54,8 +54,7 @@ def embedded_service(
     end, reached = time.monotonic() + READY_WITHIN_S, None
     with ExitStack() as started:
         while reached is None:
-            service = started.enter_context(_service_process(settings, environment, log))
-            url = _ready_url(service, log)
+            url = started.enter_context(_service_process(settings, environment, log))
             reached = (
                 _settings_at(url, settings.data_dir)
                 if url
@@ -67,19 +66,12 @@ def embedded_service(
 @contextmanager
 def _service_process(
     settings: PipelineSettings, environment: Mapping[str, str] | None, log: Path
-) -> Generator["subprocess.Popen[str]"]:
-    command = [
-        sys.executable,
-        "-m",
-        "tuneship.cli.main",
-        "serve",
-        "--port",
-        "0",
-        "--die-with-parent",
-    ]
+) -> Generator[str | None]:
+    """Run a service while the block runs; yields its address, or None when another one holds the directory."""
+    serve = [sys.executable, "-m", "tuneship.cli.main", "serve"]
     with log.open("ab") as output:
         service = subprocess.Popen(  # noqa: S603 - our own program
-            [*command, "--data-dir", str(settings.data_dir)],
+            [*serve, "--port", "0", "--die-with-parent", "--data-dir", str(settings.data_dir)],
             stdout=subprocess.PIPE,
             stderr=output,
             stdin=subprocess.DEVNULL,
@@ -88,20 +80,19 @@ def _service_process(
             text=True,
         )
     with _terminated_at_exit(service):
-        yield service
-
-
-def _ready_url(service: "subprocess.Popen[str]", log: Path) -> str | None:
-    """Read the address from the line `ready <url>`; None when another service holds the directory."""
-    line = service.stdout.readline() if service.stdout else ""
-    if line.startswith("ready "):
-        return line.split()[1]
-    code = service.wait(READY_WITHIN_S)
-    if code == ALREADY_RUNNING:
-        return None
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    last_line = lines[-1] if lines else "no message"
-    raise CompanionFailed(f"the embedded service ended with code {code}: {last_line} (log: {log})")
+        # This returns at the latest when the process ends, then with an empty line.
+        line = service.stdout.readline() if service.stdout else ""
+        if line.startswith("ready "):
+            yield line.split()[1]
+            return
+        code = service.wait(READY_WITHIN_S)
+        if code != ALREADY_RUNNING:
+            lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+            last_line = lines[-1] if lines else "no message"
+            raise CompanionFailed(
+                f"the embedded service ended with code {code}: {last_line} (log: {log})"
+            )
+        yield None
 
 
 def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
@@ -113,7 +104,18 @@ def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
             f"another service holds {data_dir}, and its service.json does not name its URL"
         ) from None
     settings = _settings_at(url, data_dir)
-    if _will_stay(settings):
+    try:
+        with Client(settings) as client:
+            client.with_options(tries=1).models.list(limit=1)
+    except ServiceUnreachable as error:
+        # A certificate that is not trusted, for example, is reported by the run's own first call.
+        is_ending = error.retryable
+    except ApiError as error:
+        # A service that is ending answers 503 to everything, and then nothing.
+        is_ending = error.status == httpx.codes.SERVICE_UNAVAILABLE.value
+    else:
+        is_ending = False
+    if not is_ending:
         return settings
     if time.monotonic() > end:
         raise CompanionFailed(f"another service holds {data_dir}, and does not answer at {url}")
@@ -124,19 +126,6 @@ def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
 def _settings_at(url: str, data_dir: Path) -> ClientSettings:
     credentials = ClientSettings.from_credentials(data_dir / "credentials.json")
     return credentials.model_copy(update={"url": url})
-
-
-def _will_stay(settings: ClientSettings) -> bool:
-    """Whether the service is not ending: one that does answers 503 to everything, and then nothing."""
-    try:
-        with Client(settings) as client:
-            client.with_options(tries=1).models.list(limit=1)
-    except ServiceUnreachable as error:
-        # A certificate that is not trusted, for example, is reported by the run's own first call.
-        return not error.retryable
-    except ApiError as error:
-        return error.status != httpx.codes.SERVICE_UNAVAILABLE.value
-    return True
 
 
 @contextmanager
@@ -159,20 +148,15 @@ def prefect_server(environment: Mapping[str, str], log: Path) -> Generator[str]:
                 start_new_session=True,
             )
     with _terminated_at_exit(server):
-        _wait_for(url, server, log)
+        deadline = time.monotonic() + READY_WITHIN_S
+        while True:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise CompanionFailed(f"the Prefect server did not start (log: {log})")
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
+                    break
+            time.sleep(0.1)
         yield url
-
-
-def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
-                return
-        time.sleep(0.1)
-    raise CompanionFailed(f"the Prefect server did not start (log: {log})")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
@@ -57,8 +57,16 @@ EXPECTED = (
 # Pydantic's error types for keys of a file, in plain words.
 PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
 REPEATED = "a key is repeated in one mapping"
+# `<<: *anchor` may stand in a mapping more than once.
 MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
+# Reasons in the result; every other expected error has "failed".
+REASONS = (
+    (BadInput, "bad_input"),
+    (ServiceUnreachable, "service_unreachable"),
+    (CompanionFailed, "service_unreachable"),
+    (BadResponse, "bad_response"),
+)
 # A Prefect server for one run needs no UI.
 PREFECT_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
 
@@ -122,7 +130,11 @@ def run_script(
     if ending.message:
         screen.say(ending.message, "bold red")
     if result is not None:
-        _write(ending.result, result, screen)
+        try:
+            result.write_text(json.dumps(ending.result, indent=2) + "\n")
+        except OSError as error:
+            # A disk that is full by now must not change the exit code: it tells where the traffic is.
+            screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
     sys.exit(ending.exit_code)
 
 
@@ -137,14 +149,6 @@ def _check_writable(result: Path) -> None:
             result.unlink()
     except OSError as error:
         raise BadInput(f"{result}: the result cannot be written ({error.strerror})") from None
-
-
-def _write(content: dict[str, Any], result: Path, screen: Screen) -> None:
-    """Write the result file; a disk that is full by now must not change the exit code."""
-    try:
-        result.write_text(json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        screen.say(f"{result}: the result cannot be written ({error.strerror})", "bold red")
 
 
 def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
@@ -188,23 +192,21 @@ def _problems(error: ValidationError, content: Any) -> list[str]:
     """Make one line for each place; pydantic reports a union once for each of its members."""
     lines: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
-        place = ".".join(_place(problem["loc"], content, problem["type"])) or "parameters"
-        wrong = PROBLEMS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+        kind, location = problem["type"], problem["loc"]
+        inner, keys = content, list[str]()
+        for part in location:
+            try:
+                inner = inner[part]
+            except (TypeError, LookupError):
+                # Pydantic also names the members of unions, which are no keys of the file. A missing key is none
+                # either, and yet it is what has to be named.
+                if kind != "missing" or part != location[-1]:
+                    continue
+            keys.append(str(part))
+        wrong = PROBLEMS.get(kind, problem["msg"].removeprefix("Value error, "))
+        place = ".".join(keys) or "parameters"
         lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
     return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
-
-
-def _place(location: tuple[str | int, ...], content: Any, kind: str) -> list[str]:
-    """The keys of the file in a location; pydantic adds the members of unions, which are not keys."""
-    place: list[str] = []
-    for part in location:
-        try:
-            content = content[part]
-        except (TypeError, LookupError):
-            if kind != "missing" or part != location[-1]:
-                continue
-        place.append(str(part))
-    return place
 
 
 def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
@@ -232,57 +234,39 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
 
 def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
     chosen = load_parameters(params, script.parameters) if params else script.parameters()
-    with _service(screen):
+    with ExitStack() as started:
+        if not ClientSettings().url:
+            screen.say("starting the embedded service")
+            settings = started.enter_context(embedded_service(PipelineSettings()))
+            screen.say(f"service ready at {settings.url}")
+            connect(settings)
+            started.callback(disconnect)
         # A wrong key or a dead service fails here, before anything is created.
         api().models.list(limit=1)
-        with _prefect(screen):
-            show_runs_on(screen)
-            try:
-                outcome = script.run(chosen)
-            except BaseException as error:
-                stop = stopping_signal(error)
-                if not isinstance(stop, STOPS):
-                    raise
-                with uninterrupted():
-                    return _stopped(stop, _result_when_stopped(script, chosen, screen))
+        started.enter_context(_prefect(screen))
+        show_runs_on(screen)
+        try:
+            outcome = script.run(chosen)
+        except BaseException as error:
+            stop = stopping_signal(error)
+            if not isinstance(stop, STOPS):
+                raise
+            result = None
+            with uninterrupted():
+                try:
+                    result = script.when_stopped(chosen) if script.when_stopped else None
+                except Exception as fault:  # noqa: BLE001 - the signal decides the exit code, whatever the records hold
+                    why = f"what the run had done is not known ({type(fault).__name__})"
+                    screen.say(why, "bold red")
+                return _stopped(stop, result.model_dump(mode="json") if result else None)
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
-
-
-def _result_when_stopped(
-    script: "Script[Parameters]", chosen: Parameters, screen: Screen
-) -> dict[str, Any] | None:
-    """The result of a stopped run, where its records can be read; the signal decides the exit code either way."""
-    if script.when_stopped is None:
-        return None
-    try:
-        result = script.when_stopped(chosen)
-    except Exception as error:  # noqa: BLE001 - unreadable records must not change the ending
-        screen.say(f"what the run had done is not known ({type(error).__name__})", "bold red")
-        return None
-    return result.model_dump(mode="json") if result else None
 
 
 def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
     code = stop.exit_code if isinstance(stop, Stopped) else 130
     code = 143 if isinstance(stop, TerminationSignal) else code
     return Ending(result or _aborted("cancelled", "stopped by a signal"), "stopped", code)
-
-
-@contextmanager
-def _service(screen: Screen) -> Generator[None]:
-    """Use the service of `TUNESHIP_URL`, or start one."""
-    if ClientSettings().url:
-        yield
-        return
-    screen.say("starting the embedded service")
-    with embedded_service(PipelineSettings()) as settings:
-        screen.say(f"service ready at {settings.url}")
-        connect(settings)
-        try:
-            yield
-        finally:
-            disconnect()
 
 
 @contextmanager
@@ -311,36 +295,26 @@ def _ending_after(error: BaseException) -> Ending:
         return _stopped(error)
     if isinstance(error, EXPECTED):
         message = _message(error)
-        return Ending(_aborted(_reason(error), message), message, 1)
-    message = f"unexpected {type(error).__name__} (details: {_details(error)})"
+        reason = next((name for kind, name in REASONS if isinstance(error, kind)), "failed")
+        if isinstance(error, ApiError):
+            reason = error.unknown_code or error.code
+        return Ending(_aborted(reason, message), message, 1)
+    # The text of an unexpected error may quote a dataset, so it goes to a file of this machine only.
+    log = PipelineSettings().reports.expanduser() / "error.log"
+    details = str(log)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("".join(traceback.format_exception(error)))
+    except OSError as fault:  # the error may be the full disk itself
+        details = f"not written, {log}: {fault.strerror}"
+    message = f"unexpected {type(error).__name__} (details: {details})"
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{error.filename}: {error.strerror}"
     return Ending(_aborted("internal_error", message), message, 1)
 
 
-def _details(error: BaseException) -> str:
-    """Write the traceback. Returns its file, or why it is not written: the error may be a full disk."""
-    log = PipelineSettings().reports.expanduser() / "error.log"
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("".join(traceback.format_exception(error)))
-    except OSError as fault:
-        return f"not written, {log}: {fault.strerror}"
-    return str(log)
-
-
 def _aborted(reason: str, message: str) -> dict[str, Any]:
     return {"outcome": "aborted", "reason": reason, "message": message}
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ApiError):
-        return error.unknown_code or error.code
-    if isinstance(error, BadInput):
-        return "bad_input"
-    if isinstance(error, ServiceUnreachable | CompanionFailed):
-        return "service_unreachable"
-    return "bad_response" if isinstance(error, BadResponse) else "failed"
 
 
 def _message(error: BaseException) -> str:

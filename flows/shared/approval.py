@@ -33,6 +33,7 @@ from tuneship.contract.common import ONE_LINE
 
 Decision = Literal["promote", "roll back", "timeout"]
 PAUSE_KEY = "approval"
+# Where the form is stored. The paused state names these keys, so that Prefect's UI finds it.
 KEYS = keyset_from_base_key(f"paused-{PAUSE_KEY}")
 SERVER_FAILURES = (HTTPError, PrefectHTTPStatusError)
 _LOG = get_logger("tuneship.approval")
@@ -102,27 +103,24 @@ def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
             asked_until = run.state.state_details.pause_timeout if run.state else None
             if asked_until is not None and asked_until > datetime.now(UTC):
                 return str(run.id), asked_until
+        parent, node = FlowRunContext.get(), None
+        if parent is not None:
+            # A task run in the current flow run, so that its page shows the question as one of its steps.
+            place = Task(name=approval.name, fn=approval.fn)
+            node = run_coro_as_sync(place.create_run(flow_run_context=parent, parameters={})).id
         run = client.create_flow_run(
             approval,
             name=question.title,
             parameters={"question": question.title},
             tags=[question.tag, PAUSE_KEY],
-            parent_task_run_id=_node_in_parent(),
+            parent_task_run_id=node,
             state=Pending(),
         )
         # The form comes first: nobody could resume a paused run without one.
         Approval.with_initial_data(description=question.text).save(KEYS, flow_run_id=run.id)
+        # Forced, because the server lets only a running run pause.
         client.set_flow_run_state(run.id, state, force=True)
     return str(run.id), until
-
-
-def _node_in_parent() -> UUID | None:
-    """Create a task run that shows the question on the page of the current flow run."""
-    parent = FlowRunContext.get()
-    if parent is None:
-        return None
-    place = Task(name=approval.name, fn=approval.fn)
-    return run_coro_as_sync(place.create_run(flow_run_context=parent, parameters={})).id
 
 
 def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
@@ -138,17 +136,15 @@ def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | No
     state = run.state
     if state is None or state.is_paused():
         return ApprovalReply("timeout") if now >= until else None
-    if state.is_running() or state.is_completed():
-        return _given(run)
     if state.is_failed():
         return ApprovalReply("timeout")  # the server ends a pause by itself
-    return ApprovalReply("roll back", comment="the question was cancelled")
+    if not (state.is_running() or state.is_completed()):
+        return ApprovalReply("roll back", comment="the question was cancelled")
 
-
-def _given(run: FlowRun) -> ApprovalReply:
     # Prefect's signature also covers its asynchronous form.
     given = cast("Approval", Approval.load(KEYS, flow_run_id=run.id))
-    if run.state is not None and not run.state.is_final():
+    if not state.is_final():
+        # Resuming made it Running, but no process runs it, so nothing else would end it.
         try:
             with get_client(sync_client=True) as client:
                 message = f"{given.decision} by {given.approver}"

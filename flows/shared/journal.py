@@ -79,6 +79,7 @@ class Journal:
 
     def _write(self, text: bytes) -> None:
         is_new = not self.path.exists()
+        # The file was moved away since it was read: a new one would hold the end of the record without its beginning.
         if is_new and self._length:
             raise OSError(errno.ESTALE, _LOST)
         # Every new folder is on the disk before the file is, or a power cut could lose the first line.
@@ -87,25 +88,22 @@ class Journal:
         for folder in missing:
             flush(folder.parent)
         with self.path.open("a+b", buffering=0) as file:
-            end = self._end_of_lines(file)
+            if file.seek(0, os.SEEK_END) < self._length:
+                raise OSError(errno.ESTALE, _LOST)
+            # Another process may have added lines since this one read the file; only half a line is cut off.
+            file.seek(self._length)
+            end = self._length + file.read().rfind(b"\n") + 1
             try:
                 file.truncate(end)
                 _write_through(file, text)
             except OSError:
+                # Some of several lines may be whole by now, and the caller is told that none of them was written.
                 with suppress(OSError):
                     file.truncate(end)
                 raise
         if is_new:
             flush(self.path.parent)
         self._length = end + len(text)
-
-    def _end_of_lines(self, file: FileIO) -> int:
-        """The offset behind the last whole line, even one that another process wrote in the meantime."""
-        file.seek(0, os.SEEK_END)
-        if file.tell() < self._length:
-            raise OSError(errno.ESTALE, _LOST)
-        file.seek(self._length)
-        return self._length + file.read().rfind(b"\n") + 1
 
 
 def _write_through(file: FileIO, text: bytes) -> None:
@@ -134,9 +132,15 @@ class FileLock:
 
         Raises OSError for a lock that exists and cannot be opened.
         """
-        descriptor = self._open()
-        if descriptor is None:
-            return True
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            # The disk takes no new file: an existing lock can be taken through a descriptor for reading.
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -153,13 +157,3 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _open(self) -> int | None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            # The disk takes no new file: an existing lock can be taken through a descriptor for reading.
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return None

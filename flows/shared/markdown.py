@@ -6,7 +6,9 @@ Markdown passes `<script>` and `[..](javascript:..)` on as they stand, to the br
 import re
 
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# In this order: the ampersand of an entity must not be escaped once more.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# An underscore inside a word starts no emphasis, and ids are full of them.
 _SPECIAL = re.compile(r"[\\`*~\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
@@ -16,6 +18,11 @@ def plain(text: object) -> str:
     for sign, entity in _ENTITIES.items():
         line = line.replace(sign, entity)
     return _SPECIAL.sub(r"\\\g<0>", line)
+
+
+def number(value: float | None) -> str:
+    """Show a measured value in four digits, or a dash where it was not measured."""
+    return "-" if value is None else f"{value:.4g}"
 
 
 def code(text: object) -> str:

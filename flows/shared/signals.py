@@ -24,6 +24,7 @@ class Stopped(BaseException):
 @contextmanager
 def uninterrupted() -> Generator[None]:
     """Ignore SIGINT and SIGTERM while the block cleans up; they are not delivered later, because the run is ending."""
+    # Python allows only the main thread to set handlers; a worker may run a flow's clean-up in another one.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

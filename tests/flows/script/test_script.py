@@ -1,6 +1,5 @@
 """A flow as a script: whatever goes wrong on this machine is one line that names the place, and the exit code holds."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.forms.release_form import ReleaseParameters
-from flows.script.console import Screen
-from flows.script.main import _ending_after, _write, load_parameters
+from flows.script.main import _ending_after, load_parameters
 from flows.shared.errors import BadInput
 from tests.flows.conftest import SCRIPT
 from tuneship.client import ServiceUnreachable
@@ -64,13 +62,34 @@ def test_a_signal_after_the_last_word_does_not_change_the_exit_code(tmp_path: Pa
     assert "the result cannot be written" in done.stdout + done.stderr
 
 
-def test_a_result_that_cannot_be_written_at_the_end_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _write({"outcome": "promoted"}, tmp_path, Screen())  # a folder
-    assert "the result cannot be written" in "".join(capsys.readouterr())
-    _write({"outcome": "promoted"}, tmp_path / "result.json", Screen())
-    assert json.loads((tmp_path / "result.json").read_text()) == {"outcome": "promoted"}
+ITS_RESULT_BECOMES_A_FOLDER = """
+import signal, sys
+from pathlib import Path
+from pydantic import BaseModel, Field
+from flows.script.main import run_script
+from flows.shared.signals import Stopped
+
+def stop():
+    Path(sys.argv[2]).mkdir()
+    raise Stopped(signal.SIGTERM)
+
+class Parameters(BaseModel):
+    never: int = Field(default_factory=stop)
+
+run_script(print, Parameters, "is stopped before it begins")
+"""
+
+
+def test_a_result_that_cannot_be_written_at_the_end_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ITS_RESULT_BECOMES_A_FOLDER, "--result", tmp_path / "result.json"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPT.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{tmp_path / 'result.json'}: the result cannot be written" in done.stderr
+    assert done.returncode == 128 + 15, "the exit code is that of the run all the same"
 
 
 def test_a_fault_of_the_machine_names_its_place() -> None:
