@@ -16,7 +16,8 @@ from tuneship.gates.series import ARMS, Arm, RolloutSeries, Unusable
 from tuneship.gates.view import DeploymentState, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
-# Completion tokens per answer, as a multiple of the baseline's, above which a look warns.
+# Completion tokens per answer, as a multiple of the baseline's, above which a look warns: longer
+# answers take longer, which is then the model's habit and no fault of the serving.
 TOKEN_WARNING_RATIO = 1.2
 
 
@@ -64,6 +65,7 @@ def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> li
     for i, fact in enumerate(record.facts):
         if not isinstance(fact, Look):
             continue
+        # How fresh the data were, and the service's time, cannot be seen in the final series.
         newest: dict[Arm, datetime | None] = {
             "baseline": fact.newest_baseline,
             "candidate": fact.newest_candidate,
@@ -88,6 +90,7 @@ def _look(view: View, ruling: Ruling) -> Look:
     series, last = view.series, (view.record.looks[-1] if view.record.looks else None)
     advancing = ruling.verdict in (Verdict.ADVANCE, Verdict.PROMOTE)
     if series is not None:
+        # An answer without a finished bucket leaves the horizon where it was: it never moves back.
         horizon = series.horizon or (last.horizon if last else None)
         newest = series.newest
         unvalued = {arm: series.unvalued(arm, horizon) for arm in ARMS}
@@ -154,6 +157,7 @@ def _needed(view: View, ruling: Ruling) -> str:
     if ruling.verdict is not Verdict.HOLD:
         return ""
     lacking = view.plan.min_requests_per_step - view.step_requests
+    # A gate that holds or shows harm waits for a better candidate, and not for more requests.
     open_gates = [gate for gate in view.gates if gate.state == "open"]
     if "insufficient_data" not in ruling.reasons:
         wanted = [gate.requests_to_proof for gate in open_gates]
@@ -165,5 +169,7 @@ def _needed(view: View, ruling: Ruling) -> str:
     with_data = sum(look.brought_data for look in view.step_looks) + view.brought_data
     if not (view.step_requests and with_data):
         return f"{lacking} more requests"
+
+    # Looks without new data bring no requests, so the rate is counted by those that did. Rounded up.
     looks = -(-lacking * with_data // view.step_requests)
     return f"{lacking} more requests, about {looks} looks"
