@@ -35,7 +35,7 @@ ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
     500: "internal_error",
     503: "internal_error",
 }
-# Too slow, too big, and of another type.
+# Refusals of the body as such: too slow, too long, of another type.
 WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
 
 HEADER_NOTES = {
@@ -81,7 +81,7 @@ ON_EVERY_ANSWER = (
     "X-RateLimit-Remaining",
     "X-RateLimit-Reset",
 )
-# With the status or the answer they belong to; the others may be missing, as the rates are on a 401.
+# On every answer that lists them; the others may be missing.
 ALWAYS_SENT = {"X-Request-ID", "X-Should-Retry", "WWW-Authenticate", "Location"}
 
 REQUEST_HEADERS: dict[str, tuple[Json, str]] = {
@@ -251,7 +251,7 @@ class _OperationEntry:
             content["examples"] = {
                 name: {"value": value} for name, value in operation.example.requests.items()
             }
-        # Without these, a generated client would send the parts of the form as plain text.
+        # Clients differ in the type that they give to a part of a form, so it is named.
         if operation.is_form:
             content["encoding"] = {"file": {"contentType": "application/jsonl"}}
             if "tags" in operation.hints[parameter].model_fields:
