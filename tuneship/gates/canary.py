@@ -6,13 +6,12 @@ is known at a look, `rules.py` decides.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from tuneship.gates.metrics_reader import Metrics, read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
 from tuneship.gates.rules import Ruling, rule_on
-from tuneship.gates.series import ARMS, Arm, RolloutSeries, Unusable
+from tuneship.gates.series import ARMS, RolloutSeries, Unusable
 from tuneship.gates.view import DeploymentState, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
@@ -66,12 +65,8 @@ def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> li
         if not isinstance(fact, Look):
             continue
         # How fresh the data were, and the service's time, cannot be seen in the final series.
-        newest: dict[Arm, datetime | None] = {
-            "baseline": fact.newest_baseline,
-            "candidate": fact.newest_candidate,
-        }
         cut = replace(
-            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=newest
+            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=fact.newest
         )
         looks.append(
             judge(
@@ -89,21 +84,14 @@ def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> li
 def _look(view: View, ruling: Ruling) -> Look:
     series, last = view.series, (view.record.looks[-1] if view.record.looks else None)
     advancing = ruling.verdict in (Verdict.ADVANCE, Verdict.PROMOTE)
+    # A look without data carries on what the last one knew. An answer without a finished bucket leaves
+    # the horizon where it was: it never moves back.
+    horizon = last.horizon if last else None
+    newest = last.newest if last else dict.fromkeys(ARMS)
+    unvalued = last.unvalued if last else dict.fromkeys(ARMS, 0)
     if series is not None:
-        # An answer without a finished bucket leaves the horizon where it was: it never moves back.
-        horizon = series.horizon or (last.horizon if last else None)
-        newest = series.newest
+        horizon, newest = series.horizon or horizon, series.newest
         unvalued = {arm: series.unvalued(arm, horizon) for arm in ARMS}
-    else:  # the look has no data: carry on what the last one knew
-        horizon = last.horizon if last else None
-        newest = {
-            "baseline": last.newest_baseline if last else None,
-            "candidate": last.newest_candidate if last else None,
-        }
-        unvalued = {
-            "baseline": last.unvalued_baseline if last else 0,
-            "candidate": last.unvalued_candidate if last else 0,
-        }
     return Look(
         number=len(view.record.looks) + 1,
         phase=view.phase,

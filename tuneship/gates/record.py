@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.outlook import Forecast, Today
+from tuneship.gates.series import Arm
 
 
 class Verdict(StrEnum):
@@ -152,6 +153,16 @@ class Look:
     series_digest: str | None = None
     formula_version: str = ""
     kind: Literal["look"] = "look"
+
+    @property
+    def newest(self) -> Mapping[Arm, datetime | None]:
+        """Per arm the end of its newest bucket with a throughput value, as far as this look knew."""
+        return {"baseline": self.newest_baseline, "candidate": self.newest_candidate}
+
+    @property
+    def unvalued(self) -> Mapping[Arm, int]:
+        """Per arm the number of null throughput entries up to the horizon."""
+        return {"baseline": self.unvalued_baseline, "candidate": self.unvalued_candidate}
 
     @property
     def is_missing(self) -> bool:

@@ -289,9 +289,8 @@ def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
     last = record.looks[-1] if record.looks else None
     # A server that forgets what it has published would change the evidence of the looks before.
     if last is not None:
-        known = {"baseline": last.unvalued_baseline, "candidate": last.unvalued_candidate}
         for arm in ARMS:
-            if series.unvalued(arm, last.horizon) > known[arm]:
+            if series.unvalued(arm, last.horizon) > last.unvalued[arm]:
                 return f"throughput of the {arm} turned null"
     needs_probes = any(g.source == "probes" and g.state == "active" for g in record.begun.gates)
     since = record.facts[record.facts.index(last) + 1 :] if last else record.facts
@@ -306,10 +305,7 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
     if last is None:
         return False
     began = next(iter(view.record.step_marks().values())).at
-    before: dict[Arm, datetime | None] = {
-        "baseline": last.newest_baseline,
-        "candidate": last.newest_candidate,
-    }
+    before = last.newest
     length = timedelta(seconds=view.plan.bucket_seconds)
 
     def stands(arm: Arm) -> bool:
