@@ -66,6 +66,8 @@ def verify(
             macs: dict[int, bytes] = {row["seq"]: row["mac"] for row in signed_rows}
     if fault is not None:
         fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
+    # A chain that was cut off at its end, or written again from some row on, is sound in itself: only
+    # the heads that were signed earlier tell.
     for head in kept:
         if head.seq > last:
             fail(f"rows {last + 1} to {head.seq} were removed from the end", BROKEN)

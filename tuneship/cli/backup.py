@@ -47,6 +47,7 @@ def backup(
     """Write a complete backup into a folder, or bring the one there up to date."""
     settings = service_settings(data_dir=data_dir)
     target, own = folder.resolve(), settings.data_dir.resolve()
+    # A backup inside of what it backs up would grow with each run, and be lost with it.
     if target.is_relative_to(own) or own.is_relative_to(target):
         fail(f"{folder} and the data directory lie in each other: name a folder elsewhere")
     with opened_database(settings) as (database, _), _plain_faults():
@@ -75,6 +76,7 @@ def backup(
 def restore(folder: Folder, data_dir: DataDir = None) -> None:
     """Put a backup into a new data directory and an empty database; nothing is overwritten."""
     settings = service_settings(data_dir=data_dir)
+    # Before the first file is made: what is restored is for the service's own user.
     os.umask(0o077)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install

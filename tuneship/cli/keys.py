@@ -112,6 +112,7 @@ def rotate(
         row = next((row for row in keys.listed() if row["id"] == key_id), None)
         if row is None:
             fail(f"there is no key {key_id}")
+        # Without --expires the new key gets as long a life as the old one had, counted from now.
         lifetime = _lifetime(expires or None)
         if not expires and row["expires_at"] is not None:
             lifetime = row["expires_at"] - row["created_at"]
@@ -208,6 +209,7 @@ def _show(keys: "Keys", key: str, as_json: bool, **more: str) -> None:
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
+    # The key alone goes to standard output, so that a shell can keep it in a variable.
     typer.echo(key)
     may, end = _in_short(frozenset(record["scopes"])), record["expires_at"] or "never"
     typer.echo(f"for {record['client_id']}: {may}; expires {end}. It is not shown again.", err=True)

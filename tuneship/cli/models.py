@@ -36,6 +36,7 @@ def export(
             row = rows.fetch(connection, tables.models, model_id, client_id=None)
             if row is None:
                 fail("there is no tuned model with this id")
+            # All is read before the folder is made, so that a damaged file leaves nothing behind.
             try:
                 key = keyring_of(master).find(connection, row["client_id"], row["blob"])
                 files = blobs_of(settings.data_dir).local(row["blob"])

@@ -34,21 +34,19 @@ ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-en
 class Options:
     """Settings of a call beside its arguments."""
 
+    # None: creates, and changes that may be tried again, get a key of their own for each call.
     idempotency_key: str | None = None
-    """None: creates, and changes that may be tried again, get a key of their own for each call."""
     if_match: str | None = None
     routing_key: str | None = None
     tries: int | None = None
     timeout_s: float | None = None
+    # Called with the bytes that an upload has sent so far, and with all of them.
     progress: Progress | None = None
-    """Called with the bytes that an upload has sent so far, and with all of them."""
+    # Called with the headers of a streamed answer, before its first piece.
     heard: Callable[[Mapping[str, str]], None] | None = None
-    """Called with the headers of a streamed answer, before its first piece."""
+    # Moment of `time.monotonic()` at which a call has an answer or raises `DeadlineExceeded`, pauses
+    # included. A stream must have ended by then, too.
     ends_at: float | None = None
-    """Moment of `time.monotonic()` at which a call has an answer or raises `DeadlineExceeded`, pauses included.
-
-    A stream must have ended by then, too.
-    """
 
 
 class BaseClient:

@@ -44,6 +44,7 @@ class Client(BaseClient, Blocking, Api[Blocking]):
         """Connect lazily; `transport` is the seam for tests."""
         super().__init__(settings, options or Options())
         self._bind_resources(self)
+        # Variables of the environment must not lead the API key through a proxy.
         self._http = http or httpx.Client(
             transport=transport, timeout=self._timeout(), trust_env=False, verify=self._tls()
         )
@@ -78,6 +79,7 @@ class Client(BaseClient, Blocking, Api[Blocking]):
                         raise httpx.ReadTimeout("the answer did not end before the deadline")
         except HTTP_FAILURES as failure:
             return HttpAnswer(failure=failure)
+        # The body is decoded by now: httpx would decode it again by these headers.
         headers = [
             (name, value)
             for name, value in response.headers.multi_items()
@@ -163,6 +165,7 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
             timeout=self._timeout(),
             trust_env=False,
             verify=self._tls(),
+            # Pipelines send many requests at once, and httpx's own limit of 100 would queue them.
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=64),
         )
 

@@ -26,8 +26,11 @@ from tuneship.contract.retry_after import seconds_to_wait
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# After these a retry must fail, too: the address is wrong, or there is no TLS connection.
+CERTAIN_FAILURES = (ssl.SSLError, httpx.UnsupportedProtocol, httpx.InvalidURL)
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_PAUSE_S = 30.0
+# The service never asks for more than 120 s; what lies in between is left to proxies.
 LONGEST_RETRY_AFTER_S = 300.0
 # Added up, they are as long as the service reserves an idempotency key for an unfinished request.
 PAUSES_WHILE_BUSY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -46,6 +49,14 @@ class HttpAnswer:
 
     response: httpx.Response | None = None
     failure: httpx.HTTPError | httpx.InvalidURL | None = None
+
+    @property
+    def may_have_been_carried_out(self) -> bool:
+        """Whether the service may have acted although its answer did not come through."""
+        if self.response is not None:
+            return self.response.status_code in (502, 504)  # a proxy lost the service's answer
+        never_sent = httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
+        return not isinstance(self.failure, never_sent)
 
 
 Conversation = Generator[Call | Pause, HttpAnswer | None, R]
@@ -69,7 +80,8 @@ def converse(
             identifier = unquote(call.path.rpartition("/")[2])
             fields = {"id": identifier, "deleted": True, "status": "deleted"}
             return operation.reply_type.validate_python(fields)
-        may_be_deleted |= call.method == "DELETE" and _may_have_been_carried_out(answer)
+        may_be_deleted |= call.method == "DELETE" and answer.may_have_been_carried_out
+        # A read that was cut short is read again; a change is not repeated for the sake of its answer.
         if failure is None and answer.response is not None:
             if attempt == tries or call.method != "GET" or _is_json(answer.response):
                 return _reply(operation, answer.response)
@@ -77,6 +89,7 @@ def converse(
             pause = 0.0
         if pause is None or attempt == tries or failure is None:
             break
+        # The try before has read the file, perhaps to its end.
         if call.file is not None:
             call.file.seek(0)
         yield Pause(backoff(pause, attempt, draw))
@@ -108,16 +121,9 @@ def _answered(call: Call) -> Conversation[HttpAnswer]:
             call.file.seek(0)
 
 
-def _may_have_been_carried_out(answer: HttpAnswer) -> bool:
-    """Whether the service may have acted although its answer did not come through."""
-    if answer.response is not None:
-        return answer.response.status_code in (502, 504)  # a proxy lost the service's answer
-    never_sent = httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
-    return not isinstance(answer.failure, never_sent)
-
-
 def backoff(pause: float, failures: int, draw: Callable[[], float]) -> float:
     """Seconds to wait: the pause that the answer requires, else a random part of a span that doubles each time."""
+    # Full jitter, so that clients which failed together do not come back together.
     return pause if pause > 0 else max(0.05, draw() * min(LONGEST_PAUSE_S, 0.5 * 2**failures))
 
 
@@ -126,7 +132,11 @@ def judge(
 ) -> tuple[Exception | None, float | None]:
     """The error in an answer, and the seconds to wait before a retry: None is no retry, 0 the usual backoff."""
     if answer.response is None:
-        may_pass = not _is_certain(answer.failure)
+        # httpx names what it was doing; a wrong address or certificate is a cause beneath, and stays.
+        cause: BaseException | None = answer.failure
+        while cause is not None and not isinstance(cause, CERTAIN_FAILURES):
+            cause = cause.__cause__ or cause.__context__
+        may_pass = cause is None
         message = f"{operation.name}: no answer ({type(answer.failure).__name__})"
         return ServiceUnreachable(message, retryable=may_pass), 0.0 if may_pass else None
     response = answer.response
@@ -144,16 +154,6 @@ def judge(
     waited = retry_after_seconds(response.headers.get("retry-after"), datetime.now(UTC))
     error.retry_after = None if waited is None else round(waited)
     return error, (waited or 0.0) if error.retryable else None
-
-
-def _is_certain(failure: Exception | None) -> bool:
-    """Whether a retry must fail, too: the address is wrong, or there is no TLS connection."""
-    cause: BaseException | None = failure
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError | httpx.UnsupportedProtocol | httpx.InvalidURL):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def retry_after_seconds(value: str | None, now: datetime) -> float | None:
@@ -175,6 +175,7 @@ def _reply(operation: Operation[..., R], response: httpx.Response) -> R:
     try:
         return operation.reply_type.validate_json(response.content, extra="ignore")
     except ValidationError as error:
+        # Names of fields only: the values may be a patient's text.
         places = sorted({".".join(str(part) for part in one["loc"]) for one in error.errors()})
         named = ", ".join(places[:5]) or "body"
         message = f"{operation.name}: the answer is not readable at: {named}"

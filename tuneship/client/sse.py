@@ -40,24 +40,21 @@ class EventReader:
                 text = line.decode()
             except UnicodeDecodeError:
                 raise BadResponse("the stream is not in UTF-8") from None
-            if text:
-                self._take_field(text)
-            else:
-                # An empty line ends the event; one without data is dropped, as the standard says.
+            # An empty line ends the event; one without data is dropped, as the standard says.
+            if not text:
                 if self._data:
                     yield ServerEvent(self._kind, "\n".join(self._data), self._id)
                 self._kind, self._data, self._data_length = "message", [], 0
+                continue
+            # A line of another name is a comment (it has no name) or an unknown field.
+            name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                self._kind = value
+            elif name == "data":
+                self._data.append(value)
+                self._data_length += len(value)
+            elif name == "id" and "\0" not in value:
+                self._id = value or None
         if len(self._buffer) + self._data_length > LONGEST_EVENT_BYTES:
             raise BadResponse("the stream holds an event without an end")
-
-    def _take_field(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "event":
-            self._kind = value
-        elif name == "data":
-            self._data.append(value)
-            self._data_length += len(value)
-        elif name == "id" and "\0" not in value:
-            self._id = value or None
-        # Any other line is a comment (it has no name) or an unknown field.

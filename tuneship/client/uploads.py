@@ -30,6 +30,7 @@ class WatchedFile:
     def read(self, size: int = -1, /) -> bytes:
         """Read a block of the file."""
         block = self._file.read(size)
+        # The empty block at the end would report the whole file a second time.
         if block:
             self._progress(self._file.tell(), self._size)
         return block

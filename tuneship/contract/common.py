@@ -45,6 +45,7 @@ class StrictModel(BaseModel):
 class Request(StrictModel):
     """A body as a client sends it. Errors never quote it."""
 
+    # The input may be a patient's text, and errors end in logs.
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
@@ -63,6 +64,7 @@ class CreateRequest(Request):
 class Reply(BaseModel):
     """An answer: the client ignores fields that it does not know."""
 
+    # A newer service may send more, within one version of the API.
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), hide_input_in_errors=True)
 
 
@@ -81,6 +83,7 @@ def _of_kind(prefix: str) -> AfterValidator:
     shape = re.compile(rf"{prefix}_[0-9a-z]{{20,32}}")
 
     def check(value: str, info: ValidationInfo) -> str:
+        # `fullmatch`, since `$` would let a line break at the end pass.
         if info.context == SERVICE and not shape.fullmatch(value):
             raise ValueError(f"must be an id of the form {prefix}_<id>")
         return value
@@ -113,6 +116,7 @@ TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
 
+# What the databases can hold.
 Int64 = Annotated[int, Field(le=2**63 - 1)]
 
 

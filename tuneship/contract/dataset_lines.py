@@ -12,6 +12,7 @@ from tuneship.contract import strict_json
 
 DatasetFormat = Literal["instruction", "conversation"]
 ROLES = ("system", "user", "assistant", "tool")
+# What other tools call these fields: their files need no conversion.
 ALIASES = {
     "instruction": ("instruction", "prompt", "question"),
     "response": ("response", "completion", "output", "answer"),
@@ -49,6 +50,7 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
     try:
         value = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
     except strict_json.JsonRefused as refused:
+        # The codes of the reports are published, and have none of their own for U+0000.
         code = "invalid_utf8" if refused.fault == "nul" else refused.fault
         raise ExampleProblem(code, None, refused.message) from None
     if not isinstance(value, dict):
@@ -58,9 +60,19 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
 
 def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[Message]:
     """Normalise one decoded line into messages. Raises `ExampleProblem`."""
-    if dataset_format == "instruction":
-        return _instruction(line)
-    return _conversation(line)
+    if dataset_format == "conversation":
+        return _conversation(line)
+    if "messages" in line or "conversations" in line:
+        raise ExampleProblem("mixed_format", "messages", "belongs to the format conversation")
+    instruction = _required(line, "instruction")
+    response = _required(line, "response")
+    system = _optional(line, "system")
+    context = _optional(line, "input")
+
+    if not isinstance(line.get("metadata", {}), dict):
+        raise ExampleProblem("wrong_type", "metadata", "must be an object")
+    turns = instruction_messages(instruction, system=system, context=context)
+    return [*turns, {"role": "assistant", "content": response}]
 
 
 def other_names(line: Mapping[str, Any], dataset_format: DatasetFormat) -> list[str]:
@@ -76,19 +88,6 @@ def instruction_messages(instruction: str, *, system: str = "", context: str = "
     user = f"{instruction}\n\n{context}" if context else instruction
     turns: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*turns, {"role": "user", "content": user}]
-
-
-def _instruction(line: Mapping[str, Any]) -> list[Message]:
-    if "messages" in line or "conversations" in line:
-        raise ExampleProblem("mixed_format", "messages", "belongs to the format conversation")
-    instruction = _required(line, "instruction")
-    response = _required(line, "response")
-    system = _optional(line, "system")
-    context = _optional(line, "input")
-    if not isinstance(line.get("metadata", {}), dict):
-        raise ExampleProblem("wrong_type", "metadata", "must be an object")
-    turns = instruction_messages(instruction, system=system, context=context)
-    return [*turns, {"role": "assistant", "content": response}]
 
 
 def _required(line: Mapping[str, Any], field: str) -> str:
@@ -146,6 +145,7 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
         if key not in fields:
             raise ExampleProblem("missing_field", f"{field}.{key}", "is required")
     role: object = fields[role_key]
+    # ShareGPT's own words, beside which many files use the usual ones.
     if role_key == "from" and isinstance(role, str):
         role = SHAREGPT_ROLES.get(role, role)
     if role not in ROLES:
@@ -156,6 +156,7 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
     }
     weight = fields.get("weight")
     if weight is not None:
+        # `isinstance` would take a flag for a number.
         if type(weight) is not int or weight not in (0, 1):
             raise ExampleProblem("wrong_type", f"{field}.weight", "must be 0 or 1")
         message["weight"] = weight
@@ -164,6 +165,7 @@ def _message(turn: object, field: str, role_key: str, text_key: str) -> Message:
 
 def _check_turns(messages: list[Message], field: str) -> None:
     roles = [message["role"] for message in messages]
+    # Chat templates know a system turn at the front only, and several fail on one elsewhere.
     if "system" in roles[1:]:
         index = roles.index("system", 1)
         raise ExampleProblem("invalid_role", f"{field}[{index}].role", "system stands only first")
@@ -171,5 +173,6 @@ def _check_turns(messages: list[Message], field: str) -> None:
         raise ExampleProblem("missing_field", field, "needs at least one user turn")
     if roles[-1] != "assistant":
         raise ExampleProblem("no_assistant", field, "must end with an assistant turn")
+    # Such an example has no token to learn from, and its loss would be 0 / 0.
     if all(turn.get("weight", 1) == 0 for turn in messages if turn["role"] == "assistant"):
         raise ExampleProblem("no_assistant", field, "every assistant turn has weight 0")

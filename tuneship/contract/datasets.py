@@ -56,6 +56,7 @@ def _without_nul(text: str) -> str:
     return text
 
 
+# Only uploads: a list may be filtered by any format that there is.
 UploadFormat = Annotated[DatasetFormat, BeforeValidator(_not_yet)]
 Description = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 
@@ -172,6 +173,7 @@ class DatasetValidation(Reply):
     token_distribution: TokenDistribution
     format_details: FormatDetails
     suggestions: list[str]
+    # A file of a million lines may have as many faults: the lists hold the first, the counts all.
     errors: list[LineProblem] = Field(default_factory=list[LineProblem])
     warnings: list[LineProblem] = Field(default_factory=list[LineProblem])
     error_count: int = 0

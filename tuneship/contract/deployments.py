@@ -43,6 +43,7 @@ from tuneship.contract.operation import Example, operation
 from tuneship.contract.pages import by_next_token
 from tuneship.contract.verbs import C_co, Pages, Resource, Streamed, Verb
 
+# 0 is for `auto_scaling`, where an idle deployment sleeps.
 Replicas = Annotated[int, Field(ge=0, le=64)]
 ShortText = Annotated[str, Field(min_length=1, max_length=64)]
 Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -72,6 +73,7 @@ MOVES: dict[DeploymentStatus, frozenset[DeploymentStatus]] = {
     DeploymentStatus.DELETING: frozenset({DeploymentStatus.DELETED}),
     DeploymentStatus.DELETED: frozenset(),
 }
+# While a deployment is changed, the replicas it has go on answering.
 SERVING = frozenset({DeploymentStatus.RUNNING, DeploymentStatus.UPDATING})
 GONE = frozenset({DeploymentStatus.DELETING, DeploymentStatus.DELETED})
 LIVE = frozenset(MOVES) - GONE
@@ -112,9 +114,8 @@ def _by_either_name(schema: dict[str, Any]) -> None:
     """Add `model_id`, the short reference's name of `model_name`; one of the two is required."""
     schema["properties"]["model_id"] = schema["properties"]["model_name"] | {"title": "Model Id"}
     schema["required"].remove("model_name")
-    schema["if"] = {
-        "required": ["model_id"]
-    }  # written this way, code generators still see one class
+    # Written with `if`, code generators still see one class; `oneOf` would give them two.
+    schema["if"] = {"required": ["model_id"]}
     schema["else"] = {"required": ["model_name"]}
 
 
@@ -137,6 +138,7 @@ class DeploymentCreate(CreateRequest):
     region: ShortText = "local"
     vpc_config: VpcConfig | None = None
     tags: Tags = Field(default_factory=dict)
+    # Pydantic keeps the name `model_config` for itself.
     generation: Annotated[ModelConfiguration, Field(alias="model_config")] = Field(
         default_factory=ModelConfiguration
     )
@@ -149,6 +151,7 @@ class DeploymentCreate(CreateRequest):
     def _short_reference_name(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        # A copy: the caller's body must not lose its field.
         fields = dict(cast("dict[str, Any]", value))
         if fields.get("model_id") is None:
             return fields
@@ -160,6 +163,8 @@ class DeploymentCreate(CreateRequest):
         return fields
 
 
+# Fixed for life, since a change of one of them would be another deployment. Ignoring one silently would
+# let a caller believe that it was changed, so they are refused by name.
 CREATE_ONLY = (
     "model_name",
     "model_id",

@@ -97,6 +97,7 @@ class Member(CreateRequest):
 
 
 def _complete(members: list[Member]) -> list[Member]:
+    # Twice the same deployment would be two shares of one, which no split can show.
     if len({member.id for member in members}) != len(members):
         raise ValueError("must name different deployments")
     total = sum(member.traffic_percentage for member in members)
@@ -112,6 +113,7 @@ Members = Annotated[list[Member], Field(min_length=1, max_length=10), AfterValid
 class LeaseRequest(CreateRequest):
     """Return to `fallback` unless the lease is renewed within `seconds`."""
 
+    # A week at most: a pipeline that has died must not keep its split for ever.
     seconds: Annotated[int, Field(ge=1, le=604_800)]
     fallback: Members
 
@@ -119,6 +121,7 @@ class LeaseRequest(CreateRequest):
 class CanaryEndpointUpdate(CreateRequest):
     """The whole new split. Without `lease`, a running lease ends and the split stays."""
 
+    # Never a part of a split: two callers who each change one share could end at a sum of 110.
     deployments: Members
     lease: LeaseRequest | None = None
 

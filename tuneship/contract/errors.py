@@ -41,14 +41,15 @@ class ErrorDetail:
     def as_json(self) -> dict[str, Any]:
         """The wire form; `line` only where there is one."""
         body: dict[str, Any] = {"field": self.field, "code": self.code, "message": self.message}
+
         return body if self.line is None else {"line": self.line, **body}
 
 
 class TuneshipError(Exception):
     """A call of the API failed. Catch it where it does not matter why."""
 
+    # Whether the same call may succeed later.
     retryable: bool
-    """Whether the same call may succeed later."""
 
 
 class ApiError(TuneshipError):
@@ -72,9 +73,11 @@ class ApiError(TuneshipError):
         self.param = param
         self.details = tuple(details)
         self.status = self.statuses[0] if status is None else status
+        # A plain `ApiError` is read from the answer of a server that may use any status.
         if type(self) is not ApiError and self.status not in self.statuses:
             raise ValueError(f"{self.code} cannot have the status {self.status}")
         self.retry_after = retry_after
+        # `fine_tuning_error` has this status, too, and such a job does not succeed later.
         self.retryable = self.status in (408, 503) or (
             self.status == 500 and self.code == "internal_error"
         )
@@ -258,6 +261,7 @@ def error_from_answer(status: int, body: object) -> ApiError:
         )
         for detail in fields.get("details") or ()
     ]
+    # A later version of the service may use another status, which the class would refuse.
     if known and status in known.statuses:
         error = known(message, param=param, details=details, status=status)
     else:

@@ -69,6 +69,7 @@ Subscription = Annotated[
 
 def covers(subscriptions: list[str], kind: str) -> bool:
     """Whether a webhook with these subscriptions gets events of this kind."""
+    # Worked out, and not looked up: a family covers kinds that are added to it later.
     return not {"*", kind, f"{EventKind(kind).family}.*"}.isdisjoint(subscriptions)
 
 
@@ -104,6 +105,7 @@ def event(row: dict[str, Any]) -> Event:
         data={
             "object": EventKind(row["type"]).family,
             "id": row["resource_id"],
+            # Receivers may rely on the field; a kind that has a status sets it below.
             "status": None,
             "sequence": row["sequence"],
             **row["data"],

@@ -11,6 +11,7 @@ from tuneship.contract.errors import DeploymentError, InvalidRequestError
 from tuneship.contract.examples import CANDIDATE, SUFFIX
 from tuneship.contract.operation import Example, operation
 
+# Bounds the work of a template before the tokens can be counted.
 MAXIMUM_TURNS = 1000
 
 
@@ -21,8 +22,10 @@ class Turn(CreateRequest):
     content: Annotated[str, Field(min_length=1)]
 
 
-def _answerable(turns: list[Turn]) -> list[Turn]:
+def _answerable(turns: list[Turn] | None) -> list[Turn] | None:
     """Refuse conversations that no training example begins with: a model could not continue them."""
+    if turns is None:
+        return None
     roles = [turn.role for turn in turns]
     if "system" in roles[1:]:
         raise ValueError("must hold a system turn only at the start")
@@ -34,9 +37,8 @@ def _answerable(turns: list[Turn]) -> list[Turn]:
 
 
 def _one_of_both(schema: dict[str, Any]) -> None:
-    schema["if"] = {
-        "required": ["messages"]
-    }  # written this way, code generators still see one class
+    # Written with `if`, code generators still see one class; `oneOf` would give them two.
+    schema["if"] = {"required": ["messages"]}
     schema["then"] = {"not": {"required": ["prompt"]}}
     schema["else"] = {"required": ["prompt"]}
 
@@ -50,7 +52,7 @@ class Generate(CreateRequest):
     messages: Annotated[
         list[Turn] | None,
         Field(min_length=1, max_length=MAXIMUM_TURNS, description="Additive."),
-        AfterValidator(lambda turns: turns and _answerable(turns)),
+        AfterValidator(_answerable),
     ] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[
@@ -76,6 +78,7 @@ class Generate(CreateRequest):
         if not isinstance(value, dict):
             return value
         fields = cast("dict[str, Any]", value)
+        # Before the fields are read, so that a body without both is told what it lacks, as the only fault.
         if fields.get("prompt") is None and fields.get("messages") is None:
             raise PydanticCustomError("missing", "is required", {"param": "prompt"})
         return fields

@@ -11,10 +11,10 @@ class InstanceType(Reply):
     name: str
     compute_type: str
     available: bool
+    # Cores that the service may use, which a container's limit makes fewer than the machine's.
     cpus: int
-    """Cores that the service may use."""
+    # Main memory that the service may use, in GiB.
     memory_gb: float
-    """Main memory that the service may use, in GiB."""
     gpus: int
 
 

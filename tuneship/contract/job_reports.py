@@ -45,8 +45,8 @@ class JobStep(Reply):
     training_loss: float
     validation_loss: float
     learning_rate: float
+    # Epochs that are done, as a fraction.
     epoch: float
-    """Epochs that are done, as a fraction."""
 
 
 class JobLogs(Reply):

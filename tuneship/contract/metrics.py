@@ -23,6 +23,7 @@ METRIC_NAMES: tuple[MetricName, ...] = ("latency", "throughput", "error_rate", "
 class Series(Reply):
     """Fields of every series: the starts of the buckets, and whether each of them can still change."""
 
+    # Each series has its own times, because a bucket without a value may be left out of some.
     timestamps: list[Timestamp | None] | None = None
     complete: list[bool | None] | None = None
 
@@ -149,6 +150,7 @@ class MetricSummary(Reply):
 class RequestAges(Reply):
     """`counts[j]` requests are at most `le[j]` ms old (null: any)."""
 
+    # Null, since JSON has no infinity.
     le: list[float | None]
     counts: list[int]
 

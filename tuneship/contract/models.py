@@ -55,8 +55,8 @@ class HyperparameterLimits(Reply):
     max: float | int | None
     exclusive_min: bool = False
     exclusive_max: bool = False
+    # The value when the field, and those that it depends on, are not sent.
     default: Any
-    """The value when the field, and those that it depends on, are not sent."""
     auto: bool = False
     description: str = ""
 
@@ -67,8 +67,8 @@ class ModelLimits(Reply):
     id: str
     fine_tuning_methods: list[str]
     hyperparameters: dict[str, HyperparameterLimits]
+    # Names that `target_modules` may hold beside `all-linear`.
     target_modules: list[str]
-    """Names that `target_modules` may hold beside `all-linear`."""
     context_length: int
     max_output_tokens: Annotated[
         int, Field(description="The largest value a deployment may allow.")

@@ -35,6 +35,7 @@ ON_ALL = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
     500: "internal_error",
     503: "internal_error",
 }
+# Refusals of the body as such: too slow, too long, of another type.
 WITH_BODY = dict.fromkeys((408, 413, 415), "invalid_request_error")
 
 HEADER_NOTES = {
@@ -80,6 +81,7 @@ ON_EVERY_ANSWER = (
     "X-RateLimit-Remaining",
     "X-RateLimit-Reset",
 )
+# On every answer that lists them; the others may be missing.
 ALWAYS_SENT = {"X-Request-ID", "X-Should-Retry", "WWW-Authenticate", "Location"}
 
 REQUEST_HEADERS: dict[str, tuple[Json, str]] = {
@@ -128,6 +130,7 @@ def document(url: str = "http://127.0.0.1:8700", created_status: int = CREATED) 
         entry = _OperationEntry(
             operation, schemas, status, has_etag=_has_etag(operation, operations)
         )
+        # OpenAPI knows no parameter that takes the rest of a path; the ids are percent-encoded.
         path = re.sub(r"{(\w+):path}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = entry.as_json(responses)
     return {
@@ -175,6 +178,7 @@ def possible_refusals(operation: Operation[..., Any]) -> dict[int, tuple[str, ..
         if status not in kind.statuses:
             raise ValueError(f"{kind.code} cannot have the status {status}")
         possible.append((status, kind.code))
+    # Several rules may refuse with one status, and a status has one entry in the document.
     codes: dict[int, set[str]] = {}
     for status, code in possible:
         codes.setdefault(status, set()).add(code)
@@ -247,11 +251,13 @@ class _OperationEntry:
             content["examples"] = {
                 name: {"value": value} for name, value in operation.example.requests.items()
             }
+        # Clients differ in the type that they give to a part of a form, so it is named.
         if operation.is_form:
             content["encoding"] = {"file": {"contentType": "application/jsonl"}}
             if "tags" in operation.hints[parameter].model_fields:
                 content["encoding"]["tags"] = {"contentType": "application/json"}
         media = "multipart/form-data" if operation.is_form else "application/json"
+        # A patch without any field is valid, and yet a body must be sent.
         return {"required": required or operation.method == "PATCH", "content": {media: content}}
 
     def _reply(self) -> Json:
@@ -285,6 +291,7 @@ def _header_references(names: Iterable[str]) -> Json:
 def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Json:
     """A reference to the refusal's entry among the shared responses, made at its first use."""
     phrase = PHRASES[status].title().replace(" ", "")
+    # The usual codes of a status have a short name; another set of codes is another response.
     usual = (ON_ALL | WITH_BODY | {404: "resource_not_found", 422: "validation_error"}).get(status)
     name = phrase if codes == (usual,) else f"{phrase}_{'_'.join(codes)}"
     if name not in shared:
@@ -292,6 +299,7 @@ def _refusal(status: int, codes: tuple[str, ...], shared: dict[str, Json]) -> Js
     return {"$ref": f"#/components/responses/{name}"}
 
 
+# Examples for codes that stand for several refusals: the first line of the class is too general there.
 REFUSAL_TEXTS = {
     ("validation_error", 422): ("limit must be between 1 and 100", "limit"),
     ("invalid_request_error", 408): ("the body did not come in time", None),
@@ -305,30 +313,29 @@ REFUSAL_TEXTS = {
 }
 
 
-def _refusal_example(kind: type[ApiError], status: int) -> Json:
-    """The error body of such a refusal."""
-    usual = (kind.__doc__ or "").partition("\n")[0].removesuffix(".").lower()
-    message, param = REFUSAL_TEXTS.get((kind.code, status), (usual, None))
-    details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
-    return kind(message, param=param, details=details, status=status).as_json(REQUEST)
-
-
 def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
+    # These three are refused before it is known whose rate they count against.
     headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
     headers += ["Retry-After"] if status in (408, 409, 429, 503) else ()
     headers += ["WWW-Authenticate"] if status == 401 else ()
     kinds: Mapping[str, type[ApiError]] = {code: BY_CODE[code] for code in codes}
     notes = [f"`{code}`: {(kind.__doc__ or '').splitlines()[0]}" for code, kind in kinds.items()]
+    examples: Json = {}
+    for code, kind in kinds.items():
+        usual = (kind.__doc__ or "").partition("\n")[0].removesuffix(".").lower()
+        message, param = REFUSAL_TEXTS.get((code, status), (usual, None))
+        details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
+        # A real error renders it, so that the example has the shape of what is sent.
+        error = kind(message, param=param, details=details, status=status)
+        examples[code] = {"value": error.as_json(REQUEST)}
     return {
         "description": "\n\n".join([PHRASES[status], *notes]),
         "headers": _header_references(headers),
         "content": {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/Error"},
-                "examples": {
-                    code: {"value": _refusal_example(kind, status)} for code, kind in kinds.items()
-                },
+                "examples": examples,
             }
         },
         "x-error-codes": list(codes),

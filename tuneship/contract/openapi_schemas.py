@@ -93,6 +93,13 @@ SHARED_SCHEMAS: Json = {
 }
 
 
+# As pydantic writes them, without a description.
+_UNNAMED = {
+    name: {key: one for key, one in SHARED_SCHEMAS[name].items() if key != "description"}
+    for name in ("Fields", "Texts")
+}
+
+
 class _Wire(GenerateJsonSchema):
     """Pydantic's generator, corrected to the form on the wire."""
 
@@ -111,9 +118,12 @@ class _Wire(GenerateJsonSchema):
         required = made.get("required", ())
         is_create = issubclass(schema["cls"], CreateRequest)
         for name, schema_of_field in properties.items():
+            # Null in a create counts as not sent, and a reply leaves such a field out: neither wire form
+            # has a null there.
             is_left_out = self.mode == "serialization" and name not in required
             if is_left_out or (is_create and name not in required):
                 properties[name] = not_null(schema_of_field)
+            # A default of null says what "optional" says already; in a reply a default has no meaning.
             if schema_of_field.get("default", ...) is None or self.mode == "serialization":
                 properties[name].pop("default", None)
             properties[name].pop("title", None)
@@ -170,9 +180,11 @@ class Schemas:
         self._parts: dict[str, Json] = {key: _plain(part) for (key, _), part in made.items()}
         self.components: dict[str, Json] = _plain(shared["$defs"])
         for operation in operations:
+            # The model of a query is made up from the signature: it is no component of the API.
             query = self._parts[_key(operation, "query")]
             if "$ref" in query:
                 self._parts[_key(operation, "query")] = self.components.pop(_name(query))
+            # A file is no field of the model: it is read as a stream, and never held as a value.
             if operation.is_form:
                 _add_file(self.components[_name(self._parts[_key(operation, "body")])])
         self.components = dict(sorted((self.components | SHARED_SCHEMAS).items()))
@@ -190,6 +202,7 @@ class Schemas:
         """A reference to the body's schema, and whether a body must be sent."""
         place = self._parts[_key(operation, "body")]
         schema = self.components[_name(place)]
+        # `if` stands for "one of two fields": then a body is needed although no single field is.
         return place, bool(schema.get("required") or "if" in schema)
 
     def frames_of(self, operation: Operation[..., Any]) -> dict[str, Json]:
@@ -228,7 +241,7 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
-        name = next((name for name in ("Fields", "Texts") if members == _unnamed(name)), None)
+        name = next((name for name, form in _UNNAMED.items() if members == form), None)
         if name is not None:
             return {"$ref": TEMPLATE.format(model=name)}
         return {
@@ -238,7 +251,3 @@ def _plain(value: Any) -> Any:
             for key, one in members.items()
         }
     return [_plain(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
-
-
-def _unnamed(name: str) -> Json:
-    return {key: one for key, one in SHARED_SCHEMAS[name].items() if key != "description"}

@@ -49,8 +49,8 @@ class Call:
     body: dict[str, Any] | None = None
     form: dict[str, Any] | None = None
     file: BinaryIO | None = None
+    # The same for every try of the call, so that a repeated request changes nothing.
     idempotency_key: str | None = None
-    """The same for every try of the call, so that a repeated request changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Example:
     A test sends every request through the models and reads every reply back, so an example cannot drift from them.
     """
 
+    # Bodies that may be sent, by name; the file of a form is its text.
     requests: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Bodies that may be sent, by name; the file of a form is its text."""
     reply: Any = None
+    # Streamed answers, by media type.
     streams: dict[str, str] = field(default_factory=dict[str, str])
-    """Streamed answers, by media type."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Operation(Generic[P, R]):
     path: str
     scope: str
     status: int
+    # Errors of this operation's own rules; those that follow from method, path and body are not repeated.
     refusals: tuple[Refusal, ...]
-    """Errors of this operation's own rules; those that follow from method, path and body are not repeated."""
     headers: tuple[RequestHeader, ...]
     example: Example
     declaration: Callable[P, R]
@@ -104,6 +104,7 @@ class Operation(Generic[P, R]):
     @property
     def is_change(self) -> bool:
         """Whether it creates, changes or deletes something; generating and validating a file do not."""
+        # Validating is a POST with a file that stores nothing.
         changes = self.method != "GET" and self.scope != "generate"
         return changes and (self.is_creating or not self.is_form)
 
@@ -158,6 +159,7 @@ class Operation(Generic[P, R]):
             for name, hint in self.hints.items()
             if name not in taken
         }
+        # A misspelled parameter must be refused: an ignored filter would return everything.
         return create_model(
             f"{self.name}_query", __config__=ConfigDict(extra="forbid"), **cast("Any", fields)
         )
@@ -169,6 +171,7 @@ class Operation(Generic[P, R]):
         path = self.path
         for name in self.path_parameters:
             value = quote(str(arguments.pop(name)), safe="")
+            # A function, since a text would be searched for backslashes.
             path = re.sub(rf"{{{name}(:path)?}}", lambda _, text=value: text, path)
         content: dict[str, Any] | None = None
         if self.body_parameter is not None:
@@ -194,6 +197,7 @@ def _query_pairs(name: str, value: object) -> list[tuple[str, str]]:
         return [(f"{name}[{key}]", str(item)) for key, item in items]
     if isinstance(value, list | tuple):
         return [(name, str(item)) for item in cast("list[object]", value)]
+    # Python would write `True`, which is no boolean in a query.
     if isinstance(value, bool):
         return [(name, "true" if value else "false")]
     if isinstance(value, datetime):

@@ -23,6 +23,7 @@ def by_offset(page: Any, sent: Arguments) -> dict[str, Any] | None:
     offset = page.pagination.next_offset if page.pagination else None
     if offset is None:
         return None
+    # A server whose pages do not advance would keep the caller's loop going for ever.
     if offset <= sent.get("offset", 0):
         raise BadResponse("the list does not go on: its next offset is not behind this page")
     return {"offset": offset}
@@ -68,6 +69,7 @@ class Walk(Generic[R, T]):
         """The page's new entries, in order. Raises `BadResponse` when a server would make the walk endless."""
         entries = self._paged.entries(page)
         new = [entry for entry in entries if _id(entry) not in self._known_ids]
+        # The last page is enough: entries move by what was added since, and memory stays the same.
         self._known_ids = {_id(entry) for entry in entries} - {None}
         changes = self._paged.next_page(page, self.arguments)
         if changes is None:

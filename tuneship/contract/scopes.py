@@ -8,6 +8,7 @@ RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks
 SINGLE = ("generate", "metrics:read", "logs:read", "keys:admin", "audit:read")
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
+# The audit log says who did what: reading it is a role of its own.
 _READING = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
 
 
@@ -40,6 +41,7 @@ def scopes_of(names: str) -> frozenset[str]:
     """The scopes behind a comma-separated list of scopes and presets. Raises `UnknownScope`."""
     found: set[str] = set()
     for name in (one.strip() for one in names.split(",")):
+        # A misspelled scope must not pass for none: the key would fail much later, at its first use.
         if name not in SCOPES and name not in PRESETS:
             raise UnknownScope(name)
         found |= PRESETS.get(name, {name})

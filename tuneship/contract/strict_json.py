@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn, cast
 
+# Far more than any body of the API needs, and far less than what overflows a parser.
 MAXIMUM_DEPTH = 32
 # Values of a request body: objects, arrays and their members. A conversation of a thousand turns
 # has 3,000.
@@ -35,6 +36,7 @@ def parse(data: bytes, most_values: int = MAXIMUM_VALUES) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise JsonRefused("invalid_utf8", "is not valid UTF-8") from None
+    # Before decoding, which is what would cost the time and the memory.
     if len(data) > most_values and _values(data, most_values) > most_values:
         raise JsonRefused("invalid_json", f"holds more than {most_values} values")
     try:
@@ -52,6 +54,8 @@ def _values(data: bytes, most: int) -> int:
     upper = _separators(data)
     if upper <= most:
         return upper
+    # Separators within texts are none, so the texts are cut out; escaped backslashes go first, or a
+    # quote behind one would look escaped.
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if (quotes := bare.count(b'"')) > 4 * most:  # a value has two texts at most, a name and itself
         return quotes
@@ -74,6 +78,7 @@ def _constant(_name: str) -> NoReturn:
 
 
 def _float(text: str) -> float:
+    # The parser turns 1e999 into infinity, which no JSON text can hold when it is written again.
     number = float(text)
     if math.isinf(number):
         raise JsonRefused("invalid_json", "holds a number beyond the range of a double")
@@ -85,6 +90,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, 
 
 def _check(value: object) -> None:
     """Check every text, name and level, from left to right, so that the first fault is reported."""
+    # A stack of our own: recursion would be at the mercy of the interpreter's limit.
     levels: list[Iterator[object]] = [iter([value])]
     while levels:
         member = next(levels[-1], _END)
@@ -95,19 +101,17 @@ def _check(value: object) -> None:
         elif isinstance(member, dict | list):
             if len(levels) > MAXIMUM_DEPTH:
                 raise JsonRefused("invalid_json", f"is nested deeper than {MAXIMUM_DEPTH}")
-            levels.append(_members(cast("dict[str, object] | list[object]", member)))
+            # The names of an object are checked before its members.
+            if isinstance(member, dict):
+                fields = cast("dict[str, object]", member)
+                for name in fields:
+                    _check_text(name)
+                levels.append(iter(fields.values()))
+            else:
+                levels.append(iter(cast("list[object]", member)))
 
 
 _END = object()
-
-
-def _members(value: dict[str, object] | list[object]) -> Iterator[object]:
-    """The members of an array or object; the names of an object are checked first."""
-    if isinstance(value, list):
-        return iter(value)
-    for name in value:
-        _check_text(name)
-    return iter(value.values())
 
 
 def _check_text(text: str) -> None:

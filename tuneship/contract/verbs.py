@@ -38,6 +38,7 @@ class Asynchronous:
     """A client whose calls are awaited."""
 
 
+# Covariant, so that a resource of either client is a `Resource[Blocking | Asynchronous]`.
 C_co = TypeVar("C_co", bound=Blocking | Asynchronous, covariant=True)
 
 
@@ -65,6 +66,7 @@ class Verb(Generic[P, R]):
     ) -> Callable[P, Awaitable[R]]: ...
     def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
         """Bind the verb to the resource's client; on the class, it is the verb itself."""
+        # Read from the class, by what lists the verbs: there is no client to call.
         if resource is None:
             return self
         client = resource.client

@@ -37,6 +37,7 @@ Url = Annotated[
 ]
 Subscriptions = Annotated[list[Subscription], Field(min_length=1, max_length=32)]
 Description = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
+# `fromisoformat` takes more forms than receivers in other languages do, dates without a zone among them.
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -85,6 +86,7 @@ class WebhookUpdate(Request):
     def _no_null(cls, value: Any) -> Any:
         if isinstance(value, dict):
             for name, field in cast("dict[str, Any]", value).items():
+                # Null would remove a field in a merge patch, and none of these can be removed.
                 if field is None and name in cls.model_fields:
                     raise PydanticCustomError("null", "cannot be null", {"param": name})
         return cast("Any", value)
@@ -164,6 +166,7 @@ class Replayed(Reply):
     replayed: int
 
 
+# What is sent to a webhook that is switched off would never arrive.
 INACTIVE = ((InvalidRequestError, 409),)
 
 

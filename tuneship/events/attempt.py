@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Self, cast
 
 import certifi
 import httpcore
@@ -37,6 +37,16 @@ class DeliveryOutcome:
     failure: str | None
     status: int | None = None
     retry_after: timedelta | None = None
+
+    @classmethod
+    def of(cls, response: httpcore.Response, now: datetime) -> Self:
+        """The outcome that status and headers of a response stand for."""
+        status = response.status
+        if 200 <= status < 300:
+            return cls(None, status)
+        failure = "redirected" if 300 <= status < 400 else "refused_by_receiver"
+        header = {name.lower(): value for name, value in response.headers}.get(b"retry-after", b"")
+        return cls(failure, status, retry_after(header.decode("latin-1"), now))
 
     @property
     def is_gone(self) -> bool:
@@ -77,7 +87,11 @@ class Sender:
         except (TimeoutError, httpcore.TimeoutException):
             return DeliveryOutcome("timed_out")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            return DeliveryOutcome("tls_failed" if _is_tls_error(error) else "connection_failed")
+            # httpcore hides what failed beneath; the causes tell TLS from the network.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ssl.SSLError):
+                cause = cause.__cause__ or cause.__context__
+            return DeliveryOutcome("connection_failed" if cause is None else "tls_failed")
 
     async def _post(
         self, target: ReceiverAddress, headers: dict[str, str], body: bytes, now: datetime
@@ -105,7 +119,7 @@ class Sender:
             network_backend=CheckedNetwork(self._receivers, target, self._network),
         ) as connection:
             response = await connection.handle_async_request(request)
-            outcome = _outcome(response, now)
+            outcome = DeliveryOutcome.of(response, now)
 
             # A little of the body is read, so that well-behaved receivers see no broken connection. It cannot change
             # the outcome any more.
@@ -117,25 +131,6 @@ class Sender:
                         if size >= MAX_BODY_BYTES:
                             break
             return outcome
-
-
-def _outcome(response: httpcore.Response, now: datetime) -> DeliveryOutcome:
-    """The outcome that status and headers of a response stand for."""
-    status = response.status
-    if 200 <= status < 300:
-        return DeliveryOutcome(None, status)
-    failure = "redirected" if 300 <= status < 400 else "refused_by_receiver"
-    header = {name.lower(): value for name, value in response.headers}.get(b"retry-after", b"")
-    return DeliveryOutcome(failure, status, retry_after(header.decode("latin-1"), now))
-
-
-def _is_tls_error(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, comes from TLS."""
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def default_trust() -> ssl.SSLContext:

@@ -61,7 +61,19 @@ class Deliverer:
         """Run until cancelled; then give the attempts in flight some time to end."""
         try:
             while True:
-                await self._tick()
+                due_now: list[Due] = []
+                busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
+                try:
+                    due_now = await self._threads.run(self._find, busy)
+                except Exception:  # e.g. the database does not answer: the next tick tries again
+                    logger.exception("due webhook deliveries could not be read")
+                    await asyncio.sleep(RECORD_AGAIN_S)
+                for due in due_now:
+                    webhook_id, event_id = due.key
+                    self._busy.setdefault(webhook_id, set()).add(event_id)
+                    task = asyncio.create_task(self._deliver(due))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 self._landed.clear()
                 await wait_for_event(self._landed, TICK_S)
         finally:
@@ -70,22 +82,6 @@ class Deliverer:
                 for task in late:
                     task.cancel()
                 await asyncio.gather(*late, return_exceptions=True)
-
-    async def _tick(self) -> None:
-        """Start the deliveries that are due and fit."""
-        busy = {webhook_id: frozenset(ids) for webhook_id, ids in self._busy.items()}
-        try:
-            due_now = await self._threads.run(self._find, busy)
-        except Exception:  # e.g. the database does not answer: the next tick tries again
-            logger.exception("due webhook deliveries could not be read")
-            await asyncio.sleep(RECORD_AGAIN_S)
-            return
-        for due in due_now:
-            webhook_id, event_id = due.key
-            self._busy.setdefault(webhook_id, set()).add(event_id)
-            task = asyncio.create_task(self._deliver(due))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
 
     def _find(self, busy: Mapping[str, frozenset[str]]) -> list[Due]:
         """Read the deliveries to start now, next to those in flight (`busy`)."""
@@ -109,25 +105,21 @@ class Deliverer:
                 # Our own failure counts as an attempt: an event that always fails here must not be tried for ever.
                 logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
                 outcome = DeliveryOutcome("internal_error")
-            await self._record_safely(due, outcome)
+            # Until it is recorded, the row is due, and the receiver would be called again.
+            pause_s = RECORD_AGAIN_S
+            while True:
+                try:
+                    await self._threads.run(self._record, due, outcome)
+                    break
+                except Exception:  # e.g. the disk is full
+                    logger.exception("a webhook delivery could not be recorded: %s %s", *due.key)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         finally:
             self._busy[webhook_id].discard(event_id)
             if not self._busy[webhook_id]:
                 del self._busy[webhook_id]
             self._landed.set()
-
-    async def _record_safely(self, due: Due, outcome: DeliveryOutcome) -> None:
-        """Record an outcome, and retry until it is recorded: else the row is due, and the receiver is called again."""
-        pause_s = RECORD_AGAIN_S
-        while True:
-            try:
-                await self._threads.run(self._record, due, outcome)
-            except Exception:  # e.g. the disk is full
-                logger.exception("a webhook delivery could not be recorded: %s %s", *due.key)
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            else:
-                return
 
     async def _attempt(self, due: Due) -> DeliveryOutcome:
         """Sign and send one event."""

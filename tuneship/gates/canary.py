@@ -6,17 +6,17 @@ is known at a look, `rules.py` decides.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from tuneship.gates.metrics_reader import Metrics, read_series
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
 from tuneship.gates.rules import Ruling, rule_on
-from tuneship.gates.series import ARMS, Arm, RolloutSeries, Unusable
+from tuneship.gates.series import ARMS, RolloutSeries, Unusable
 from tuneship.gates.view import DeploymentState, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
-# Completion tokens per answer, as a multiple of the baseline's, above which a look warns.
+# Completion tokens per answer, as a multiple of the baseline's, above which a look warns: longer
+# answers take longer, which is then the model's habit and no fault of the serving.
 TOKEN_WARNING_RATIO = 1.2
 
 
@@ -64,12 +64,9 @@ def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> li
     for i, fact in enumerate(record.facts):
         if not isinstance(fact, Look):
             continue
-        newest: dict[Arm, datetime | None] = {
-            "baseline": fact.newest_baseline,
-            "candidate": fact.newest_candidate,
-        }
+        # How fresh the data were, and the service's time, cannot be seen in the final series.
         cut = replace(
-            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=newest
+            series, buckets=series.until(fact.horizon), at=fact.at or series.at, newest=fact.newest
         )
         looks.append(
             judge(
@@ -87,20 +84,14 @@ def replay(record: RolloutRecord, series: RolloutSeries, plan: CanaryPlan) -> li
 def _look(view: View, ruling: Ruling) -> Look:
     series, last = view.series, (view.record.looks[-1] if view.record.looks else None)
     advancing = ruling.verdict in (Verdict.ADVANCE, Verdict.PROMOTE)
+    # A look without data carries on what the last one knew. An answer without a finished bucket leaves
+    # the horizon where it was: it never moves back.
+    horizon = last.horizon if last else None
+    newest = last.newest if last else dict.fromkeys(ARMS)
+    unvalued = last.unvalued if last else dict.fromkeys(ARMS, 0)
     if series is not None:
-        horizon = series.horizon or (last.horizon if last else None)
-        newest = series.newest
+        horizon, newest = series.horizon or horizon, series.newest
         unvalued = {arm: series.unvalued(arm, horizon) for arm in ARMS}
-    else:  # the look has no data: carry on what the last one knew
-        horizon = last.horizon if last else None
-        newest = {
-            "baseline": last.newest_baseline if last else None,
-            "candidate": last.newest_candidate if last else None,
-        }
-        unvalued = {
-            "baseline": last.unvalued_baseline if last else 0,
-            "candidate": last.unvalued_candidate if last else 0,
-        }
     return Look(
         number=len(view.record.looks) + 1,
         phase=view.phase,
@@ -154,6 +145,7 @@ def _needed(view: View, ruling: Ruling) -> str:
     if ruling.verdict is not Verdict.HOLD:
         return ""
     lacking = view.plan.min_requests_per_step - view.step_requests
+    # A gate that holds or shows harm waits for a better candidate, and not for more requests.
     open_gates = [gate for gate in view.gates if gate.state == "open"]
     if "insufficient_data" not in ruling.reasons:
         wanted = [gate.requests_to_proof for gate in open_gates]
@@ -165,5 +157,7 @@ def _needed(view: View, ruling: Ruling) -> str:
     with_data = sum(look.brought_data for look in view.step_looks) + view.brought_data
     if not (view.step_requests and with_data):
         return f"{lacking} more requests"
+
+    # Looks without new data bring no requests, so the rate is counted by those that did. Rounded up.
     looks = -(-lacking * with_data // view.step_requests)
     return f"{lacking} more requests, about {looks} looks"

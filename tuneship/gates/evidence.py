@@ -24,21 +24,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 from operator import add, mul
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # Multiples of the margin that the harm test bets on, log-spaced, equal weights.
 GRID = tuple(1.3 * (12.0 / 1.3) ** (k / 11) for k in range(12))
+# Shares of the margin that the pass test bets on: the further inside a candidate is, the sooner the
+# small ones prove it.
 PASS_GRID = tuple(k / 10 for k in range(1, 10))
 LOG_GRID = tuple(map(math.log, GRID))
 LOG_PASS_GRID = tuple(map(math.log, PASS_GRID))
 # One bucket multiplies a half by at most 4: requests of one burst depend on each other.
 LOG_BURST_CAP = math.log(4.0)
+# So much uncapped evidence is no burst of dependent requests, and each further bucket harms callers.
 LOG_UNCAPPED_TIER = math.log(1e6)
+# Weaker than what a rollback needs: what passes wrongly is still watched during the bake.
 LOG_PROVEN = math.log(10.0)
 LOG_WARN, LOG_RELEASE = math.log(5.0), math.log(2.0)
+# The looks after a warm-up repeat the proof of all looks, so they need only point the same way.
 LOG_HEARD = math.log(2.0)
+# One-sided 5 % at a single look. It is peeked at, so it may hold and never roll back; with one or
+# two bad requests the normal approximation says nothing.
 Z_WARN, Z_MIN_BAD = 1.645, 3
+# A fault that is there from the start shows at the first step, where it harms fewest callers, so that
+# step gets most of the weight; the other steps share the rest for what only shows under more load.
 FIRST_STEP_SHARE = 0.58
+# A new term at every look would find a late regression no sooner and divide the weight further.
 LOOKS_PER_TERM, TERMS_KEPT = 5, 12
 
 Logs = Sequence[float]
@@ -93,6 +103,7 @@ def step_terms(starts: Sequence[int], steps: int) -> tuple[list[Term], float]:
 
 def wait_terms(starts: Sequence[int]) -> tuple[list[Term], float]:
     """Terms of a wait of unknown length: v_j = 6 / (pi^2 j^2), newest 12 kept (dropping one only lowers E)."""
+    # Nobody knows how many terms there will be, so the weights are those of a series that sums to 1.
     weights = [6.0 / (math.pi * j) ** 2 for j in range(1, len(starts) + 1)]
     return list(map(Term, starts, weights))[-TERMS_KEPT:], max(0.0, 1.0 - math.fsum(weights))
 
@@ -113,8 +124,10 @@ def harm(
     """
     how = _How(limits, tuple(terms), idle, absolute_only, charge_falls)
     walk = _walk(tuple(buckets), how)
+    # A term that has not begun has evidence 1: its weight keeps the mixture's mean at 1 from the start.
     rest = [math.log(idle)] if idle > 0.0 else []
     log_none = log_sum_exp([*map(math.log, (term.weight for term in terms)), *rest])
+    # The margin is the larger of the two, so harm is shown only where both halves show it.
     uncapped = [math.log(t.term.weight) + min(h.log_e for h in t.halves) for t in walk.terms]
     log_e = log_none if walk.log_e is None else walk.log_e
     return Harm(log_e, log_sum_exp([*uncapped, *rest]), walk.warned)
@@ -133,6 +146,7 @@ class _Half:
         if factor is None:
             return self
         sums = list(map(add, self.sums, factor))
+        # The mean over the grid of the products, not the product of means: one bet is held throughout.
         value = log_sum_exp(sums) - _LOG_GRID_SIZE
         change = min(value - self.log_e, LOG_BURST_CAP)
         if charge_falls:
@@ -143,8 +157,8 @@ class _Half:
 @dataclass(frozen=True, slots=True)
 class _TermWalk:
     term: Term
+    # The absolute half, and the relative half where a baseline takes traffic.
     halves: tuple[_Half, ...]
-    """The absolute half, and the relative half where a baseline takes traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +167,8 @@ class _Walk:
 
     seen: int
     terms: tuple[_TermWalk, ...]
+    # The mixture so far; None before the first bucket of the first term.
     log_e: float | None = None
-    """The mixture so far; None before the first bucket of the first term."""
     warned: bool = False
 
 
@@ -175,9 +189,11 @@ def _walk(buckets: tuple[BucketCounts, ...], how: _How) -> _Walk:
     """The mixture over all buckets, continued from the previous look's where that is still cached."""
     halves = (_Half(),) if how.absolute_only else (_Half(), _Half())
     start = _Walk(0, tuple(_TermWalk(term, halves) for term in how.terms))
+    # A look mostly adds one bucket to those of the look before; anything else starts from the front.
     walk = _walks.get((buckets, how)) or _walks.get((buckets[:-1], how)) or start
     for bucket in buckets[walk.seen :]:
         walk = _step(walk, bucket, how)
+    # Forgetting all costs one slow look; keeping an order of use would cost something at every look.
     if len(_walks) >= _WALKS_KEPT:
         _walks.clear()
     _walks[buckets, how] = walk
@@ -189,7 +205,10 @@ def _step(walk: _Walk, bucket: BucketCounts, how: _How) -> _Walk:
     if walk.seen < first:
         return _Walk(walk.seen + 1, walk.terms)
     limits = how.limits
-    factors = (_absolute_factor(bucket, limits.harm), _relative_factor(bucket, limits.ratio))
+    factors = (
+        _absolute_factor(bucket, limits.harm),
+        _relative_factor(bucket, limits.ratio, "harm"),
+    )
 
     def after(one: _TermWalk) -> _TermWalk:
         if walk.seen < one.term.start:
@@ -218,28 +237,23 @@ def _absolute_factor(b: BucketCounts, d: float) -> Logs | None:
 
 @lru_cache
 def _absolute_logs(d: float) -> tuple[Logs, Logs]:
+    # At a rate of 1 a single good request would refute everything, for ever.
     rates = [max(min(d * rho, 0.9), d) for rho in GRID]
     return [math.log(p / d) for p in rates], [math.log((1.0 - p) / (1.0 - d)) for p in rates]
 
 
-@lru_cache(_FACTORS_KEPT)
-def _relative_factor(b: BucketCounts, ratio: float) -> Logs | None:
-    """The 12 log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None for a bucket without information.
+@lru_cache(2 * _FACTORS_KEPT)
+def _relative_factor(b: BucketCounts, ratio: float, side: Literal["harm", "pass"]) -> Logs | None:
+    """The log factors `x_c log(th_k/th0) + x_b log((1-th_k)/(1-th0))`; None for a bucket without information.
 
     Written with one logarithm per grid point: with L_k = log((r n_c + n_b) / (r rho_k n_c + n_b)),
     log(th_k/th0) = log rho_k + L_k and the other is L_k.
     """
+    # Given how many are bad in all, the candidate's part does not depend on the shared rate: what hits
+    # both moves nothing. Without a bad request, or without one arm, there is nothing to divide.
     if not (b.n_c and b.n_b and (b.x_c or b.x_b)):
         return None
-    return _relative(b, ratio, GRID, LOG_GRID)
-
-
-@lru_cache(_FACTORS_KEPT)
-def _relative_pass(b: BucketCounts, ratio: float) -> Logs:
-    return _relative(b, ratio, PASS_GRID, LOG_PASS_GRID)
-
-
-def _relative(b: BucketCounts, ratio: float, grid: Logs, log_grid: Logs) -> list[float]:
+    grid, log_grid = (GRID, LOG_GRID) if side == "harm" else (PASS_GRID, LOG_PASS_GRID)
     weighted = ratio * b.n_c
     total, bad = weighted + b.n_b, b.x_c + b.x_b
     shrink = [math.log(total / (weighted * rho + b.n_b)) for rho in grid]
@@ -260,10 +274,15 @@ def _pass_logs(buckets: tuple[BucketCounts, ...], limits: Limits) -> list[float]
         x * log_k + (n - x) * math.log((1.0 - k * d) / (1.0 - d))
         for k, log_k in zip(PASS_GRID, LOG_PASS_GRID, strict=True)
     ]
+    # Most buckets of most gates hold nothing bad, and every look weighs all again: skip them here.
     rows = [
-        _relative_pass(b, limits.ratio) for b in buckets if b.n_c and b.n_b and (b.x_c or b.x_b)
+        factor
+        for b in buckets
+        if (b.x_c or b.x_b) and (factor := _relative_factor(b, limits.ratio, "pass")) is not None
     ]
     relative = list(map(math.fsum, zip(*rows, strict=True))) if rows else [0.0] * len(PASS_GRID)
+    # The null says that both bounds are exceeded. Evidence against either refutes it, and so does the
+    # mean of both, whereas harm needs the smaller of the two.
     return absolute + relative
 
 
@@ -274,15 +293,17 @@ def requests_to_proof(buckets: Sequence[BucketCounts], limits: Limits) -> int | 
     """
     n = sum(b.n_c for b in buckets)
     logs = _pass_logs(tuple(buckets) if n else (BucketCounts(1, 0),), limits)
+    # No exponent grows with more requests; the rounding of a rate on the margin is no growth.
     if max(logs) <= 1e-12:
         return None
+    # The largest exponent alone reaches the proof here, so the sum of all does no later.
     enough = math.ceil((LOG_PROVEN + _LOG_PASS_SIZE) / max(logs) * max(n, 1))
-    total = bisect_left(range(enough), LOG_PROVEN, key=lambda more: _scaled(logs, more / max(n, 1)))
-    return max(0, total - n)
 
+    def log_e_at(requests: int) -> float:
+        scaled = list(map(mul, logs, repeat(requests / max(n, 1))))
+        return log_sum_exp(scaled) - _LOG_PASS_SIZE
 
-def _scaled(logs: Logs, factor: float) -> float:
-    return log_sum_exp(list(map(mul, logs, repeat(factor)))) - _LOG_PASS_SIZE
+    return max(0, bisect_left(range(enough), LOG_PROVEN, key=log_e_at) - n)
 
 
 def early_z(buckets: Sequence[BucketCounts], limits: Limits) -> float | None:
@@ -293,6 +314,8 @@ def early_z(buckets: Sequence[BucketCounts], limits: Limits) -> float | None:
 @lru_cache(_SERIES_KEPT)
 def _early_z(buckets: tuple[BucketCounts, ...], limits: Limits) -> float | None:
     score = variance = 0.0
+    # Stratified by bucket: pooled over steps of different weight, a shared incident would look like
+    # a bad candidate.
     for b in buckets:
         if not (b.n_c and b.n_b):
             continue
@@ -309,7 +332,7 @@ def _early_z(buckets: tuple[BucketCounts, ...], limits: Limits) -> float | None:
 
 def early_warning(buckets: Sequence[BucketCounts], limits: Limits) -> bool:
     """Whether z speaks against the candidate: that holds the exposure, but is no proof and never rolls back."""
-    z = early_z(buckets, limits)
+    z = _early_z(tuple(buckets), limits)
     return z is not None and z > Z_WARN and sum(b.x_c for b in buckets) >= Z_MIN_BAD
 
 

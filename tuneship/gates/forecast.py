@@ -31,7 +31,10 @@ from tuneship.gates.view import DeploymentState
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.
 MORE_ERRORS_SHARE = 0.05
 MAX_FIRST_STEP_PERCENT = 50
+# Three runs at least, for a median; more until the looks drawn cost about a second.
 _LOOKS_DRAWN, _RUNS = 200, (3, 10)
+# Times are not drawn but the shares beyond the limits, so their values in ms mean nothing. By its
+# definition 5 % of the answers are above the p95, and few above 1.5 x the p99.
 _LIMITS = LatencyLimits(1000.0, 2000.0, 1000)
 _EDGES = (1000.0, 2000.0, math.inf)
 _SLOW, _VERY_SLOW = 0.05, 0.003
@@ -41,21 +44,33 @@ _RUNNING = DeploymentState("running", 1)
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     """Forecast a rollout that begins now. `gates`: as `readings.choose_gates` fixes them for it."""
-    lacking = _lacking_requests(plan, today)
-    if lacking is not None:
+    # Nothing needs to be drawn where the first step's requests cannot be enough.
+    per_look = (
+        today.requests_per_minute * plan.data_every_seconds / 60.0 * plan.known_steps[0] / 100.0
+    )
+    if per_look * plan.max_looks_per_step < plan.min_requests_per_step:
+        why = (
+            f"{plan.known_steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
+            f" {plan.min_requests_per_step} that a step needs within {plan.max_looks_per_step} looks"
+        )
+        lacking = Unprovable(INSUFFICIENT_DATA, why)
         return Forecast(None, None, None, None, (lacking,), _sentence(None, None, None, lacking))
+
     begun = _begin(plan, gates)
-    equal = _several(plan, today, today.errors, begun)
+    equal = _several(plan, today, today.errors, begun, _RUNS[1])
     promoted = sorted(run.number for run in equal if run.verdict in (Verdict.PROMOTE, Verdict.ASK))
     minutes = plan.data_every_seconds / 60.0
     typical = most = None
+    # Where half of the equal candidates are not promoted in time, nobody can be told when they will be.
     if 2 * len(promoted) > len(equal):
         typical = statistics.median(promoted) * minutes
         most = promoted[min(len(promoted) - 1, math.ceil(0.9 * len(promoted)) - 1)] * minutes
     unprovable = () if typical is not None else _unprovable(equal)
     doubling = None
-    if _is_harm(plan, today.errors, 2.0 * today.errors):
-        doubling = _minutes_to_find(plan, today, 2.0 * today.errors, begun)
+    # What lies within the margin is no harm by the plan's own words, so no evidence against it grows.
+    limits, doubled = limits_of(plan, "error"), 2.0 * today.errors
+    if limits is not None and doubled > max(limits.ratio * today.errors, limits.harm):
+        doubling = _minutes_to_find(plan, today, doubled, begun)
     else:
         share = f"{100 * today.errors:.2g} % errors" if today.errors else "no errors"
         why = f"a doubling of {share} is within the plan's margin"
@@ -69,6 +84,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
 
 def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
     """Choose the steps: the first one brings enough requests in its shortest stay, and is at most 50 %."""
+    # Half of the traffic at once is as far as an untried model may go, however few the requests are.
     looks = plan.min_looks_per_step * plan.data_every_seconds / 60.0
     needed = 100.0 * plan.min_requests_per_step / max(requests_per_minute * looks, 1e-9)
     first = min(max(plan.known_steps[0], math.ceil(min(needed, 100.0))), MAX_FIRST_STEP_PERCENT)
@@ -77,21 +93,9 @@ def choose_steps(requests_per_minute: float, plan: CanaryRules) -> list[int]:
     return [first, *(step for step in plan.known_steps if step > first)]
 
 
-def _lacking_requests(plan: CanaryPlan, today: Today) -> Unprovable | None:
-    per_look = (
-        today.requests_per_minute * plan.data_every_seconds / 60.0 * plan.known_steps[0] / 100.0
-    )
-    if per_look * plan.max_looks_per_step >= plan.min_requests_per_step:
-        return None
-    why = (
-        f"{plan.known_steps[0]} % of {today.requests_per_minute:.3g} requests a minute are fewer than the"
-        f" {plan.min_requests_per_step} that a step needs within {plan.max_looks_per_step} looks"
-    )
-    return Unprovable(INSUFFICIENT_DATA, why)
-
-
 def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
     """A record that begins now, with those gates whose counts the service publishes."""
+    # What the driver alone counts depends on answers, which cannot be drawn.
     counted = tuple(
         Gate(gate.name, gate.reason, "series", gate.state)
         for gate in gates
@@ -101,13 +105,15 @@ def _begin(plan: CanaryPlan, gates: Sequence[Gate]) -> RolloutRecord:
     return RolloutRecord((begun, SplitConfirmed(plan.known_steps[0], _EPOCH)))
 
 
-def _several(plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord) -> list[Look]:
+def _several(
+    plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord, most: int
+) -> list[Look]:
     """Simulate a few rollouts, as many as fit into about a second, and return their last looks."""
     ends: list[Look] = []
-    fewest, most = _RUNS
     while len(ends) < most:
+        # The number of the run is its seed, so that the same traffic has the same forecast.
         ends.append(_draw(plan, today, errors, begun, random.Random(len(ends))))  # noqa: S311 - no secret
-        if len(ends) >= fewest and sum(look.number for look in ends) > _LOOKS_DRAWN:
+        if len(ends) >= _RUNS[0] and sum(look.number for look in ends) > _LOOKS_DRAWN:
             break
     return ends
 
@@ -115,8 +121,8 @@ def _several(plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord
 def _minutes_to_find(
     plan: CanaryPlan, today: Today, errors: float, begun: RolloutRecord
 ) -> float | None:
-    seeds = range(_RUNS[0])
-    ends = [_draw(plan, today, errors, begun, random.Random(seed)) for seed in seeds]  # noqa: S311
+    # A bad candidate that is only stopped because its looks are used up was not found.
+    ends = _several(plan, today, errors, begun, _RUNS[0])
     found = [
         look.number
         for look in ends
@@ -173,7 +179,7 @@ def _serve(dice: random.Random, n: int, today: Today, errors: float) -> ArmTraff
 
 
 def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
-    """Count the reasons that kept equal candidates from being promoted, the most frequent first."""
+    """Name the gates and the reasons that kept equal candidates from being promoted."""
     held = [
         gate
         for look in ends
@@ -184,17 +190,13 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
     found = [Unprovable(name, f"the gate {name} is not proven at this traffic") for name in names]
     reasons = sorted({look.reason for look in ends if look.reason == INSUFFICIENT_DATA})
     found += [Unprovable(reason, "too few requests within the plan's looks") for reason in reasons]
+    # First, since it is the reason that more traffic does not remove.
     unhealthy = any("baseline_unhealthy" in look.reasons for look in ends)
     if unhealthy:
         found.insert(
             0, Unprovable(UNHEALTHY_BASELINE, "the baseline fails more often than `slo_max` allows")
         )
     return tuple(found)
-
-
-def _is_harm(plan: CanaryPlan, baseline: float, candidate: float) -> bool:
-    limits = limits_of(plan, "error")
-    return limits is not None and candidate > max(limits.ratio * baseline, limits.harm)
 
 
 def _sentence(
@@ -220,6 +222,8 @@ def _minutes(minutes: float) -> str:
 
 
 def _poisson(dice: random.Random, mean: float) -> int:
+    # Multiplying uniform numbers (Knuth) takes as many draws as there are requests, so it is left to
+    # small means; the normal distribution is close enough beyond.
     if mean > 50:
         return max(0, round(dice.gauss(mean, math.sqrt(mean))))
     limit, product, number = math.exp(-mean), dice.random(), 0

@@ -33,8 +33,8 @@ class UnreadableMetrics(ValueError):
 class MetricCurve:
     """A job's metrics by step, in a frame of float columns; null and absent values are NaN, infinities are kept."""
 
+    # pandas.DataFrame, index `step`, columns `JOB_COLUMNS`.
     frame: Any
-    """pandas.DataFrame, index `step`, columns `JOB_COLUMNS`."""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -59,6 +59,7 @@ class MetricCurve:
 
     def smoothed_training_loss(self, span: int) -> list[float]:
         """Exponential moving average."""
+        # With `adjust`, each of the first batches would move the average more than later ones do.
         return self.frame["training_loss"].ewm(span=span, adjust=False).mean().tolist()
 
 
@@ -70,26 +71,23 @@ def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
     steps = metrics.get("steps")
     if not isinstance(steps, list):
         raise UnreadableMetrics("no steps")
-    columns = {name: _column(metrics, name, len(cast("list[Any]", steps))) for name in JOB_COLUMNS}
-    whole = [step for step in cast("list[Any]", steps) if type(step) is int]
-    if len(whole) != len(cast("list[Any]", steps)) or any(a >= b for a, b in pairwise(whole)):
+    steps = cast("list[Any]", steps)
+    columns: dict[str, list[float]] = {}
+    for name in JOB_COLUMNS:
+        values = metrics.get(name)
+        if values is not None and (not isinstance(values, list) or len(values) != len(steps)):
+            raise UnreadableMetrics(f"{name} is not as long as steps")
+        column = cast("list[Any]", values or [None] * len(steps))
+        # A flag is an int to Python, and would be counted as 0 or 1.
+        if any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in column):
+            raise UnreadableMetrics(f"{name} holds something that is no number")
+        columns[name] = [math.nan if value is None else float(value) for value in column]
+    # `isinstance` would take True for step 1.
+    whole = [step for step in steps if type(step) is int]
+    if len(whole) != len(steps) or any(a >= b for a, b in pairwise(whole)):
         raise UnreadableMetrics("steps do not rise strictly")
     index = pd.Index(whole, name="step", dtype="int64")
     return MetricCurve(pd.DataFrame(columns, index=index, dtype="float64"))
-
-
-def _column(metrics: Mapping[str, Any], name: str, length: int) -> list[float]:
-    values = metrics.get(name)
-    if values is None:
-        return [math.nan] * length
-    if not isinstance(values, list) or len(values) != length:
-        raise UnreadableMetrics(f"{name} is not as long as steps")
-    column: list[float] = []
-    for value in cast("list[Any]", values):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise UnreadableMetrics(f"{name} holds something that is no number")
-        column.append(math.nan if value is None else float(value))
-    return column
 
 
 def series_frame(series: RolloutSeries) -> pd.DataFrame:

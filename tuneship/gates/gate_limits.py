@@ -24,6 +24,7 @@ class GateLimits(StrictModel):
 
     def limits(self) -> Limits | None:
         """The three numbers, or None when one of them is missing."""
+        # A null never means "no limit": the gate is not evaluated, and nothing is promoted past it.
         if self.ratio is None or self.harm is None or self.ok is None:
             return None
         return Limits(ratio=self.ratio, harm=self.harm, ok=self.ok)
@@ -43,6 +44,8 @@ class ErrorGate(GateLimits):
     )
 
 
+# By its definition 5 % of the baseline's own answers are slow, so these limits lie above that, and
+# those of `VerySlowGate` above 1 %.
 class SlowGate(GateLimits):
     """Share of answers slower than the baseline's frozen p95."""
 

@@ -51,8 +51,8 @@ class GateReading:
     z: float | None = None
     z_limit: float | None = None
     requests_to_proof: int | None = None
+    # The evidence without warm-up looks, where they are left out; it must speak against the candidate as well.
     log_e_heard: float | None = None
-    """The evidence without warm-up looks, where they are left out; it must speak against the candidate as well."""
     log_e_heard_limit: float | None = None
 
 

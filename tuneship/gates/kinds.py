@@ -40,10 +40,10 @@ class Published:
     series: RolloutSeries
     buckets: Sequence[Bucket]
     limits: LatencyLimits | None
+    # Factor on the candidate's latency limits, at least 1.
     scale: float
-    """Factor on the candidate's latency limits, at least 1."""
+    # Requests that are still being answered and have been for too long, by bucket, the newest first.
     hanging: Mapping[Arm, Sequence[int]] = field(default_factory=dict[Arm, Sequence[int]])
-    """Requests that are still being answered and have been for too long, by bucket, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class GateKind:
     """One gate. At least one of `count` and `is_bad` is given; the service's own counts are preferred."""
 
     name: str
+    # The reason of a rollout that this gate rolls back.
     reason: str
-    """The reason of a rollout that this gate rolls back."""
     limits: Callable[[CanaryRules], GateLimits | None]
+    # Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`.
     count: Callable[[Published], list[BucketCounts]] | None = None
-    """Bad requests of both deployments, bucket by bucket, from the service's metrics. Raises `Unusable`."""
+    # Whether a deployment's metrics hold what `count` needs.
     is_published: Callable[[MetricSeries | None], bool] = lambda _: True
-    """Whether a deployment's metrics hold what `count` needs."""
+    # Whether an answer that the traffic driver received is bad.
     is_bad: Callable[[Generation], bool] | None = None
-    """Whether an answer that the traffic driver received is bad."""
+    # This gate's part of alpha, in proportion to those of the others.
     alpha_share: float = 1.0
-    """This gate's part of alpha, in proportion to those of the others."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where neither the service nor the driver counts for this gate."""
@@ -70,6 +70,7 @@ class GateKind:
 
     def choose(self, plan: CanaryRules, baseline_metrics: MetricSeries | None) -> Gate:
         """Fix the gate's source and state for a rollout, given a metrics answer from before its start."""
+        # The service sees every caller's requests, the driver only its own.
         published = self.count is not None and self.is_published(baseline_metrics)
         source: Source = "series" if published else "probes"
         limits = self.limits(plan)
@@ -88,12 +89,12 @@ def is_repetitive(text: str) -> bool:
     return bool(grams) and max(grams.values()) > REPEATED_TOO_OFTEN
 
 
-def _is_json(text: str) -> bool:
+def _is_no_json(answer: Generation) -> bool:
     try:
-        json.loads(text)
+        json.loads(answer.completion)
     except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _errors(measured: Published) -> list[BucketCounts]:
@@ -111,6 +112,7 @@ def _slow(measured: Published, *, limit: Literal["slow_ms", "very_slow_ms"]) -> 
         for traffic in (bucket.baseline, bucket.candidate):
             if traffic.served > 0 and not has_latency(traffic):
                 raise Unusable("answers without their latency")
+    # Before the limits are frozen nothing is slow, and nothing is proven either.
     if limits is None:
         return [BucketCounts(0, 0) for _ in buckets]
     limit_ms: float = getattr(limits, limit)
@@ -120,17 +122,12 @@ def _slow(measured: Published, *, limit: Literal["slow_ms", "very_slow_ms"]) -> 
         BucketCounts(b.candidate.served, x_c, b.baseline.served, x_b)
         for b, x_c, x_b in zip(buckets, candidate, baseline, strict=True)
     ]
-    return _with_hanging(counts, measured.hanging)
 
-
-def _with_hanging(
-    counts: list[BucketCounts], hanging: Mapping[Arm, Sequence[int]]
-) -> list[BucketCounts]:
-    """Add the requests that still wait, in the bucket of their arrival: they have waited too long already.
-
-    A look counts each of them once: when such a request ends, it leaves this snapshot and comes into a bucket. So the
-    evidence is never above that of all requests in the order of their arrival, and the limit on false rollbacks holds.
-    """
+    # Requests that still wait have waited too long already, and are added in the bucket of their
+    # arrival. A look counts each of them once: when such a request ends, it leaves this snapshot and
+    # comes into a bucket. So the evidence is never above that of all requests in the order of their
+    # arrival, and the limit on false rollbacks holds.
+    hanging = measured.hanging
     pairs = zip_longest(hanging.get("candidate", ()), hanging.get("baseline", ()), fillvalue=0)
     for back, (more_c, more_b) in enumerate(pairs, start=1):
         n_c, x_c, n_b, x_b = counts[-back]
@@ -143,6 +140,7 @@ def _lost(measured: Published, *, name: Literal["cancelled", "refused"]) -> list
 
     def of(traffic: ArmTraffic) -> tuple[int, int]:
         lost: int | None = getattr(traffic, name)
+        # An unknown count beside requests must not read as "nobody gave up".
         if lost is None:
             if traffic.requests > 0:
                 raise Unusable(f"the counts of {name} requests are gone")
@@ -214,7 +212,7 @@ GATES: Mapping[str, GateKind] = {
             "invalid_json",
             "quality",
             _quality("invalid_json"),
-            is_bad=lambda answer: not _is_json(answer.completion),
+            is_bad=_is_no_json,
         ),
         GateKind(
             "abandoned",

@@ -13,12 +13,15 @@ from tuneship.gates.series import Arm, ArmTraffic, Bucket, RolloutSeries
 
 # Baseline answers from which the thresholds may be frozen.
 ENOUGH_REQUESTS = 200
+# Recent enough to be the load of today; with little traffic, enough buckets for a median of them.
 FROZEN_FROM, LEAST_BUCKETS = timedelta(hours=1), 15
 # A stretch of the baseline whose p95 is this many times the usual one had a stall and sets no limits.
 STALLED_RATIO = 2.0
 # Fewer answers say little about a p95, so neighbouring buckets are merged up to here.
 _STRETCH_REQUESTS = 50
+# Quantiles of the normal distribution.
 _Z50, _Z95, _Z99 = 0.0, 1.6449, 2.3263
+# A latency of 0 has no logarithm, and a deployment whose p50 is its p95 would divide by 0.
 _LEAST_MS = 1e-6
 _LEAST_SLOPE = 1e-9
 
@@ -37,25 +40,21 @@ def freeze_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLi
     requests = sum(arm.served for arm in chosen)
     if requests < ENOUGH_REQUESTS:
         return None
-    p95, p99 = _usual_quantiles(chosen, series.edges_ms["baseline"])
+
+    # A stall within the hour would raise the merged quantiles and blind the gates to a slow candidate.
+    # Without histograms the medians over buckets leave it out by themselves.
+    edges, kept = series.edges_ms["baseline"], chosen
+    if edges is not None and all(arm.histogram is not None for arm in chosen):
+        stretches: list[list[ArmTraffic]] = [[]]
+        for arm in chosen:
+            if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
+                stretches.append([])
+            stretches[-1].append(arm)
+        measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
+        usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
+        kept = [arm for p95, part in measured if p95 <= STALLED_RATIO * usual for arm in part]
+    p95, p99 = _quantiles(kept, edges)
     return LatencyLimits(slow_ms=p95, very_slow_ms=1.5 * p99, requests=requests)
-
-
-def _usual_quantiles(
-    traffic: Sequence[ArmTraffic], edges: Sequence[float] | None
-) -> tuple[float, float]:
-    """p95 and p99 in ms without stalled stretches: of the merged histograms, else medians weighted by requests."""
-    if edges is None or any(arm.histogram is None for arm in traffic):
-        return _quantiles(traffic, edges)
-    stretches: list[list[ArmTraffic]] = [[]]
-    for arm in traffic:
-        if sum(of.served for of in stretches[-1]) >= _STRETCH_REQUESTS:
-            stretches.append([])
-        stretches[-1].append(arm)
-    measured = [(_quantiles(stretch, edges)[0], stretch) for stretch in stretches]
-    usual = _weighted_median([(p95, sum(of.served for of in part)) for p95, part in measured])
-    kept = [arm for p95, part in measured if p95 <= STALLED_RATIO * usual for arm in part]
-    return _quantiles(kept, edges)
 
 
 def freeze_first_limits(series: RolloutSeries, buckets: Sequence[Bucket]) -> LatencyLimits | None:
@@ -104,28 +103,24 @@ def has_latency(traffic: ArmTraffic) -> bool:
 def share_above(traffic: ArmTraffic, edges: Sequence[float] | None, threshold_ms: float) -> float:
     """Share of answers above the threshold, 0..1."""
     if traffic.histogram is not None and edges is not None:
-        return 1.0 - _share_below(traffic.histogram, edges, threshold_ms)
+        # An edge at the threshold is exact; between edges the share is linear in log latency; above the
+        # last finite one nothing is known, and all counts as slow.
+        counts, i = traffic.histogram, bisect_left(edges, threshold_ms)
+        below, upto = (counts[i - 1] if i else 0), counts[i]
+        if math.isinf(edges[i]):
+            return 1.0 - below / counts[-1]
+        # Below the first edge lies 0, which has no logarithm.
+        if i == 0:
+            return 1.0 - upto / counts[-1] * threshold_ms / edges[i]
+        low, high = _log(edges[i - 1]), _log(edges[i])
+        part = (_log(threshold_ms) - low) / (high - low)
+        return 1.0 - (below + part * (upto - below)) / counts[-1]
     if traffic.quantiles_ms is None:
         raise ValueError("the bucket has no latency")
-    return _share_above_line(traffic.quantiles_ms, threshold_ms)
 
-
-def _share_below(counts: Sequence[int], edges: Sequence[float], threshold_ms: float) -> float:
-    """Interpolate linearly in log latency; an edge at the threshold is exact, above the last edge all is slow."""
-    i = bisect_left(edges, threshold_ms)
-    below, upto = (counts[i - 1] if i else 0), counts[i]
-    if math.isinf(edges[i]):
-        return below / counts[-1]
-    low, high = _log(edges[i - 1] if i else 0.0), _log(edges[i])
-    if i == 0:
-        return upto / counts[-1] * threshold_ms / edges[i]
-    part = (_log(threshold_ms) - low) / (high - low)
-    return (below + part * (upto - below)) / counts[-1]
-
-
-def _share_above_line(quantiles_ms: tuple[float, float, float], threshold_ms: float) -> float:
-    """1 - Phi(z) on the line through p50 and p95, above p95 through p95 and p99, in (log latency, z)."""
-    p50, p95, p99 = map(_log, quantiles_ms)
+    # Latencies are roughly log-normal, which is a straight line in (log latency, z): it runs through
+    # p50 and p95, and above p95 through p95 and p99, since tails are heavier than that.
+    p50, p95, p99 = map(_log, traffic.quantiles_ms)
     threshold = _log(threshold_ms)
     if threshold <= p95:
         z = _Z50 + (threshold - p50) / max((p95 - p50) / (_Z95 - _Z50), _LEAST_SLOPE)
@@ -141,6 +136,7 @@ def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> 
             sum(column) for column in zip(*(arm.histogram or () for arm in traffic), strict=True)
         ]
         return _inverse(merged, edges, 0.95), _inverse(merged, edges, 0.99)
+    # Quantiles cannot be merged; the median is the one of a typical bucket.
     known = [(arm.quantiles_ms, arm.served) for arm in traffic if arm.quantiles_ms is not None]
     return (
         _weighted_median([(quantiles[1], served) for quantiles, served in known]),
@@ -149,7 +145,7 @@ def _quantiles(traffic: Sequence[ArmTraffic], edges: Sequence[float] | None) -> 
 
 
 def _inverse(counts: Sequence[int], edges: Sequence[float], quantile: float) -> float:
-    """The threshold in ms at which `_share_below` gives the quantile; at most the last finite edge."""
+    """The threshold in ms below which `share_above` leaves the quantile; at most the last finite edge."""
     wanted = quantile * counts[-1]
     i = bisect_left(counts, wanted)
     if i == 0:

@@ -75,6 +75,8 @@ def read_series(
         "baseline": _count(baseline, seconds, "baseline"),
         "candidate": _count(candidate, seconds, "candidate"),
     }
+    # A bucket that only one answer calls finished may still grow in the other, and what a look has
+    # counted must never change.
     limit = min(counts.finished_until for counts in arms.values())
     length = timedelta(seconds=seconds)
     starts = sorted({start for counts in arms.values() for start in counts.traffic})
@@ -83,6 +85,7 @@ def read_series(
         for start in starts
         if start + length <= limit
     )
+    # One arm without requests may have null; both at once mean that the service does not know.
     if any(bucket.baseline.unvalued and bucket.candidate.unvalued for bucket in buckets):
         raise Unusable("throughput is null in both deployments")
 
@@ -102,27 +105,23 @@ def read_series(
 
 def read_answer(answer: Metrics) -> MetricsAnswer:
     """Check the answer against the contract. Raises `Unusable`, without the answer's own text."""
+    # Pydantic would take text and flags for numbers, and numbers for times.
     if isinstance(answer, Mapping):
-        _refuse_conversions(answer)
+        if not isinstance(answer.get("end_time"), str):
+            raise Unusable("end_time is no time")
+        metrics = answer.get("metrics")
+        for series in cast("_Row", metrics).values() if isinstance(metrics, Mapping) else ():
+            for name, values in cast("_Row", series).items() if isinstance(series, Mapping) else ():
+                wrong = (int, float) if name == "timestamps" else (str, bool)
+                column = cast("list[Any]", values) if isinstance(values, list) else []
+                if name != "complete" and any(isinstance(value, wrong) for value in column):
+                    raise Unusable(f"{name} holds a value of another type")
     try:
         return MetricsAnswer.model_validate(answer)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in problem["loc"] if isinstance(part, str))
         raise Unusable(f"{place}: {problem['msg']}") from None
-
-
-def _refuse_conversions(answer: Mapping[str, Any]) -> None:
-    """Refuse text and flags in place of numbers, and numbers in place of times: pydantic would convert them."""
-    if not isinstance(answer.get("end_time"), str):
-        raise Unusable("end_time is no time")
-    metrics = answer.get("metrics")
-    for series in cast("_Row", metrics).values() if isinstance(metrics, Mapping) else ():
-        for name, values in cast("_Row", series).items() if isinstance(series, Mapping) else ():
-            wrong = (int, float) if name == "timestamps" else (str, bool)
-            column = cast("list[Any]", values) if isinstance(values, list) else []
-            if name != "complete" and any(isinstance(value, wrong) for value in column):
-                raise Unusable(f"{name} holds a value of another type")
 
 
 @dataclass(frozen=True)
@@ -149,12 +148,16 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
     answer = read_answer(given)
     _check_interval(answer.interval, seconds)
     metrics = answer.metrics or MetricSeries()
+    # The four metrics may leave out different buckets: they are joined by time, not by position.
     rows = {name: _rows(getattr(metrics, name), names) for name, names in _COLUMNS.items()}
     errors, latency = metrics.error_rate, metrics.latency
     published = {
         name for name in _COLUMNS["error_rate"] if errors and getattr(errors, name) is not None
     }
     starts = {start for metric in rows.values() for start in metric}
+    unfinished = [
+        start for metric in rows.values() for start, row in metric.items() if not row["complete"]
+    ]
     end_time = _utc(answer.end_time)
     ages = answer.in_flight.ages_ms if answer.in_flight else None
     ages_ms = _edges(ages.le) if ages else ()
@@ -167,17 +170,7 @@ def _count(given: Metrics | None, seconds: int, arm: Arm) -> _ArmCounts:
         },
         edges_ms=_edges(latency.histogram.le) if latency and latency.histogram else None,
         end_time=end_time,
-        finished_until=min(
-            [
-                end_time,
-                *(
-                    s
-                    for metric in rows.values()
-                    for s, row in metric.items()
-                    if not row["complete"]
-                ),
-            ]
-        ),
+        finished_until=min([end_time, *unfinished]),
         newest=max(
             (s for s, row in rows["throughput"].items() if row["requests_per_second"] is not None),
             default=None,
@@ -218,11 +211,14 @@ def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmT
     """Count one bucket from its rows in the four metrics, or say why it cannot be counted."""
     errors, latency, usage = row["error_rate"], row["latency"], row["token_usage"]
     rate = row["throughput"].get("requests_per_second")
+    # Counts are exact. Those of a server that publishes a rate and a percentage only are worked out,
+    # and rounded back to the whole numbers that they came from.
     if "request_count" in published:
         requests, failed = int(errors.get("request_count") or 0), errors.get("error_count")
     else:
         requests, share = _rounded((rate or 0.0) * seconds), errors.get("percentage")
         failed = None if share is None else _rounded(share / 100.0 * requests)
+    # A share of nothing is null, and says nothing against the bucket.
     if not requests:
         failed = 0
     if failed is None:
@@ -245,6 +241,7 @@ def _traffic(row: Mapping[str, _Row], seconds: int, published: Set[str]) -> ArmT
         unvalued=bool(row["throughput"]) and rate is None,
         cancelled=cancelled,
         refused=refused,
+        # An estimate may be off: at least one caller got an error, and no more than there were errors.
         error_callers=None if callers is None else min(max(callers, 1), int(failed)),
     )
 
@@ -293,6 +290,7 @@ def _utc(moment: datetime | None) -> datetime:
 
 def _check_interval(answered: str | None, seconds: int) -> None:
     """Refuse other buckets than requested: bare counts are rate x interval and would be wrong."""
+    # A server that writes its intervals otherwise, or not at all, is believed.
     try:
         answered_seconds = interval_seconds(answered) if answered else seconds
     except ValueError:

@@ -13,8 +13,8 @@ INSUFFICIENT_DATA, UNHEALTHY_BASELINE, DOUBLING = (
 class Today:
     """Traffic of the last hour. Shares are of the baseline's requests, 0..1."""
 
+    # Traffic of the endpoint, all deployments together.
     requests_per_minute: float
-    """Traffic of the endpoint, all deployments together."""
     errors: float = 0.0
     blank: float = 0.0
     abandoned: float = 0.0
@@ -25,8 +25,8 @@ class Today:
 class Unprovable:
     """A property that this plan cannot show at this traffic, and why."""
 
+    # A gate's name, `insufficient_data`, `baseline_unhealthy` or `doubling`.
     what: str
-    """A gate's name, `insufficient_data`, `baseline_unhealthy` or `doubling`."""
     why: str
 
 
@@ -34,21 +34,22 @@ class Unprovable:
 class Forecast:
     """Minutes from the first shift; None where the event is not expected within the plan's looks."""
 
+    # Median time to the promotion of an equal candidate.
     promote_minutes: float | None
-    """Median time to the promotion of an equal candidate."""
+    # The same, 90th percentile.
     promote_minutes_most: float | None
-    """The same, 90th percentile."""
+    # Median time to the rollback of a candidate with twice the errors.
     doubling_minutes: float | None
-    """Median time to the rollback of a candidate with twice the errors."""
+    # Median time to the rollback of a candidate with five percentage points more errors.
     more_errors_minutes: float | None
-    """Median time to the rollback of a candidate with five percentage points more errors."""
     unprovable: tuple[Unprovable, ...]
     sentence: str
+    # Share of the simulated equal candidates that was promoted.
     promoted_share: float = 0.0
-    """Share of the simulated equal candidates that was promoted."""
 
     @property
     def lacks_traffic(self) -> bool:
         """Whether no equal candidate was promoted, for another reason than a bad baseline."""
+        # A sick baseline keeps every candidate from a proof, so nothing follows about the traffic.
         is_sick = any(one.what == UNHEALTHY_BASELINE for one in self.unprovable)
         return not self.promoted_share and not is_sick

@@ -29,6 +29,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def interval_seconds(interval: str) -> int:
     """Parse `30s`, `1m`, `2h` or `1d` into seconds. Raises ValueError for anything else."""
     number, unit = interval[:-1], interval[-1:]
+    # `isdigit` alone takes digits of other scripts, and superscripts, which `int` refuses.
     if not (number.isascii() and number.isdigit()) or unit not in _SECONDS:
         raise ValueError(f"not an interval: {interval!r}")
     return int(number) * _SECONDS[unit]
@@ -122,6 +123,7 @@ class Thresholds(StrictModel):
     @model_validator(mode="after")
     def _limits(self) -> Self:
         limits = (self.error_rate_percentage, self.latency_p95_ms, self.empty_percentage)
+        # Who writes `thresholds` expects protection; one without a limit would give none.
         if all(limit is None for limit in limits):
             raise ValueError(
                 "thresholds need at least one of error_rate_percentage, latency_p95_ms and empty_percentage"
@@ -146,6 +148,7 @@ class DriverTraffic(StrictModel):
 
 Steps = Annotated[list[int], Field(min_length=2)]
 USUAL_STEPS = (5, 25, 50, 75, 100)
+# One request in twenty keeps a live comparison going: a shared incident then moves nothing.
 USUAL_BAKE_WEIGHT = 95
 
 
@@ -273,12 +276,15 @@ class CanaryRules(StrictModel):
             raise ValueError("interval must be at most 1d")
         if self.max_looks_per_step < self.min_looks_per_step:
             raise ValueError("max_looks_per_step must not be below min_looks_per_step")
+        # Data must be able to hold a rollout before their absence ends it.
         if self.missing_looks < self.stale_looks:
             raise ValueError("missing_looks must not be below stale_looks")
         if self.bake_weight is not None and self.bake_weight <= steps[-2]:
             if "bake_weight" in self.model_fields_set:
                 raise ValueError("bake_weight must be above the last step before 100")
-            self.bake_weight = None  # nobody asked for it
+            # Nobody asked for it: a plan that ends its steps at 95 or more was valid before the default.
+            self.bake_weight = None
+        # A gate that nobody counts would be proven by silence.
         uncounted = [
             name for name, gate in self.quality_gates or () if isinstance(gate, AnswerGate)
         ]
@@ -302,6 +308,7 @@ class CanaryRules(StrictModel):
     @property
     def data_every_seconds(self) -> float:
         """Seconds between two looks that can bring new data."""
+        # Looks may come more often than buckets end, and then learn nothing in between.
         return max(self.look_every_seconds, float(self.bucket_seconds))
 
     @property
@@ -320,6 +327,7 @@ class CanaryRules(StrictModel):
         return interval_seconds(self.interval)
 
 
+# A base of its own because a form lists the fields of the last base first.
 class _Rollout(StrictModel):
     """The deployments and the endpoint, which come first in the form."""
 
@@ -361,6 +369,7 @@ class CanaryPlan(CanaryRules, _Rollout):
         said = self.model_dump(exclude_defaults=True) | {"bake_weight": self.bake_weight}
         if self.bake_weight is None:
             del said["bake_weight"]
+        # In the order of the fields: `bake_weight` would stand last where it has been added here.
         in_order = {name: said[name] for name in type(self).model_fields if name in said}
         return hashlib.sha256(to_json(in_order)).hexdigest()
 

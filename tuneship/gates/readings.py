@@ -58,6 +58,8 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
     )
     log_e_ok = evidence.log_e_ok(counts, limits)
     state = _harm_state(harm, heard, stage)
+    # Harm beats a warning, and a warning beats a proof: what is proven over all looks may just have
+    # begun to turn.
     if state == "open" and (heard.warned or evidence.early_warning(tally.warning, limits)):
         state = "hold"
     if state == "open" and log_e_ok >= evidence.LOG_PROVEN:
@@ -78,6 +80,8 @@ def read_gate(gate: Gate, limits: Limits, tally: Tally, stage: Stage) -> GateRea
 def _weigh(tally: Tally, weigh: Callable[[Sequence[BucketCounts]], Harm]) -> tuple[Harm, Harm]:
     """Harm in all counts, and in those after the warm-ups; one caller's repeats never decide in a single bucket."""
     harm = weigh(tally.counts)
+    # Over many buckets the cap bounds what dependent requests can do; the uncapped value has no such
+    # bound, so repeats are left out of it.
     if tally.distinct is not tally.counts:
         harm = replace(harm, log_u=weigh(tally.distinct).log_u)
     return harm, harm if tally.heard is tally.counts else weigh(tally.heard)
@@ -88,6 +92,7 @@ def _read_alone(
 ) -> GateReading:
     """At 100 % only the absolute half is left, against the baseline's share as it was when it last had traffic."""
     frozen = _share(sum(c.x_b for c in live), sum(c.n_b for c in live)) or 0.0
+    # A margin of 1 or more could never be exceeded, and its logarithm does not exist.
     margin = min(max(limits.ratio * frozen, limits.harm), 0.9)
     terms, idle = evidence.wait_terms(tally.starts)
     against = Limits(limits.ratio, margin, limits.ok)
@@ -143,10 +148,13 @@ def _share(bad: int, requests: int) -> float | None:
 
 def log_threshold(plan: CanaryRules, gates: Sequence[Gate], name: str) -> float:
     """log(1 / alpha_g) of the gate `name`: alpha is shared by the active gates, in proportion to their shares."""
+    # Bonferroni, since the gates' evidence is not independent. Shares that sum to less than 1 leave the
+    # rest of alpha unspent.
     active = sum(_alpha_share(gate.name) for gate in gates if gate.state == "active")
     return math.log(max(active, 1.0) / _alpha_share(name) / plan.alpha)
 
 
 def _alpha_share(name: str) -> float:
+    # A record may name a gate that this release no longer has.
     kind = GATES.get(name)
     return kind.alpha_share if kind else 1.0

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tuneship.gates.gate_types import Gate, GateReading, LatencyLimits, ThresholdReading
 from tuneship.gates.outlook import Forecast, Today
+from tuneship.gates.series import Arm
 
 
 class Verdict(StrEnum):
@@ -23,11 +24,11 @@ class Verdict(StrEnum):
 
     HOLD = "hold"
     ADVANCE = "advance"
+    # All is proven, and the plan requires a person's approval.
     ASK = "ask"
-    """All is proven, and the plan requires a person's approval."""
     PROMOTE = "promote"
+    # The bake is over: the baseline may be retired.
     BAKED = "baked"
-    """The bake is over: the baseline may be retired."""
     ROLLBACK = "rollback"
     PAUSE = "pause"
     ABORT = "abort"
@@ -40,8 +41,8 @@ class Phase(StrEnum):
     COMPARE = "compare"
     WAIT = "wait"
     BAKE = "bake"
+    # The candidate has all traffic after a bake that left some to the baseline; only plain failures count.
     SETTLE = "settle"
-    """The candidate has all traffic after a bake that left some to the baseline; only plain failures count."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class Begun:
     gates: tuple[Gate, ...]
     limits: LatencyLimits | None = None
     server: tuple[str, ...] = ()
+    # The formula that judges this rollout to its end; empty: that of its first look.
     formula_version: str = ""
-    """The formula that judges this rollout to its end; empty: that of its first look."""
+    # The traffic that the forecast is made for; None: nobody knows it.
     today: Today | None = None
-    """The traffic that the forecast is made for; None: nobody knows it."""
     forecast: Forecast | None = None
+    # Warnings that were shown before the first shift.
     warnings: tuple[str, ...] = ()
-    """Warnings that were shown before the first shift."""
     endpoint_name: str | None = None
     kind: Literal["begun"] = "begun"
 
@@ -119,28 +120,26 @@ class Look:
     verdict: Verdict
     at: datetime | None
     horizon: datetime | None
+    # Why the metrics were unusable, or None.
     missing: str | None
-    """Why the metrics were unusable, or None."""
+    # Whether the answer was sound but data that should have come did not.
     standing: bool
-    """Whether the answer was sound but data that should have come did not."""
     step_buckets: int
     brought_data: bool
     newest_baseline: datetime | None
     newest_candidate: datetime | None
     unvalued_baseline: int
     unvalued_candidate: int
+    # Latency limits in force from this look on.
     limits: LatencyLimits | None
-    """Latency limits in force from this look on."""
     baseline_status: str | None
     candidate_status: str | None
     candidate_replicas: int | None
 
+    # Requests that had been open for too long at this look, by the bucket of their arrival, the newest
+    # first. They are inputs of a replay, because the final series no longer shows them.
     hanging_baseline: tuple[int, ...] = ()
     hanging_candidate: tuple[int, ...] = ()
-    """Requests that had been open for too long at this look, by the bucket of their arrival, the newest first.
-
-    They are inputs of a replay, because the final series no longer shows them.
-    """
 
     reason: str = "none"
     reasons: tuple[str, ...] = ()
@@ -154,6 +153,16 @@ class Look:
     series_digest: str | None = None
     formula_version: str = ""
     kind: Literal["look"] = "look"
+
+    @property
+    def newest(self) -> Mapping[Arm, datetime | None]:
+        """Per arm the end of its newest bucket with a throughput value, as far as this look knew."""
+        return {"baseline": self.newest_baseline, "candidate": self.newest_candidate}
+
+    @property
+    def unvalued(self) -> Mapping[Arm, int]:
+        """Per arm the number of null throughput entries up to the horizon."""
+        return {"baseline": self.unvalued_baseline, "candidate": self.unvalued_candidate}
 
     @property
     def is_missing(self) -> bool:
@@ -291,19 +300,15 @@ class RolloutRecord:
         weight = self.weight
         if weight == 0:
             return Phase.BEFORE
-        promoted = self._promoted_to
+        # The promotion led to 100 %, or to the weight of a bake that leaves some traffic to the baseline.
+        promotions = (look for look in self.looks if look.verdict is Verdict.PROMOTE)
+        promoted = next((look.next_weight for look in promotions), None)
         if weight == 100:
             return Phase.SETTLE if promoted not in (None, 100) else Phase.BAKE
         if weight == promoted:
             return Phase.BAKE
         asked = any(isinstance(fact, ApprovalAsked) for fact in self.facts)
         return Phase.WAIT if asked else Phase.COMPARE
-
-    @property
-    def _promoted_to(self) -> int | None:
-        """The weight of the promotion: 100, or that of a bake with a live baseline."""
-        promoted = (look for look in self.looks if look.verdict is Verdict.PROMOTE)
-        return next((look.next_weight for look in promoted), None)
 
     def marked(self) -> Iterator[tuple[Fact, Mark]]:
         """Yield every fact with the moment it became known; only splits and the request for approval have a time."""
@@ -321,6 +326,7 @@ class RolloutRecord:
     def _step_marks(self) -> dict[int, Mark]:
         marks: dict[int, Mark] = {}
         for fact, mark in self.marked():
+            # A resumed run confirms its weight again; the step began when the weight was first reached.
             if isinstance(fact, SplitConfirmed) and fact.candidate_weight > 0:
                 marks.setdefault(fact.candidate_weight, mark)
         return marks
@@ -362,6 +368,7 @@ def from_lines(lines: Iterable[str]) -> RolloutRecord:
         try:
             facts.append(_FACT.validate_json(text))
         except ValidationError as error:
+            # The writer was killed within the last line, so nothing has been built on it.
             if number < len(texts):
                 raise ValueError(f"line {number} of the record is damaged") from error
     return RolloutRecord(tuple(facts))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from tuneship.gates import tallies
 from tuneship.gates.plan import OutputLength
 from tuneship.gates.record import Phase, Probed, Verdict
-from tuneship.gates.series import ArmTraffic
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_share
 
 # Deployment states from which nothing comes back; `missing` stands for a 404.
@@ -44,31 +43,26 @@ def baseline_gone(view: View) -> Ruling | None:
 
 def circuit_breaker(view: View) -> Ruling | None:
     """Roll back when half of a bucket fails while the baseline is fine: that needs no statistics."""
+    broken = _probes_say_broken(view)
     pooled = error_share(view.span.compared, "baseline")
-    buckets = view.span.compared if view.has_baseline else view.span.baked
-    broken = any(
-        _half_fails(b.candidate, by_caller=view.formula >= 2)
-        and (error_share([b], "baseline") if b.baseline.requests else pooled)
-        < BREAKER_BASELINE_SHARE
-        for b in buckets
-    )
-    if broken or _probes_say_broken(view):
-        return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
-    return None
-
-
-def _half_fails(traffic: ArmTraffic, *, by_caller: bool) -> bool:
-    """Whether at least half of 20 or more requests failed."""
-    requests, errors = traffic.requests, traffic.errors
-    nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_NEARLY_ALL_SHARE * requests
-    # One caller who repeats a failing request counts once, or it alone could make half of them.
-    if by_caller and traffic.error_callers is not None and not nearly_all:
-        requests, errors = requests - errors + traffic.error_callers, traffic.error_callers
-    return requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests
+    for bucket in view.span.compared if view.has_baseline else view.span.baked:
+        requests, errors = bucket.candidate.requests, bucket.candidate.errors
+        callers = bucket.candidate.error_callers
+        nearly_all = requests >= BREAKER_REQUESTS and errors >= BREAKER_NEARLY_ALL_SHARE * requests
+        # One caller who repeats a failing request counts once, or it alone could make half of them.
+        if view.formula >= 2 and callers is not None and not nearly_all:
+            requests, errors = requests - errors + callers, callers
+        if requests >= BREAKER_REQUESTS and errors >= BREAKER_SHARE * requests:
+            # An outage that both share is no reason to go back. At 100 % the baseline has no traffic
+            # to compare with, and the time before has to do.
+            beside = error_share([bucket], "baseline") if bucket.baseline.requests else pooled
+            broken = broken or beside < BREAKER_BASELINE_SHARE
+    return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",)) if broken else None
 
 
 def _probes_say_broken(view: View) -> bool:
     """Whether all of the last 20 or more probes to the candidate failed while those to the baseline worked."""
+    # Probes of an earlier step met the candidate at another load.
     start = view.record.step_marks()[view.weight].looks
     probes = [
         fact
@@ -80,6 +74,7 @@ def _probes_say_broken(view: View) -> bool:
         sent += probe.candidate_requests
         failed += probe.candidate_failed
         worked += probe.baseline_requests - probe.baseline_failed
+        # Newest first, and no further back than needed: an outage that has passed must not count.
         if sent >= BREAKER_REQUESTS:
             return failed == sent and (worked > 0 or not view.has_baseline)
     return False
@@ -110,6 +105,7 @@ def metrics_gone(view: View) -> Ruling | None:
 
 
 def looks_used_up(view: View) -> Ruling | None:
+    # A person who resumes a paused rollout grants it the plan's looks again.
     looks = [look for look in view.record.since_resumed() if look.phase is view.phase]
     at_step = sum(look.weight == view.weight for look in looks) + 1
     if at_step < view.plan.max_looks_per_step and len(looks) + 1 < view.plan.max_looks:
@@ -119,6 +115,7 @@ def looks_used_up(view: View) -> Ruling | None:
 
 def _inconclusive(view: View) -> Ruling:
     """End a rollout that was not decided within its looks as the plan says, naming what held it."""
+    # The first that applies: what speaks against the candidate, before what is merely missing.
     holding = next((gate.reason for gate in view.gates if gate.state == "hold"), None)
     if holding is None and view.above_thresholds:
         holding = view.above_thresholds[0].reason
@@ -143,6 +140,7 @@ def _hold_reasons(view: View) -> tuple[str, ...]:
         gate.name in tallies.LATENCY_GATES and gate.state not in ("disabled", "not_evaluated")
         for gate in view.gates
     )
+    # One look without newer data is usual with some servers; several mean that nothing is measured.
     stale = view.standing and view.missing_in_a_row >= view.plan.stale_looks
     candidate = view.candidate
     facts = [
@@ -171,6 +169,8 @@ def _length_holds(view: View) -> bool:
         return False
     latency = view.plan.latency_gates
     is_meant = latency is not None and latency.per_output_token
+    # Where nothing counts blank answers, a collapse of the length is the only sign of them, so that
+    # even a plan which means to change the length is held.
     no_source = any(gate.name == "empty" and gate.state == "not_available" for gate in view.gates)
     if not no_source and (is_meant or is_first):
         return False
@@ -201,6 +201,7 @@ def unproven(view: View) -> Ruling | None:
     open_gates = [gate.name for gate in view.gates if gate.state == "open"]
     if open_gates:
         return Ruling(Verdict.HOLD, reasons=tuple(f"not_proven:{name}" for name in open_gates))
+    # The gates compare, so they would prove a candidate that fails as often as a failing baseline.
     if view.above_objective:
         return Ruling(Verdict.HOLD, reasons=("baseline_unhealthy",))
     return None
@@ -269,7 +270,8 @@ def settling(view: View) -> Ruling:
 
 
 Rule = Callable[[View], Ruling | None]
-# The rules that come first wherever both deployments answer.
+# The rules that come first wherever both deployments answer: every reason to stop beats every reason
+# to go on or to wait.
 BESIDE_THE_BASELINE: tuple[Rule, ...] = (
     candidate_gone,
     baseline_gone,
@@ -288,6 +290,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         unproven,
         ask_or_promote,
     ),
+    # All is asked again after the answer: it may be hours old, and the proof must still stand.
     Phase.WAIT: (
         *BESIDE_THE_BASELINE,
         refused,
@@ -296,6 +299,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         unproven,
         approved,
     ),
+    # Nothing to compare with: the baseline may be gone by now, and only fixed limits are left.
     Phase.BAKE: (
         candidate_gone,
         circuit_breaker,
@@ -308,6 +312,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
 }
 # The bake below 100 %: the baseline still answers, so all is compared as before.
 LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
+# A broken baseline is still better than a candidate that is gone, or that a person does not want.
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
 

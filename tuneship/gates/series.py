@@ -27,18 +27,18 @@ class ArmTraffic:
     errors: int = 0
     empty: int | None = None
     output_tokens: float | None = None
+    # p50, p95, p99 of the successful requests.
     quantiles_ms: tuple[float, float, float] | None = None
-    """p50, p95, p99 of the successful requests."""
+    # Successful requests at or below each edge of `RolloutSeries.edges_ms`.
     histogram: tuple[int, ...] | None = None
-    """Successful requests at or below each edge of `RolloutSeries.edges_ms`."""
+    # Whether the throughput entry was null.
     unvalued: bool = False
-    """Whether the throughput entry was null."""
+    # Callers who disconnected before their answer ended; not part of `requests`.
     cancelled: int | None = field(default=None, repr=False)
-    """Callers who disconnected before their answer ended; not part of `requests`."""
+    # Requests that the deployment itself refused (too long a prompt, ...); not part of `requests`.
     refused: int | None = field(default=None, repr=False)
-    """Requests that the deployment itself refused (too long a prompt, ...); not part of `requests`."""
+    # Distinct callers among the errors.
     error_callers: int | None = field(default=None, repr=False)
-    """Distinct callers among the errors."""
 
     @property
     def of_callers(self) -> tuple[int | None, int | None, int | None]:
@@ -48,6 +48,7 @@ class ArmTraffic:
     @property
     def served(self) -> int:
         """Requests that were answered."""
+        # Latency is counted for answers alone, so its shares refer to this number.
         return self.histogram[-1] if self.histogram else self.requests - self.errors
 
 
@@ -72,6 +73,7 @@ class InFlightAges:
 
     def older_than(self, age_ms: float) -> list[tuple[float, float, int]]:
         """List the requests that are certainly older: their least and greatest age in ms, and how many."""
+        # Those of the bucket in which the age lies may be younger: they are not certain.
         first = bisect_left(self.edges_ms, age_ms)
         return [
             (self.edges_ms[i], self.edges_ms[i + 1], self.counts[i + 1] - self.counts[i])
@@ -85,17 +87,17 @@ class RolloutSeries:
     """The data of one look, by the service's clock: finished buckets, ascending, and how fresh each arm is."""
 
     buckets: tuple[Bucket, ...]
+    # The later `end_time` of the two answers.
     at: datetime
-    """The later `end_time` of the two answers."""
+    # Per arm the end of the newest bucket with a throughput value, finished or not.
     newest: Mapping[Arm, datetime | None]
-    """Per arm the end of the newest bucket with a throughput value, finished or not."""
     edges_ms: Mapping[Arm, tuple[float, ...] | None]
+    # Whether every arm that had requests publishes its `empty_count`.
     counts_empty: bool
-    """Whether every arm that had requests publishes its `empty_count`."""
+    # Requests that each arm is still answering; None: not published.
     in_flight: Mapping[Arm, InFlightAges | None] = field(
         default_factory=dict[Arm, InFlightAges | None]
     )
-    """Requests that each arm is still answering; None: not published."""
 
     @property
     def horizon(self) -> datetime | None:
@@ -116,6 +118,7 @@ class RolloutSeries:
         # The digests of earlier records were made when the class had the shorter name.
         buckets = repr(self.buckets).replace(f"{ArmTraffic.__name__}(", "Traffic(")
         text = f"({buckets}, {edges})"
+        # Nothing is added where a server publishes none of them, as in those earlier records.
         of_callers = [bucket[arm].of_callers for bucket in self.buckets for arm in ARMS]
         if any(counts != (None, None, None) for counts in of_callers):
             text += repr(of_callers)

@@ -15,7 +15,9 @@ from tuneship.gates.series import ArmTraffic, Bucket, first_after
 
 # Share of the candidate's requests that may be missing.
 TOLERANCE_SHARE = 0.02
+# Without any loss, at most one rollout in a hundred is ever held for this (Ville).
 LOG_MISMATCH = math.log(100.0)
+# Alternatives that the mixture bets on: the true loss is not known, and one of these is near it.
 _LOSSES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 
 
@@ -39,6 +41,7 @@ def drawn_requests(
     starts: list[tuple[int, datetime | None]] = [(w, mark.at) for w, mark in marks.items()]
     for (weight, at), (_, until) in pairwise([*starts, (100, None)]):
         last = len(buckets) if until is None else first_after(buckets, until)
+        # The first bucket of a step began under the weight before.
         for bucket in buckets[first_after(buckets, at) + 1 : last]:
             counts = _counted(bucket.candidate), _counted(bucket.baseline)
             if counts[0] is None or counts[1] is None:
@@ -49,6 +52,7 @@ def drawn_requests(
 
 
 def _counted(traffic: ArmTraffic) -> int | None:
+    # Requests that ended another way are not missing; where they are not counted, nothing can be said.
     if traffic.cancelled is None or traffic.refused is None:
         return None if traffic.requests else 0
     return traffic.requests + traffic.cancelled + traffic.refused
@@ -64,6 +68,7 @@ def log_e_missing(buckets: Sequence[Drawn]) -> float:
         share = drawn.weight / 100.0
         allowed = _share_left(share, TOLERANCE_SHARE)
         for i, loss in enumerate(_LOSSES):
+            # Given how many arrived in all, the candidate's number is binomial whatever the traffic did.
             left = _share_left(share, loss)
             logs[i] += drawn.candidate * math.log(left / allowed)
             logs[i] += drawn.baseline * math.log((1.0 - left) / (1.0 - allowed))
@@ -71,5 +76,6 @@ def log_e_missing(buckets: Sequence[Drawn]) -> float:
 
 
 def _share_left(share: float, loss: float) -> float:
+    # What the candidate lost is missing from the whole as well.
     left = share * (1.0 - loss)
     return left / (left + 1.0 - share)

@@ -12,7 +12,6 @@ from tuneship.gates.gate_types import Gate
 from tuneship.gates.kinds import GATES, Published
 from tuneship.gates.record import (
     ApprovalAsked,
-    Fact,
     Mark,
     Phase,
     Probed,
@@ -28,17 +27,17 @@ LATENCY_GATES = ("slow", "very_slow")
 class Tally:
     """Counts of one gate in time order, as far as the present phase tests them."""
 
+    # Counts since the rollout began, or since the candidate got all traffic.
     counts: tuple[BucketCounts, ...]
-    """Counts since the rollout began, or since the candidate got all traffic."""
+    # The same counts without the latency of warm-up looks.
     heard: tuple[BucketCounts, ...]
-    """The same counts without the latency of warm-up looks."""
+    # The same counts with one caller's failures at the candidate in one bucket as one failure.
     distinct: tuple[BucketCounts, ...]
-    """The same counts with one caller's failures at the candidate in one bucket as one failure."""
+    # Index of the first bucket of each term of this phase.
     starts: tuple[int, ...]
-    """Index of the first bucket of each term of this phase."""
 
+    # Counts of both deployments from before the candidate got all traffic; else None.
     live: tuple[BucketCounts, ...] | None = None
-    """Counts of both deployments from before the candidate got all traffic; else None."""
 
     @property
     def warning(self) -> tuple[BucketCounts, ...]:
@@ -69,6 +68,7 @@ def span(series: RolloutSeries, record: RolloutRecord) -> Span:
 
 def token_ratio(buckets: Sequence[Bucket]) -> float | None:
     """Output tokens per request, candidate over baseline, where both had requests; None while unknown."""
+    # The same minutes of both: what callers ask for changes over the day.
     both = [b for b in buckets if b.baseline.requests and b.candidate.requests]
     candidate, baseline = _tokens([b.candidate for b in both]), _tokens([b.baseline for b in both])
     if candidate is None or not baseline:
@@ -102,6 +102,7 @@ def tally(
         raise Unusable(f"the service publishes no counts for the gate {gate.name}")
     whole = span(measured.series, record)
     all_counts = tuple(kind.count(measured))
+    # At 100 % only what came since then can be tested: before, the candidate had less load.
     cut = len(whole.compared) if record.weight == 100 else 0
     buckets = whole.all[cut:]
     counts = all_counts[cut:]
@@ -123,6 +124,8 @@ def one_per_caller(bucket: Bucket, counts: BucketCounts) -> BucketCounts:
     callers = bucket.candidate.error_callers
     if callers is None or callers >= counts.x_c:
         return counts
+    # The repeats are left out of the requests, too. Only the candidate's: counting fewer failures of
+    # the baseline would make the candidate look worse.
     return counts._replace(n_c=counts.n_c - counts.x_c + callers, x_c=callers)
 
 
@@ -130,6 +133,7 @@ def warm_up(buckets: Sequence[Bucket], record: RolloutRecord, looks: int) -> fro
     """Ends of the buckets of the first `looks` looks with new data after each increase, this one included."""
     if not looks or not buckets:
         return frozenset()
+    # Looks with new data are counted, and not minutes, so that a slow server gets its warm-up as well.
     marks = list(record.step_marks().items())
     ends = [mark.at for _, mark in marks[1:]] + [None]
     warm: set[datetime] = set()
@@ -143,7 +147,9 @@ def warm_up(buckets: Sequence[Bucket], record: RolloutRecord, looks: int) -> fro
 
 def _probe_tally(gate: Gate, record: RolloutRecord) -> Tally:
     probes = [(mark.looks, fact) for fact, mark in record.marked() if isinstance(fact, Probed)]
+    # Probes carry no time, so they are placed by the number of looks taken before them.
     baked_from = record.step_marks().get(100, Mark(None, len(record.looks) + 1)).looks
+    # A request that failed has no answer that could be bad.
     counts = [
         BucketCounts(
             p.candidate_requests - p.candidate_failed,
@@ -174,13 +180,16 @@ def term_marks(record: RolloutRecord) -> list[Mark]:
     if phase is Phase.COMPARE:
         return list(record.step_marks().values())
     weight = record.weight
-    began = [mark for fact, mark in record.marked() if _begins(fact, phase, weight)]
+    # A wait begins when a person is asked, a bake when its weight is first confirmed.
+    began = [
+        mark
+        for fact, mark in record.marked()
+        if (
+            isinstance(fact, ApprovalAsked)
+            if phase is Phase.WAIT
+            else isinstance(fact, SplitConfirmed) and fact.candidate_weight == weight
+        )
+    ]
     looks = [look for look in record.looks if look.phase is phase]
     later = looks[LOOKS_PER_TERM - 1 :: LOOKS_PER_TERM]
     return began[:1] + [Mark(look.horizon, look.number) for look in later]
-
-
-def _begins(fact: Fact, phase: Phase, weight: int) -> bool:
-    if phase is Phase.WAIT:
-        return isinstance(fact, ApprovalAsked)
-    return isinstance(fact, SplitConfirmed) and fact.candidate_weight == weight

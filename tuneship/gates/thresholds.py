@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.latency import has_latency, median_p95_ms
 from tuneship.gates.plan import Thresholds
-from tuneship.gates.series import ArmTraffic, Bucket, RolloutSeries
+from tuneship.gates.series import Bucket, RolloutSeries
 
 
 def read_thresholds(
@@ -26,38 +26,25 @@ def read_thresholds(
     ]
     requests = sum(traffic.requests for traffic in newest)
     has_enough = requests >= thresholds.min_requests
+    errors = _percentage(sum(traffic.errors for traffic in newest), requests)
+    served = [traffic for traffic in newest if traffic.served]
+    p95_ms = empty = None
+    # A value over some of the buckets would pass for one over all of them.
+    if served and all(map(has_latency, served)):
+        p95_ms = median_p95_ms(served, series.edges_ms["candidate"])
+    if all(traffic.empty is not None for traffic in served):
+        blank = sum(traffic.empty or 0 for traffic in served)
+        empty = _percentage(blank, sum(traffic.served for traffic in served))
     measured = (
-        ("error_rate_percentage", "error_rate", thresholds.error_rate_percentage, _errors(newest)),
-        ("latency_p95_ms", "latency", thresholds.latency_p95_ms, _p95_ms(series, newest)),
-        ("empty_percentage", "quality", thresholds.empty_percentage, _empty(newest)),
+        ("error_rate_percentage", "error_rate", thresholds.error_rate_percentage, errors),
+        ("latency_p95_ms", "latency", thresholds.latency_p95_ms, p95_ms),
+        ("empty_percentage", "quality", thresholds.empty_percentage, empty),
     )
     return tuple(
         ThresholdReading(name, reason, limit, value if has_enough else None, requests)
         for name, reason, limit, value in measured
         if limit is not None
     )
-
-
-def _errors(newest: Sequence[ArmTraffic]) -> float | None:
-    return _percentage(
-        sum(traffic.errors for traffic in newest), sum(traffic.requests for traffic in newest)
-    )
-
-
-def _empty(newest: Sequence[ArmTraffic]) -> float | None:
-    served = [traffic for traffic in newest if traffic.served]
-    if any(traffic.empty is None for traffic in served):
-        return None
-    return _percentage(
-        sum(traffic.empty or 0 for traffic in served), sum(traffic.served for traffic in served)
-    )
-
-
-def _p95_ms(series: RolloutSeries, newest: Sequence[ArmTraffic]) -> float | None:
-    known = [traffic for traffic in newest if traffic.served]
-    if not known or not all(has_latency(traffic) for traffic in known):
-        return None
-    return median_p95_ms(known, series.edges_ms["candidate"])
 
 
 def _percentage(bad: int, requests: int) -> float | None:

@@ -20,9 +20,11 @@ Decision = Literal["pass", "reject", "hold"]
 State = Literal["pass", "reject", "hold", "warn", "note", "not_available", "disabled"]
 
 SMOOTHING_STEPS = 10
+# Consecutive polls before a running job is cancelled, since one may catch a batch of bad luck.
 LIVE_BROKEN_POLLS, LIVE_DIVERGING_POLLS = 2, 3
 # A smaller rise, as a share of the first loss, is noise.
 MIN_RISE_SHARE = 0.1
+# Hardly any text can be predicted so well that was not seen before.
 LEAK_LOSS = 0.01
 MAX_TIME_PER_TOKEN_RATIO = 3.0
 # Fewer prompts that both answered do not show which one is slower.
@@ -76,10 +78,10 @@ class ValidationMeasure:
 
     base_model: str
     validation_dataset_id: str | None
+    # Content digest in the tags of the validation dataset.
     content_sha256: str | None
-    """Content digest in the tags of the validation dataset."""
+    # None where it could not be read.
     best_validation_loss: float | None
-    """None where it could not be read."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class FinishedJob:
     validation_dataset_id: str | None
     content_sha256: str | None
     validation_examples: int | None
+    # Number of examples in both the training and the validation file.
     duplicates: int | None = None
-    """Number of examples in both the training and the validation file."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def _terminal(job: FinishedJob, curve: MetricCurve | None) -> GateResult:
         return GateResult(name, "pass")
     if not job.total_steps:
         return GateResult(name, "hold", note="total steps are not known")
+    # A server may report every nth step only, so the last ones may be missing.
     share = curve.last_step / job.total_steps
     return GateResult(name, "pass" if share >= 0.95 else "reject", share, 0.95)
 
@@ -161,6 +164,7 @@ def _finite(curve: MetricCurve) -> GateResult:
         return GateResult(name, "reject", note="training loss is missing or not finite")
     if any(map(math.isinf, curve.values("validation_loss"))):
         return GateResult(name, "reject", note="validation loss is not finite")
+    # Fewer measurements cannot tell a falling loss from one that has turned.
     points = len(curve.evaluations())
     return GateResult(name, "pass" if points >= 3 else "reject", points, 3, "validation points")
 
@@ -183,7 +187,16 @@ def _against_champion(evidence: Evidence) -> GateResult:
     name, champion = "T4 champion", evidence.champion
     if champion is None:
         return GateResult(name, "not_available", evidence.best, note="no champion")
-    if champion.best_validation_loss is None or not _is_comparable(evidence.job, champion):
+    # Losses are in nats per token of one tokenizer over one set of examples: of other base models or
+    # data they say nothing about which model is better. The same file may be uploaded twice.
+    job, ids = evidence.job, (evidence.job.validation_dataset_id, champion.validation_dataset_id)
+    same_content = job.content_sha256 is not None and job.content_sha256 == champion.content_sha256
+    is_comparable = (
+        job.base_model == champion.base_model
+        and None not in ids
+        and (ids[0] == ids[1] or same_content)
+    )
+    if champion.best_validation_loss is None or not is_comparable:
         return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
     limit = champion.best_validation_loss + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
@@ -192,20 +205,10 @@ def _against_champion(evidence: Evidence) -> GateResult:
     )
 
 
-def _is_comparable(job: FinishedJob, champion: ValidationMeasure) -> bool:
-    """Whether base model and validation data are the same, by the dataset's id or by its content."""
-    if job.base_model != champion.base_model or None in (
-        job.validation_dataset_id,
-        champion.validation_dataset_id,
-    ):
-        return False
-    if job.validation_dataset_id == champion.validation_dataset_id:
-        return True
-    return job.content_sha256 is not None and job.content_sha256 == champion.content_sha256
-
-
 def _overfit(evidence: Evidence) -> GateResult:
     name = "T5 overfit"
+    # Overfitting is a validation loss that rises while the training loss falls. If both rise, the
+    # training diverges, which is another gate's matter.
     train = evidence.points.values("training_loss")[-3:]
     ratio = evidence.losses[-1] / evidence.best if evidence.best > 0 else math.inf
     falls = train[-1] < train[0]
@@ -219,6 +222,7 @@ def _overfit(evidence: Evidence) -> GateResult:
 
 
 def _plateau(evidence: Evidence) -> GateResult:
+    # Only a note: more epochs may help a loss that still falls, and never harm a decision made now.
     recent = evidence.losses[-max(2, math.ceil(0.3 * len(evidence.losses))) :]
     gain = 1.0 - recent[-1] / recent[0] if recent[0] > 0 else 0.0
     return GateResult("T6 plateau", "pass" if gain >= 0.005 else "note", gain, 0.005)
@@ -239,15 +243,15 @@ def _sane(evidence: Evidence) -> GateResult:
         return GateResult(name, "hold", note="accuracy outside 0..1")
     perplexity = evidence.points.values("perplexity")
     pairs = zip(perplexity, evidence.losses, strict=True)
-    off = [_perplexity_off(p, loss) for p, loss in pairs if not math.isnan(p)]
+    # Two numbers that the service derives from each other: if they disagree, neither can be trusted.
+    # The loss is cut at 700 because the exponential of more does not fit into a float.
+    off = [
+        abs(math.log(p) - min(loss, 700.0)) if 0.0 < p < math.inf else math.inf
+        for p, loss in pairs
+        if not math.isnan(p)
+    ]
     worst = max(off, default=0.0)
     return GateResult(name, "pass" if worst < 0.05 else "hold", worst, 0.05, "ln perplexity - loss")
-
-
-def _perplexity_off(perplexity: float, loss: float) -> float:
-    if perplexity <= 0.0 or math.isinf(perplexity):
-        return math.inf
-    return abs(math.log(perplexity) - min(loss, 700.0))
 
 
 def _enough_data(evidence: Evidence) -> GateResult:
@@ -308,6 +312,7 @@ def watch_training(
     if is_broken:
         return _broken(watch)
     step = curve.last_step
+    # Readable losses end a row of broken polls; without a new step nothing is known about divergence.
     if step <= watch.step:
         return DivergenceWatch(0, watch.diverging_polls, watch.step), None
     polls = watch.diverging_polls + 1 if _is_diverging(curve, warmup_steps) else 0
@@ -353,6 +358,23 @@ class SmokeAnswer:
     output_tokens: int = 0
     latency_ms: float = 0.0
 
+    @property
+    def problem(self) -> str | None:
+        """Why this is no sensible answer; None for one that is."""
+        if self.status != 200:
+            return f"status {self.status}"
+        if not self.completion.strip():
+            return "empty completion"
+        if self.finish_reason not in ("stop", "length"):
+            return "unknown finish_reason"
+        return "repeats itself" if is_repetitive(self.completion) else None
+
+    @property
+    def ms_per_token(self) -> float | None:
+        """Milliseconds per token; None where there was no token, or the answer does not say how many."""
+        is_known = self.status == 200 and self.output_tokens > 0
+        return self.latency_ms / self.output_tokens if is_known else None
+
 
 def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer]) -> GateResult:
     """T10: the candidate answers the fixed prompts sensibly and not far slower per token than the baseline.
@@ -365,12 +387,10 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
     if not candidate:
         return GateResult(name, "hold", note="no answers")
     for number, answer in enumerate(candidate, start=1):
-        if problem := _problem(answer):
-            return GateResult(name, "reject", note=f"prompt {number}: {problem}")
-    times = [
-        (_per_token(ours), _per_token(theirs))
-        for ours, theirs in zip(candidate, baseline, strict=False)
-    ]
+        if answer.problem:
+            return GateResult(name, "reject", note=f"prompt {number}: {answer.problem}")
+    pairs = zip(candidate, baseline, strict=False)
+    times = [(ours.ms_per_token, theirs.ms_per_token) for ours, theirs in pairs]
     ratios = [ours / theirs for ours, theirs in times if ours and theirs]
     if len(ratios) < MIN_TIMED_PROMPTS:
         return GateResult(name, "pass", note="time per output token not known")
@@ -382,19 +402,3 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
         MAX_TIME_PER_TOKEN_RATIO,
         "times the baseline's time per output token, median",
     )
-
-
-def _problem(answer: SmokeAnswer) -> str | None:
-    if answer.status != 200:
-        return f"status {answer.status}"
-    if not answer.completion.strip():
-        return "empty completion"
-    if answer.finish_reason not in ("stop", "length"):
-        return "unknown finish_reason"
-    return "repeats itself" if is_repetitive(answer.completion) else None
-
-
-def _per_token(answer: SmokeAnswer) -> float | None:
-    """Milliseconds per token; None where there was no token, or the answer does not say how many."""
-    is_known = answer.status == 200 and answer.output_tokens > 0
-    return answer.latency_ms / answer.output_tokens if is_known else None

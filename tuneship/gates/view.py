@@ -19,10 +19,14 @@ from tuneship.gates.series import ARMS, Arm, Bucket, RolloutSeries, Unusable, fi
 from tuneship.gates.split_check import LOG_MISMATCH, drawn_requests, log_e_missing
 from tuneship.gates.thresholds import read_thresholds
 
+# Of fewer requests, half may fail by chance.
 BREAKER_REQUESTS, BREAKER_SHARE = 20, 0.5
+# The newest buckets say whether a baseline is healthy now; an incident of an hour ago does not.
 HEALTH_BUCKETS, HEALTH_REQUESTS = 5, 30
+# A candidate that should have had this many and has none is not just short of luck (e^-20).
 MIN_EXPECTED_REQUESTS = 20
-# A request is hanging when it is older than 10 s and than 5 x the very slow limit.
+# A request is hanging when it is older than 10 s and than 5 x the very slow limit: whatever becomes of
+# it, it is a slow one. Where a server's ages have no upper end, a day is taken for it.
 HANGING_MS, HANGING_LIMITS, _DAY_MS = 10_000.0, 5.0, 86_400_000.0
 
 
@@ -49,8 +53,8 @@ class View:
     limits: LatencyLimits | None
     tokens: float | None
     formula: int
+    # Requests that have been open for too long, by the bucket of their arrival, the newest first.
     hanging: Mapping[Arm, tuple[int, ...]]
-    """Requests that have been open for too long, by the bucket of their arrival, the newest first."""
 
     @cached_property
     def phase(self) -> Phase:
@@ -63,6 +67,7 @@ class View:
     @cached_property
     def next_weight(self) -> int | None:
         step = next((step for step in self.plan.known_steps if step > self.weight), None)
+        # The bake's weight takes the place of 100 % once; from there on, 100 % is the next.
         bake = self.plan.bake_weight
         return bake if step == 100 and bake is not None and bake > self.weight else step
 
@@ -143,6 +148,8 @@ class View:
         """Whether more of the candidate's requests than chance explains were counted nowhere."""
         if not self.plan.has_split_check or not self.has_baseline or self.formula < 2:
             return False
+        # Requests are counted when they end, so for as long as a slow one takes after a shift, some
+        # were drawn by the split before.
         slow_ms = self.limits.very_slow_ms if self.limits else 0.0
         length = timedelta(seconds=self.plan.bucket_seconds)
         drawn = drawn_requests(
@@ -183,6 +190,7 @@ def make_view(
 ) -> View:
     """Build the view of one look. `recorded`: the look that is decided again, for facts that only that moment knew."""
     known = None if isinstance(series, str) else series
+    # The view is built in steps, since the later facts are derived from the earlier ones.
     view = View(
         plan=plan,
         record=record,
@@ -208,6 +216,8 @@ def make_view(
         standing=_stands_still(view, known),
         hanging=_hanging(replace(view, limits=limits), known, recorded),
     )
+    # Counts that are gone make the whole look a missing one: a verdict by the other gates alone would
+    # let a candidate advance because one of them was silenced.
     try:
         return replace(
             view, gates=tuple(_reading(view, known, gate) for gate in record.begun.gates)
@@ -225,28 +235,27 @@ def _hanging(
     if view.formula < 2 or view.limits is None:
         return {}
     age_ms = max(HANGING_MS, HANGING_LIMITS * view.limits.very_slow_ms)
-    return {
-        arm: _by_arrival(snapshot.older_than(age_ms), series.at, view.span.all)
-        for arm in ARMS
-        if (snapshot := series.in_flight.get(arm)) is not None
-    }
-
-
-def _by_arrival(
-    ages: Sequence[tuple[float, float, int]], at: datetime, buckets: Sequence[Bucket]
-) -> tuple[int, ...]:
-    """Count requests by the bucket of their arrival, the newest first; a range of ages is spread over its buckets."""
-    found = [0] * len(buckets)
-    for least, most, requests in ages:
-        last = first_after(buckets, at - timedelta(milliseconds=least))
-        first = first_after(buckets, at - timedelta(milliseconds=min(most, _DAY_MS)))
-        places = range(min(first, len(buckets) - 1), min(last, len(buckets) - 1) + 1)
-        for i in range(requests if buckets else 0):
-            found[places[-1 - i % len(places)]] += 1
-    found.reverse()
-    while found and not found[-1]:
-        found.pop()
-    return tuple(found)
+    at, buckets = series.at, view.span.all
+    hanging: dict[Arm, tuple[int, ...]] = {}
+    for arm in ARMS:
+        snapshot = series.in_flight.get(arm)
+        if snapshot is None:
+            continue
+        found = [0] * len(buckets)
+        for least, most, requests in snapshot.older_than(age_ms):
+            last = first_after(buckets, at - timedelta(milliseconds=least))
+            first = first_after(buckets, at - timedelta(milliseconds=min(most, _DAY_MS)))
+            # Only a range of ages is known. Spread over its buckets, no single one of them can decide
+            # by requests that did not arrive together.
+            places = range(min(first, len(buckets) - 1), min(last, len(buckets) - 1) + 1)
+            for i in range(requests if buckets else 0):
+                found[places[-1 - i % len(places)]] += 1
+        found.reverse()
+        # A look keeps what it found in the record, where most of the buckets would be zeros.
+        while found and not found[-1]:
+            found.pop()
+        hanging[arm] = tuple(found)
+    return hanging
 
 
 def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
@@ -256,6 +265,7 @@ def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
         return GateReading(name=gate.name, state=state, reason=gate.reason)
     latency = view.plan.latency_gates
     scale = 1.0
+    # Shorter answers earn no stricter limits, and beyond three times the length more time is no excuse.
     if latency is not None and latency.per_output_token and view.tokens is not None:
         scale = min(max(view.tokens, 1.0), 3.0)
     stage = readings.Stage(
@@ -277,10 +287,10 @@ def _reading(view: View, series: RolloutSeries, gate: Gate) -> GateReading:
 def _lost_data(series: RolloutSeries, record: RolloutRecord) -> str | None:
     """Say which data are gone: a null where there was a value before, or a traffic driver that fell silent."""
     last = record.looks[-1] if record.looks else None
+    # A server that forgets what it has published would change the evidence of the looks before.
     if last is not None:
-        known = {"baseline": last.unvalued_baseline, "candidate": last.unvalued_candidate}
         for arm in ARMS:
-            if series.unvalued(arm, last.horizon) > known[arm]:
+            if series.unvalued(arm, last.horizon) > last.unvalued[arm]:
                 return f"throughput of the {arm} turned null"
     needs_probes = any(g.source == "probes" and g.state == "active" for g in record.begun.gates)
     since = record.facts[record.facts.index(last) + 1 :] if last else record.facts
@@ -295,10 +305,7 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
     if last is None:
         return False
     began = next(iter(view.record.step_marks().values())).at
-    before: dict[Arm, datetime | None] = {
-        "baseline": last.newest_baseline,
-        "candidate": last.newest_candidate,
-    }
+    before = last.newest
     length = timedelta(seconds=view.plan.bucket_seconds)
 
     def stands(arm: Arm) -> bool:
@@ -307,21 +314,20 @@ def _stands_still(view: View, series: RolloutSeries) -> bool:
             return False
         return series.at >= newest + length or series.at == last.at
 
+    # A candidate at a few percent may rightly have had no request yet.
     if view.has_baseline and stands("baseline"):
         return True
-    return stands("candidate") and _expected_requests(view, series) >= MIN_EXPECTED_REQUESTS
-
-
-def _expected_requests(view: View, series: RolloutSeries) -> float:
-    """Requests that the candidate should have had since its newest bucket at the rate seen before."""
     newest = series.newest["candidate"]
+    if newest is None or not stands("candidate"):
+        return False
     cut = first_after(view.span.all, newest)
+    # The baseline's requests tell how many the candidate should have had meanwhile; without them, its
+    # own rate of before does.
     if view.has_baseline:
         others = sum(bucket.baseline.requests for bucket in view.span.all[cut:])
-        return others * view.weight / (100 - view.weight)
-    known = view.span.all[:cut][-HEALTH_BUCKETS:]
-    if not known or newest is None:
-        return 0.0
-    requests = sum(bucket.candidate.requests + bucket.baseline.requests for bucket in known)
-    length = timedelta(seconds=view.plan.bucket_seconds)
-    return requests / len(known) * ((series.at - newest) / length)
+        expected = others * view.weight / (100 - view.weight)
+    else:
+        known = view.span.all[:cut][-HEALTH_BUCKETS:]
+        requests = sum(bucket.candidate.requests + bucket.baseline.requests for bucket in known)
+        expected = requests / max(len(known), 1) * ((series.at - newest) / length)
+    return expected >= MIN_EXPECTED_REQUESTS

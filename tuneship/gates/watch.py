@@ -8,10 +8,9 @@ and their levels sum to `ALPHA` however long the deployment lives. Next:
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Final
 
 from tuneship.gates import evidence
@@ -58,6 +57,7 @@ class Stretch:
     @property
     def log_limit(self) -> float:
         """Levels fall with 1 / number^2, so that all of them sum to ALPHA."""
+        # All findings of a stretch share its level alike (Bonferroni).
         return math.log(len(LIMITS) / ALPHA) + self._log_share
 
     @property
@@ -76,8 +76,8 @@ class WatchReading:
 
     gate: str
     reason: str
+    # The beginning of the stretch.
     begins: datetime
-    """The beginning of the stretch."""
     requests: int
     bad: int
     first_requests: int
@@ -98,8 +98,8 @@ class Weighed:
     """The readings, and why a gate could not be weighed."""
 
     readings: tuple[WatchReading, ...]
+    # Reason by gate.
     unusable: Mapping[str, str]
-    """Reason by gate."""
 
 
 def rounded_up(moment: datetime) -> datetime:
@@ -117,18 +117,15 @@ def first_traffic(answer: Metrics | None) -> datetime | None:
 def stretches(began: datetime, now: datetime) -> tuple[Stretch, ...]:
     """The stretches of the last 24 hours; the first hour of a deployment has nothing to be compared with."""
     until = (now - began) // QUARTER
-    return tuple(one for one in _every_stretch(until) if one.end > until - DAY_LONG)
-
-
-def _every_stretch(until: int) -> Iterator[Stretch]:
-    """Yield the first day in lengths that double, then whole days."""
+    every: list[Stretch] = []
     start = HOUR_LONG
-    for number in count(1):
-        if start >= until:
-            return
+    # Lengths double within the first day, since each stretch needs as many hours before it to be
+    # compared with. The numbers count from the deployment's beginning: they set the levels.
+    while start < until:
         length = min(start, DAY_LONG - start) if start < DAY_LONG else DAY_LONG
-        yield Stretch(number, start, start + length)
+        every.append(Stretch(len(every) + 1, start, start + length))
         start += length
+    return tuple(one for one in every if one.end > until - DAY_LONG)
 
 
 def asked_from(began: datetime, now: datetime) -> datetime:
@@ -149,6 +146,7 @@ def weigh(first: Metrics, recent: Metrics, began: datetime, now: datetime) -> We
     for stretch in stretches(began, now):
         measured = pair.measured(stretch)
         for name in LIMITS:
+            # A count that the service began to publish later has nothing to be compared with.
             if all(map(GATES[name].is_published, published)):
                 try:
                     readings.append(_read(name, stretch, measured, began))
@@ -173,6 +171,8 @@ class _Pair:
 
     def measured(self, stretch: Stretch) -> Published:
         """The stretch beside the hours that it is compared with, which set the latency limits, too."""
+        # A stretch may be looked at before it is over. The limits come from all the hours it is
+        # compared with, so that they stay the same until then.
         ends = min(stretch.end, max(self.recent, default=-1) + 1)
         buckets = [self._bucket(number, stretch) for number in range(stretch.start, ends)]
         whole = [self._bucket(number, stretch) for number in range(stretch.start, stretch.end)]
@@ -199,7 +199,9 @@ def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> 
     counts = kind.count(measured)
     weighed = _evidence(counts, LIMITS[name], stretch)
     alone = weighed
-    if name == "error":  # one caller's repeated failures never decide in a single quarter hour
+    # Repeats of one caller depend on each other. Over many quarter hours the cap on bursts allows for
+    # it; where a single one may decide, they count once.
+    if name == "error":
         distinct = list(map(one_per_caller, measured.buckets, counts))
         alone = _evidence(distinct, LIMITS[name], stretch)
     return WatchReading(
@@ -219,6 +221,7 @@ def _read(name: str, stretch: Stretch, measured: Published, began: datetime) -> 
 
 def _evidence(counts: Sequence[BucketCounts], limits: Limits, stretch: Stretch) -> evidence.Harm:
     """Weigh from equally spaced starts with equal weights; a start that is still to come counts once."""
+    # All starts are known beforehand, unlike those of a rollout, so that equal weights sum to 1.
     length = stretch.end - stretch.start
     starts = range(0, length, max(1, length // STARTS))
     terms = [Term(start, 1.0 / len(starts)) for start in starts]

@@ -138,59 +138,40 @@ def grouped(columns: Columns, groups: Whole) -> tuple[Whole, Columns]:
         total: Any = np.zeros(len(distinct), FACTS[name])
         np.add.at(total, into, columns.facts[name])
         facts[name] = total
-    rows = np.repeat(into, columns.lengths)
-    rows, index, count = _sum_sketches(rows, columns.sketches["index"], columns.sketches["count"])
-    sketches = np.empty(len(rows), COUNTED)
-    sketches["index"], sketches["count"] = index, count
-    lengths = np.bincount(rows, minlength=len(distinct))
-    _fill_latencies(facts, rows, index, count)
-    return distinct, Columns(facts, sketches, lengths, *_merge_callers(facts, into, columns))
 
-
-def _merge_callers(
-    facts: Records, into: Whole, columns: Columns
-) -> tuple[NDArray[np.uint32], Whole]:
-    """The smallest caller hashes of each group, and how many; fills in the number of callers."""
-    # Group and hash in one number, so that one call finds the distinct pairs in order.
+    # Group and caller's hash in one number, so that one call finds the distinct pairs in order.
     keys = np.unique((np.repeat(into, columns.caller_lengths) << 32) + columns.callers)
     rows, hashes = keys >> 32, keys & 0xFFFF_FFFF
-    distinct = np.bincount(rows, minlength=len(facts))
-    firsts = np.cumsum(distinct) - distinct
+    callers = np.bincount(rows, minlength=len(facts))
+    firsts = np.cumsum(callers) - callers
     is_kept = np.arange(len(rows)) - firsts[rows] < MAX_CALLERS
-    facts["error_callers"] = distinct
+    facts["error_callers"] = callers
     # Hashes are uniform over 32 bits, so the k-th smallest of n lies near k / n of the range.
-    many = np.flatnonzero(distinct >= MAX_CALLERS)
+    many = np.flatnonzero(callers >= MAX_CALLERS)
     highest = hashes[firsts[many] + MAX_CALLERS - 1]
     estimated = ((MAX_CALLERS - 1) * 2.0**32 / (highest + 1)).astype(np.int64)
     facts["error_callers"][many] = np.clip(estimated, MAX_CALLERS, facts["errors"][many])
-    return hashes[is_kept].astype(CALLER), np.minimum(distinct, MAX_CALLERS)
+    kept = hashes[is_kept].astype(CALLER), np.minimum(callers, MAX_CALLERS)
+    return distinct, Columns(facts, *_merge_latencies(facts, into, columns), *kept)
 
 
-def is_some(facts: Records) -> NDArray[np.bool_]:
-    """True for records that count at least one request."""
-    return (facts["requests"] > 0) | (facts["cancelled"] > 0) | (facts["refused"] > 0)
-
-
-def _sum_sketches(
-    rows: Whole, index: NDArray[np.int16], count: NDArray[np.uint32]
-) -> tuple[Whole, Whole, Whole]:
-    """Add up the counts with equal row and index; sorted by both."""
-    keys = (rows << 16) + (index.astype(np.int64) - _LOWEST)
+def _merge_latencies(facts: Records, into: Whole, columns: Columns) -> tuple[Records, Whole]:
+    """The sketches of each group, and how long they are; fills in percentiles and histogram."""
+    # Row and index in one number, so that counts with equal keys are added up in one call.
+    keys = np.repeat(into, columns.lengths) << 16
+    keys += columns.sketches["index"].astype(np.int64) - _LOWEST
+    count = columns.sketches["count"]
     # Sketches of a single window each are sorted already, and sorting is the slow part.
     if not np.all(keys[1:] > keys[:-1]):
         order = np.argsort(keys, kind="stable")
         keys, count = keys[order], count[order]
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-    totals = np.add.reduceat(count.astype(np.int64), firsts) if len(firsts) else firsts
-    keys = keys[firsts]
-    return keys >> 16, (keys & 0xFFFF) + _LOWEST, totals
+    count = np.add.reduceat(count.astype(np.int64), firsts) if len(firsts) else firsts
+    rows, place = keys[firsts] >> 16, keys[firsts] & 0xFFFF
 
-
-def _fill_latencies(facts: Records, rows: Whole, index: Whole, count: Whole) -> None:
-    """Fill in percentiles and histogram from sketches sorted by row and index."""
     buckets = len(EDGES_MS) + 1
     cells = np.bincount(
-        rows * buckets + _BUCKETS[index - _LOWEST], weights=count, minlength=len(facts) * buckets
+        rows * buckets + _BUCKETS[place], weights=count, minlength=len(facts) * buckets
     )
     facts["histogram"] = cells.reshape(len(facts), buckets).cumsum(axis=1)
     # The sketches of all rows lie in one array: the rank within a row is counted from the rows before it.
@@ -201,4 +182,13 @@ def _fill_latencies(facts: Records, rows: Whole, index: Whole, count: Whole) -> 
     for name, quantile in QUANTILES.items():
         rank = np.floor(quantile * (successes[is_any] - 1)).astype(np.int64)
         positions = np.searchsorted(cumulative, before + rank + 1)
-        facts[name][is_any] = _VALUES_MS[index[positions] - _LOWEST]
+        facts[name][is_any] = _VALUES_MS[place[positions]]
+
+    sketches = np.empty(len(rows), COUNTED)
+    sketches["index"], sketches["count"] = place + _LOWEST, count
+    return sketches, np.bincount(rows, minlength=len(facts))
+
+
+def is_some(facts: Records) -> NDArray[np.bool_]:
+    """True for records that count at least one request."""
+    return (facts["requests"] > 0) | (facts["cancelled"] > 0) | (facts["refused"] > 0)

@@ -4,7 +4,6 @@ Latencies are counted by the logarithmic index of DDSketch (VLDB 2019, `ddsketch
 true value, and merging loses nothing. Percentiles and the stored form: `tuneship/metrics/columns.py`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,11 +72,3 @@ class MetricWindow:
         self.error_callers |= other.error_callers
         for index, count in other.latencies.items():
             self.latencies[index] = self.latencies.get(index, 0) + count
-
-
-def merged(windows: Iterable[MetricWindow]) -> MetricWindow:
-    """One window with the counts of all."""
-    total = MetricWindow()
-    for window in windows:
-        total.merge(window)
-    return total

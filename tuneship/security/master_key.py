@@ -42,6 +42,7 @@ def read_secret(file: Path) -> bytes:
     """Read the master key. Raises `MasterKeyMissing`, `MasterKeyDamaged`."""
     if not file.is_file():
         raise MasterKeyMissing(file)
+    # One message for everything that is wrong with it: none of the file's text may be shown.
     try:
         secret = bytes.fromhex(file.read_text().strip())
     except ValueError:

@@ -64,6 +64,7 @@ class SealingWriter:
         self._attempt(self._stream.close)
 
     def _attempt(self, work: Any) -> None:
+        # A full disk must not read as a damaged file.
         try:
             work()
         except tink.TinkError:

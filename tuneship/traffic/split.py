@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Divisible by 100, and fine enough that the remainder of a hash is as good as uniform.
 DRAWS = 10_000
 
 
@@ -52,5 +53,6 @@ def split_of(members: Sequence[dict[str, object]]) -> TrafficSplit:
 
 def draw_of_key(endpoint_id: str, routing_key: str) -> int:
     """The draw of a caller on an endpoint, the same for each of its requests."""
+    # With the endpoint, or the same callers would be the first of every rollout.
     digest = hashlib.sha256(f"{endpoint_id}\n{routing_key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % DRAWS

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.special import logsumexp
 
 from tuneship.gates import evidence
 from tuneship.gates.evidence import BucketCounts, Limits, Term
@@ -188,7 +189,10 @@ def test_the_relative_half_is_the_conditional_binomial_of_scipy(
     n_c: int, n_b: int, data: st.DataObject
 ) -> None:
     b = BucketCounts(n_c, data.draw(st.integers(0, n_c)), n_b, data.draw(st.integers(0, n_b)))
-    found = evidence._relative(b, 1.5, evidence.GRID, evidence.LOG_GRID)
+    found = evidence._relative_factor(b, 1.5, "harm")
+    assert (found is None) == (not b.x_c + b.x_b)
+    if found is None:
+        return
     grid = 1.5 * np.array(evidence.GRID) * n_c
     th, th0 = grid / (grid + n_b), 1.5 * n_c / (1.5 * n_c + n_b)
     m = b.x_c + b.x_b
@@ -294,13 +298,17 @@ def test_pooling_steps_of_different_weight_does_not_warn() -> None:
 def test_the_requests_to_proof_are_enough_and_one_less_is_not(n: int, x: int, x_b: int) -> None:
     counts = [BucketCounts(n, min(x, n), 3 * n, min(x_b, 3 * n))]
     needed = evidence.requests_to_proof(counts, ERROR)
-    logs = evidence._pass_logs(tuple(counts), ERROR)
+    logs = np.array(evidence._pass_logs(tuple(counts), ERROR))
     if needed is None:
         assert max(logs) <= 1e-12
         return
-    assert evidence._scaled(logs, (n + needed) / n) >= evidence.LOG_PROVEN - 1e-9
+
+    def log_e_after(more: int) -> float:
+        return float(logsumexp(logs * (n + more) / n)) - math.log(len(logs))
+
+    assert log_e_after(needed) >= evidence.LOG_PROVEN - 1e-9
     if needed:
-        assert evidence._scaled(logs, (n + needed - 1) / n) < evidence.LOG_PROVEN
+        assert log_e_after(needed - 1) < evidence.LOG_PROVEN + 1e-9
 
 
 def test_a_rate_on_the_margin_is_never_called_provable() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuneship.metrics.observations import Observation, RequestOutcome
 from tuneship.metrics.recorder import Recorder, WindowKey
-from tuneship.metrics.windows import MetricWindow, merged
+from tuneship.metrics.windows import MetricWindow
 
 OBSERVATION = Observation("dep_a", "", 100.5, RequestOutcome.SUCCESS, 10.0, 3, 4)
 OUTCOMES = st.sampled_from(list(RequestOutcome))
@@ -24,12 +24,19 @@ def windows(draw: st.DrawFn) -> MetricWindow:
     return window
 
 
+def merged(*windows: MetricWindow) -> MetricWindow:
+    total = MetricWindow()
+    for window in windows:
+        total.merge(window)
+    return total
+
+
 @given(windows(), windows(), windows())
 def test_merging_is_associative_and_loses_nothing(
     one: MetricWindow, two: MetricWindow, three: MetricWindow
 ) -> None:
-    left = merged((merged((one, two)), three))
-    assert left == merged((one, merged((two, three)))) == merged((three, two, one))
+    left = merged(merged(one, two), three)
+    assert left == merged(one, merged(two, three)) == merged(three, two, one)
     assert left.request_count == one.request_count + two.request_count + three.request_count
 
 
@@ -79,7 +86,7 @@ def test_a_recorder_loses_nothing_while_it_is_emptied() -> None:
     done = threading.Event()
 
     def store(taken: Mapping[WindowKey, MetricWindow]) -> None:
-        stored.merge(merged(taken.values()))
+        stored.merge(merged(*taken.values()))
 
     def empty() -> None:
         while not done.is_set():
