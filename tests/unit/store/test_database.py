@@ -107,7 +107,7 @@ def test_a_tag_is_found_by_any_key(database: Database, key: str) -> None:
             }
             row = blank | {"id": str(number), "tags": tags, "created_at": NOW, "updated_at": NOW}
             connection.execute(sa.insert(table).values(**row))
-        query = sa.select(table.c.id).where(*rows.tags_match(table, {key: "yes"}))
+        query = sa.select(table.c.id).where(*rows.filters_of(table, {key: "yes"}))
         assert list(connection.scalars(query)) == ["0"]
 
 

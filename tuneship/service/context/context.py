@@ -143,14 +143,15 @@ class Context:
         """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
         return ALL_ROWS if self.wants_whole_lists else limit
 
-    def touch(self, row: Row) -> None:
-        """Note that a handler looked at this job or deployment.
+    def touch(self, *resources: Row) -> None:
+        """Note that a handler looked at these jobs or deployments.
 
-        The row may require an audit entry, or refuse this caller. Raises 400 or 403.
+        A row may require an audit entry, or refuse this caller. Raises 400 or 403.
         """
-        self.trail.touch(row)
-        if is_hipaa(row):
-            refuse_use(self.caller)
+        for row in resources:
+            self.trail.touch(row)
+            if is_hipaa(row):
+                refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
         """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""

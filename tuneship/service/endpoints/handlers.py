@@ -29,6 +29,7 @@ from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.store import endpoint_records, tables
 from tuneship.store import queries as rows
@@ -252,15 +253,11 @@ def list_canary_endpoints(
     context: Context, limit: int = 20, offset: int = 0, name: str | None = None
 ) -> CanaryEndpointPage:
     """Newest first."""
-    page = _page(context, CANARY, limit, offset, name)
-    return CanaryEndpointPage.model_validate(
-        {
-            "canary_endpoints": [
-                _rendered(context, endpoint_records.in_force(row, context.now)) for row in page.rows
-            ],
-            "pagination": page.pagination,
-        }
-    )
+    filters = rows.filters_of(tables.endpoints, name=name)
+    page = own_page(context, CANARY_ENDPOINTS, filters, limit, offset)
+    in_force = [endpoint_records.in_force(row, context.now) for row in page.rows]
+    endpoints = [_rendered(context, row) for row in in_force]
+    return CanaryEndpointPage(canary_endpoints=endpoints, pagination=page.pagination)
 
 
 @serves(contract.list_endpoints)
@@ -268,24 +265,10 @@ def list_endpoints(
     context: Context, limit: int = 20, offset: int = 0, name: str | None = None
 ) -> EndpointPage:
     """Newest first."""
-    page = _page(context, PLAIN, limit, offset, name)
-    return EndpointPage.model_validate(
-        {
-            "endpoints": [_plain_rendered(context, row) for row in page.rows],
-            "pagination": page.pagination,
-        }
-    )
-
-
-def _page(
-    context: Context, kind: str, limit: int, offset: int, name: str | None
-) -> "rows.Page[EndpointRow]":
-    listing = CANARY_ENDPOINTS if kind == CANARY else ENDPOINTS
-    filters = [] if name is None else [tables.endpoints.c.name == name]
-    with context.read() as connection:
-        return rows.listed(
-            connection, listing, context.client_id, filters, limit=limit, offset=offset
-        )
+    filters = rows.filters_of(tables.endpoints, name=name)
+    page = own_page(context, ENDPOINTS, filters, limit, offset)
+    endpoints = [_plain_rendered(context, row) for row in page.rows]
+    return EndpointPage(endpoints=endpoints, pagination=page.pagination)
 
 
 @serves(contract.update_endpoint)

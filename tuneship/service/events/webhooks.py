@@ -25,11 +25,13 @@ from tuneship.events.signing import new_secret
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.store import outbox as events
 from tuneship.store import queries as rows
 from tuneship.store import tables, webhook_records
 from tuneship.store.identifiers import new_id
+from tuneship.store.list_counters import WEBHOOKS
 from tuneship.store.row_types import WebhookRow
 from tuneship.store.webhook_records import ReplayWindow
 
@@ -89,11 +91,9 @@ def _own_active(context: Context, webhook_id: str) -> WebhookRow:
 @serves(contract.list_webhooks)
 def list_webhooks(context: Context, limit: int = 20, offset: int = 0) -> WebhookPage:
     """Newest first."""
-    table = tables.webhooks
-    own = [table.c.client_id == context.client_id]
-    with context.read() as connection:
-        page = rows.page(connection, table, own, limit=limit, offset=offset)
-    return WebhookPage.model_validate({"webhooks": page.rows, "pagination": page.pagination})
+    page = own_page(context, WEBHOOKS, [], limit, offset)
+    webhooks = [Webhook.model_validate(row) for row in page.rows]
+    return WebhookPage(webhooks=webhooks, pagination=page.pagination)
 
 
 @serves(contract.get_webhook)
@@ -183,7 +183,8 @@ def list_webhook_deliveries(
     _own(context, webhook_id)
     with context.read() as connection:
         page = webhook_records.page(connection, webhook_id, status, limit, offset)
-    return DeliveryPage.model_validate({"deliveries": page.rows, "pagination": page.pagination})
+    deliveries = [Delivery.model_validate(row) for row in page.rows]
+    return DeliveryPage(deliveries=deliveries, pagination=page.pagination)
 
 
 @serves(contract.retry_webhook_delivery)

@@ -5,7 +5,7 @@ The limits of a model are in `limits.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store import queries as rows
 from tuneship.store import tables
@@ -55,24 +56,18 @@ def list_models(
     """Return a page of models: base models by id, then fine-tuned ones, newest first."""
     limit = context.page_size(limit)
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
-    table = tables.models
-    filters = rows.tags_match(table, tags)
-    if base_model is not None:
-        filters.append(table.c.base_model == base_model)
     bases = shown[offset : offset + limit]
-    with context.read() as connection:
-        page = rows.listed(
-            connection,
-            MODELS,
-            context.client_id,
-            filters,
-            limit=limit - len(bases),
-            offset=max(0, offset - len(shown)),
-        )
-        _touch_jobs(context, connection, page.rows)
+    page = own_page(
+        context,
+        MODELS,
+        rows.filters_of(tables.models, tags, base_model=base_model),
+        limit - len(bases),
+        max(0, offset - len(shown)),
+        partial(_touch_jobs, context),
+    )
     whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
     items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
-    return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
+    return ModelPage(models=items, pagination=whole.pagination)
 
 
 def _base_item(base: CataloguedModel) -> Model:
