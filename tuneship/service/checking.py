@@ -1,6 +1,7 @@
 """Checks what is stored: rows against files, files against their digests, and the keys of sealed files."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +19,6 @@ from tuneship.store.ownership import files_in
 from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
-# A running service stores a file before its row and removes it after, so a fault must show in two
-# checks with this pause between them.
-RECHECK_S = 5.0
-
 
 @dataclass(frozen=True)
 class Report:
@@ -34,14 +31,13 @@ class Report:
     """The fault of each object, by its id. Holds no text of a user."""
 
 
-def check(
-    database: Database, data_dir: Path, keyring: Keyring, wait: Callable[[float], None]
-) -> Report:
-    """Check everything, and faulty objects twice. Raises SQLAlchemy's errors."""
+def check(database: Database, data_dir: Path, keyring: Keyring, pause_s: float) -> Report:
+    """Check everything, and faulty objects twice, with a pause in between. Raises SQLAlchemy's errors."""
     report = _look(database, data_dir, keyring)
     if not report.faults:
         return report
-    wait(RECHECK_S)
+    # A running service stores a file before its row and removes it after: only a fault that lasts is one.
+    time.sleep(pause_s)
     again = _look(database, data_dir, keyring, only=frozenset(report.faults))
     faults = {name: fault for name, fault in again.faults.items() if name in report.faults}
     return Report(report.objects, report.keys, faults)

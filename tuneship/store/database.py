@@ -72,9 +72,12 @@ class OtherSchema(StartupError):
 class Database:
     """Connections to one database with the newest migration."""
 
-    def __init__(self, url: str, *, migrates: bool = True) -> None:
+    def __init__(
+        self, url: str, *, migrates: bool = True, claim_timeout_s: float = CLAIM_TIMEOUT_S
+    ) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
+        `claim_timeout_s`: how long to wait for another service to leave the database.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
@@ -83,6 +86,7 @@ class Database:
         self._first_engine = engine_of(url)
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
+        self._claim_timeout_s = claim_timeout_s
         self._turns = WriteQueue()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
@@ -162,7 +166,7 @@ class Database:
             return
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
-        deadline = time.monotonic() + CLAIM_TIMEOUT_S
+        deadline = time.monotonic() + self._claim_timeout_s
         while not connection.execute(query).scalar_one():
             if time.monotonic() > deadline:
                 connection.close()

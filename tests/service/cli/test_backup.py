@@ -14,7 +14,6 @@ from tests.conftest import BOTH
 from tests.support.files import contents_below
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
-from tuneship.service import checking
 from tuneship.service.serve import locked, recover
 from tuneship.store import backup as backup_module
 from tuneship.store import backup_format, tables
@@ -23,12 +22,8 @@ from tuneship.store.backup import Backup
 from tuneship.store.backup_format import MANIFEST, read_manifest
 from tuneship.store.database import Database
 
+CHECK = ("check", "--recheck-after", "0")
 COMPLETE = {"audit-heads", "blobs", "rows", MANIFEST}
-
-
-@pytest.fixture(autouse=True)
-def _looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "RECHECK_S", 0.0)
 
 
 @pytest.fixture
@@ -376,7 +371,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     file = blobs / "datasets" / cut / "data.jsonl"
     file.write_bytes(file.read_bytes()[:-1])
     (blobs / "models" / "ft_unknown").mkdir()
-    result = installed.run("check")
+    result = installed.run(*CHECK)
     assert result.exit_code == 4
     assert result.stdout.splitlines() == sorted(
         [
@@ -393,7 +388,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     new = Installed(tmp_path / "new")
     shutil.copy(installed.data_dir / "master.key", new.data_dir)
     done(new, "restore", tmp_path / "backup")
-    assert f"datasets/{lost}: data.jsonl is missing" in new.run("check").stdout
+    assert f"datasets/{lost}: data.jsonl is missing" in new.run(*CHECK).stdout
 
 
 def test_a_stored_time_survives_the_way_through_a_backup(

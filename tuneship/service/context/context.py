@@ -28,6 +28,7 @@ from tuneship.service.common.fault_injection import PromptLengths
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.streaming import Notifier
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store import deployment_logs, job_records, metric_windows, tables
 from tuneship.store import queries as rows
@@ -65,6 +66,7 @@ class Parts:
     """Whether worker processes have no network on this host."""
     draw: Callable[[], int]
     """A random number in [0, 10000) for the split."""
+    timing: ServiceTiming = field(default_factory=ServiceTiming)
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
