@@ -8,11 +8,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.contract.jobs import ALIVE
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
 from tuneship.service.access.data_keys import TENANTS, Keyring
-from tuneship.store import tables
+from tuneship.store import job_records, object_key_records
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database
 from tuneship.store.ownership import files_in
@@ -80,7 +79,7 @@ class _Keys:
     def __init__(self, connection: sa.Connection, keyring: Keyring) -> None:
         self._connection = connection
         self._keyring = keyring
-        self._rows = connection.execute(sa.select(tables.object_keys)).all()
+        self._rows = object_key_records.all_of(connection)
         self._since: dict[str, datetime] = {
             row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
         }
@@ -102,11 +101,11 @@ class _Keys:
 
     def missing(self, objects: list[StoredObject]) -> dict[str, str]:
         """The sealed objects and running jobs without a key."""
-        table = tables.jobs
-        query = sa.select(table.c.id, table.c.client_id, table.c.created_at)
-        jobs = self._connection.execute(query.where(table.c.status.in_(ALIVE)))
         needed = [(stored.id, stored.client_id, stored.created_at) for stored in objects]
-        needed += [(f"jobs/{job.id}", job.client_id, job.created_at) for job in jobs]
+        needed += [
+            (f"jobs/{job['id']}", job["client_id"], job["created_at"])
+            for job in job_records.alive(self._connection)
+        ]
         known = {row.object_id for row in self._rows}
         return {
             object_id: "its key is missing"

@@ -118,8 +118,7 @@ def _key_check(secret: bytes) -> bytes:
 
 def check_key(connection: sa.Connection, secret: bytes) -> None:
     """Raises `AnotherMasterKey` when the database was made with another master key."""
-    query = sa.select(installation.installation.c.key_check)
-    kept = connection.scalar(query)
+    kept = installation.key_check_of(connection)
     if kept is not None and not hmac.compare_digest(kept, _key_check(secret)):
         raise AnotherMasterKey
     # A database of an earlier version has no such value, but it may have sealed keys.

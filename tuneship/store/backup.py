@@ -101,7 +101,7 @@ class Backup:
 
     def _identity(self) -> str:
         with self.source.database.read() as connection:
-            identity = connection.scalar(sa.select(installation.installation.c.id))
+            identity = installation.id_of(connection)
         if identity is None:
             raise BackupFault("the database has no id: start the service once")
         return identity

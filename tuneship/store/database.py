@@ -232,6 +232,11 @@ class Database:
             cursor.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
             connection.close()
 
+    def check_writable(self) -> None:
+        """Make the smallest write that needs room on the disk. Raises what `write` raises."""
+        with self.write(clears=False) as connection:
+            connection.execute(sa.text("update alembic_version set version_num = version_num"))
+
     def close(self) -> None:
         """Close every connection."""
         self._release()

@@ -4,7 +4,7 @@ The events follow from the difference between the old and the new row. Who may c
 `tuneship/service/deployments/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,26 @@ from tuneship.store.tables import deployments
 
 SUPERVISOR = "supervisor"
 SCALING = ("min_replicas", "max_replicas", "auto_scaling", "current_replicas")
+
+
+def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:
+    """The client's deployments of a model, oldest first, deleted ones excepted."""
+    query = sa.select(deployments.c.id).where(
+        deployments.c.client_id == client_id,
+        deployments.c.model_name == model_name,
+        deployments.c.status != DeploymentStatus.DELETED,
+    )
+    return list(connection.scalars(query.order_by(deployments.c.created_at, deployments.c.id)))
+
+
+def security_settings_of(
+    connection: sa.Connection, client_id: str, ids: Iterable[str]
+) -> Sequence[Row]:
+    """The `security_settings` of the client's deployments with these ids, as rows with this one column."""
+    query = sa.select(deployments.c.security_settings).where(
+        deployments.c.client_id == client_id, deployments.c.id.in_(ids)
+    )
+    return rows.fetch_all(connection, query)
 
 
 def create(connection: sa.Connection, row: Row, now: datetime) -> DeploymentRow:

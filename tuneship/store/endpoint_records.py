@@ -85,6 +85,11 @@ def revert_lapsed(
     return ended
 
 
+def lapsed_ids(connection: sa.Connection, now: datetime) -> set[str]:
+    """The endpoints whose lease has lapsed and is still in the row."""
+    return set(connection.scalars(sa.select(endpoints.c.id).where(is_lapsed(now))))
+
+
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:
     """Condition for endpoints whose lease has lapsed and is still in the row."""
     return endpoints.c.lease_until <= now

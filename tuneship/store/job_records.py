@@ -1,6 +1,6 @@
 """The rows that belong to a job: its metrics by step, and its log."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
 from tuneship.store.queries import fetch_all
-from tuneship.store.row_types import JobLogRow, JobMetricsRow
+from tuneship.store.row_types import JobLogRow, JobMetricsRow, JobRow
 from tuneship.store.tables import job_logs, job_metrics, jobs
 
 SHOWN = (
@@ -45,12 +45,24 @@ def security_settings_of(
     Base models have no job. The id of a tuned model contains that of its job, so deleted models are covered too.
     """
     ids = {f"ft_{name.rpartition(':')[2]}" for name in model_names if name.startswith("ft:")}
+    return security_settings_by_id(connection, client_id, ids)
+
+
+def security_settings_by_id(
+    connection: sa.Connection, client_id: str, ids: Collection[str]
+) -> Sequence[Mapping[str, Any]]:
+    """The `security_settings` of the client's jobs with these ids, as rows with this one column."""
     if not ids:
         return []
     query = sa.select(jobs.c.security_settings).where(
         jobs.c.client_id == client_id, jobs.c.id.in_(ids)
     )
     return fetch_all(connection, query)
+
+
+def alive(connection: sa.Connection) -> Sequence[JobRow]:
+    """The jobs of all tenants that have not ended."""
+    return fetch_all(connection, sa.select(jobs).where(jobs.c.status.in_(ALIVE)))
 
 
 def add_log(

@@ -31,7 +31,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
-from tuneship.store import endpoint_records, tables
+from tuneship.store import deployment_records, endpoint_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import CANARY_ENDPOINTS, ENDPOINTS
@@ -160,13 +160,10 @@ def _refuse_another_mode(
     The rules for a prompt must not depend on the split's draw. `present`: the members so far. An endpoint of an earlier
     version that mixes both modes may keep them, so that its rollout can be rolled back.
     """
-    table = tables.deployments
     present_ids = [member["id"] for member in present]
-    query = sa.select(table.c.security_settings).where(
-        table.c.client_id == context.client_id, table.c.id.in_(present_ids)
-    )
+    settings = deployment_records.security_settings_of(connection, context.client_id, present_ids)
     modes = {is_hipaa(row) for row in wanted}
-    kept = {is_hipaa(dict(row)) for row in connection.execute(query).mappings()}
+    kept = {is_hipaa(row) for row in settings}
     if len(modes) > max(1, len(kept)) or (kept and not modes <= kept):
         text = "the deployments of an endpoint are in hipaa mode all or none, for its whole life"
         raise DeploymentError(f"{text}: make another endpoint", param=param)

@@ -9,11 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
-
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store import endpoint_records, tables
+from tuneship.store import endpoint_records
 from tuneship.store import job_leases as leases
 from tuneship.store.job_leases import JobLease
 
@@ -63,8 +61,7 @@ class LeaseKeeper:
 
     def _end_lapsed(self, now: datetime) -> None:
         with self._parts.database.read(first=True) as connection:
-            query = sa.select(tables.endpoints.c.id).where(endpoint_records.is_lapsed(now))
-            lapsed = set(connection.scalars(query))
+            lapsed = endpoint_records.lapsed_ids(connection, now)
         self._retries.keep_only(lapsed)
         waiting = self._retries.waiting()
         if lapsed.difference(waiting):

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from tuneship.contract import models as contract
 from tuneship.contract.common import Deleted
-from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
@@ -23,8 +22,8 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
 from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
+from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
-from tuneship.store import tables
 from tuneship.store.list_counters import MODELS
 from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.template import PromptTemplate
@@ -129,14 +128,8 @@ def delete_model(context: Context, model_id: str) -> Deleted:
         raise InvalidRequestError("a base model cannot be deleted", status=409)
     connection = context.transaction
     row = _own_model(context, connection, model_id)
-    table = tables.deployments
     # A failed deployment counts too: a change can repair it.
-    query = sa.select(table.c.id).where(
-        table.c.client_id == row["client_id"],
-        table.c.model_name == row["id"],
-        table.c.status != DeploymentStatus.DELETED,
-    )
-    deployments = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
+    deployments = deployment_records.live_ids_of_model(connection, row["client_id"], row["id"])
     if deployments:
         raise InvalidRequestError(
             f"the model is deployed, delete its deployments first: {abbreviated(deployments)}",
@@ -160,12 +153,8 @@ def _own_model(context: Context, connection: sa.Connection, identifier: str) -> 
 
 def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[ModelRow]) -> None:
     """Apply the security settings of the models' jobs to this request: a tuned model has none of its own."""
-    table = tables.jobs
-    query = sa.select(table.c.security_settings).where(
-        table.c.id.in_([row["job_id"] for row in models])
-    )
-    for job in connection.execute(query).mappings():
-        context.touch(dict(job))
+    ids = [row["job_id"] for row in models]
+    context.touch(*job_records.security_settings_by_id(connection, context.client_id, ids))
 
 
 def model_id(base_model: str, name: str, job_id: str) -> str:
