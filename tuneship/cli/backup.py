@@ -137,14 +137,14 @@ def checked_master_key(folder: Path, made: Path, target: "RestoreTarget") -> str
     """The master key of the backup, if the target has none. Raises `AnotherMasterKey` if it is not that of the rows."""
     from tuneship.security.master_key import read_secret  # noqa: PLC0415 - the light install
     from tuneship.service.open_installation import check_key  # noqa: PLC0415
-    from tuneship.store.backup_format import KEY  # noqa: PLC0415
-    from tuneship.store.restore import restored_rows  # noqa: PLC0415
+    from tuneship.store.backup_format import KEY, rows_in  # noqa: PLC0415
+    from tuneship.store.restore import ROWS  # noqa: PLC0415
 
     file = target.master_key if target.master_key.exists() else folder / KEY
     if not file.exists():
         return None
     secret = read_secret(file)
-    with restored_rows(made) as rows, rows.read() as connection:
+    with rows_in(made / ROWS) as rows, rows.read() as connection:
         check_key(connection, secret)
     return None if file == target.master_key else secret.hex() + "\n"
 

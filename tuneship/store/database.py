@@ -129,15 +129,19 @@ class Database:
         `first`: ahead of all waiting writers, on a connection reserved for urgent work.
         Raises SQLAlchemy's errors; `sqlalchemy.exc.TimeoutError` if other writers held the database for too long.
         """
+        # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
+        # queue. Writers in other processes still wait by the rules of the database.
         try:
             with (
-                self._turn(first=first),
+                self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first),
                 self._engine_for(first)
                 .connect()
                 .execution_options(tuneship_write=True) as connection,
                 connection.begin(),
             ):
                 yield connection
+        except TurnTimedOut:
+            raise WaitedTooLong("other writers held the database too long") from None
         finally:
             # A commit that failed may have taken effect, so the cache is cleared after errors, too.
             if clears:
@@ -145,16 +149,6 @@ class Database:
 
     def _engine_for(self, first: bool) -> sa.Engine:
         return self._first_engine if first else self.engine
-
-    @contextmanager
-    def _turn(self, *, first: bool) -> Generator[None]:
-        # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
-        # queue. Writers in other processes still wait by the rules of the database.
-        try:
-            with self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first):
-                yield
-        except TurnTimedOut:
-            raise WaitedTooLong("other writers held the database too long") from None
 
     def claim(self) -> None:
         """Become the only service on this database, until `close`. Raises `DatabaseInUse`.
@@ -182,31 +176,28 @@ class Database:
             if self._revision() == HEAD:  # a service that started earlier has migrated it meanwhile
                 return
             raise
+        from alembic import command  # noqa: PLC0415 - only a new or old database needs it
+        from alembic.config import Config  # noqa: PLC0415
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         try:
-            self._migrate()
+            # In one transaction: a kill in between changes nothing, and a second process waits for the first.
+            with self.write() as connection:
+                config.attributes["connection"] = connection
+                config.attributes["metadata"] = tables.METADATA
+                before = revision_of(connection)
+                command.upgrade(config, "head")
         finally:
             self._release()
+        if before is not None:
+            logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _revision(self) -> str | None:
         with self.engine.connect() as connection:
             revision = revision_of(connection)
         check_revision(revision)
         return revision
-
-    def _migrate(self) -> None:
-        # In one transaction: a kill in between changes nothing, and a second process waits for the first.
-        from alembic import command  # noqa: PLC0415 - only a new or old database needs it
-        from alembic.config import Config  # noqa: PLC0415
-
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self.write() as connection:
-            config.attributes["connection"] = connection
-            config.attributes["metadata"] = tables.METADATA
-            before = revision_of(connection)
-            command.upgrade(config, "head")
-        if before is not None:
-            logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _release(self) -> None:
         # Closed for real: a connection that went back to the pool would keep the lock.

@@ -193,21 +193,16 @@ def _evaluated_steps(connection: sa.Connection, job_id: str, most: int) -> tuple
         for end in (sa.func.min, sa.func.max)
     )
     best = sa.select(step).where(own).order_by(job_metrics.c.validation_loss, step).limit(1)
-    spaced = _spaced(own, (last - first) // (most - 2) + 1)
-    return {first, last, *connection.scalars(best), *connection.scalars(spaced)}, True
 
-
-def _spaced(own: sa.ColumnElement[bool], width: int) -> sa.Select[tuple[int]]:
-    """Query for evaluated steps that are at least `width` apart.
-
-    It is recursive, so that each of them takes one look-up in the index, and the steps between are not read.
-    """
-    step = job_metrics.c.step
+    # The query for the spaced ones is recursive, so that each of them takes one look-up in the index, and the steps
+    # between are not read.
+    width = (last - first) // (most - 2) + 1
     picked = sa.select(sa.func.min(step).label("step")).where(own).cte("picked", recursive=True)
     following = sa.select(sa.func.min(step)).where(own, step >= picked.c.step + width)
     more = sa.select(following.scalar_subquery()).where(picked.c.step.is_not(None))
     spaced = picked.union_all(more).c.step
-    return sa.select(spaced).where(spaced.is_not(None))
+    found = connection.scalars(sa.select(spaced).where(spaced.is_not(None)))
+    return {first, last, *connection.scalars(best), *found}, True
 
 
 def steps_after(

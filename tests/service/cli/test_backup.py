@@ -300,13 +300,13 @@ def test_a_file_that_is_deleted_while_the_backup_runs_is_in_it_with_its_row(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and files are of one moment: what goes later is there, what went before is not."""
-    folder, write = tmp_path / "backup", backup_module._write_rows
+    folder, copy = tmp_path / "backup", backup_module.copy_rows
 
-    def meanwhile(connection: sa.Connection, file: Path) -> None:
+    def meanwhile(source: sa.Connection, target: sa.Connection) -> None:
         shutil.rmtree(installed.data_dir / "blobs")
-        write(connection, file)
+        copy(source, target)
 
-    monkeypatch.setattr(backup_module, "_write_rows", meanwhile)
+    monkeypatch.setattr(backup_module, "copy_rows", meanwhile)
     kept = {path.name: content for path, content in installed.files().items()}
     done(installed, "backup", folder)
     assert {path.name: one for path, one in contents_below(folder / "blobs").items()} == kept
@@ -341,7 +341,7 @@ def test_a_dataset_whose_row_and_file_go_while_the_backup_looks_is_not_in_it(
 
 
 def test_two_backups_at_the_same_time_are_refused(embedded: Installed, tmp_path: Path) -> None:
-    with backup_module._only_backup(embedded.data_dir):
+    with backup_format.only_one(embedded.data_dir / "blobs", "a test holds it"):
         assert "another backup" in failed(embedded, "backup", tmp_path / "backup")
 
 
