@@ -36,12 +36,12 @@ LONGEST_PAUSE_S = 30.0
 class DeliveryTiming:
     """How long deliveries wait for receivers and for our own database."""
 
+    # The wait before each attempt; there are as many attempts.
     waits: Sequence[timedelta] = WAITS
-    """The wait before each attempt; there are as many attempts."""
+    # How long a shutdown waits for attempts in flight; the others are due again after the restart.
     drain_s: float = 5.0
-    """At a shutdown, for attempts in flight; the others are due again after the restart."""
+    # The pause before a failed read or write of ours is retried: it doubles up to `LONGEST_PAUSE_S`.
     record_again_s: float = 1.0
-    """Before a failed read or write of ours is retried: it doubles up to `LONGEST_PAUSE_S`."""
 
 
 class Deliverer:

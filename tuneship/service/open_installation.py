@@ -172,13 +172,11 @@ def _check_files(
     except HeadsDamaged as fault:
         logger.warning("%s: %s; `tuneship audit verify` says more", file, fault)
         return
-    if head is None:
+    if head is None or [row["mac"] for row in audit.rows_at(connection, [head.seq])] == [head.mac]:
         return
-    signed = audit.rows_at(connection, [head.seq])
-    if not signed or signed[0]["mac"] != head.mac:
-        last, _ = audit.head_of(connection)
-        raise FilesOfAnotherTime(
-            f"the database is older than the files: its audit chain ends with row {last} and does "
-            f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
-            f"(docs/operations.md); {hint}"
-        )
+    last, _ = audit.head_of(connection)
+    raise FilesOfAnotherTime(
+        f"the database is older than the files: its audit chain ends with row {last} and does "
+        f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
+        f"(docs/operations.md); {hint}"
+    )

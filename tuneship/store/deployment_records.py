@@ -55,6 +55,7 @@ def update(
     connection: sa.Connection, row: DeploymentRow, now: datetime, changes: Mapping[str, Any]
 ) -> None:
     """Store a client's changes; the replicas keep serving as before until new ones are ready."""
+    # Events and log name the fields as the API does, not as the columns.
     fields = sorted("model_config" if name == "generation" else name for name in changes)
     status = DeploymentStatus.UPDATING
     emit(connection, "deployment.updated", row, now, status=status, fields=fields)
@@ -94,6 +95,7 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
     """Like `change`, but returns False and does nothing if the row has been changed since it was read."""
+    # Every change sets `updated_at`, so it tells whether the row is still the one that was read.
     current = rows.fetch(connection, deployments, row["id"], client_id=None)
     if current is None or current["updated_at"] != row["updated_at"]:
         return False

@@ -60,6 +60,7 @@ def revert_lapsed(
     ended: dict[str, Exception | None] = {}
     for row in lapsed:
         try:
+            # A savepoint: a row that cannot be changed undoes nothing of the others.
             with connection.begin_nested():
                 fallback = cast(
                     "list[dict[str, Any]]", row["lease_fallback"]

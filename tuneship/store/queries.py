@@ -85,6 +85,7 @@ def change(
 
 def remove(connection: sa.Connection, table: "TypedTable[Any]", identifier: str) -> None:
     """Delete one row."""
+    # A row that is gone already must not be subtracted from its list's counter again.
     before = fetch(connection, table, identifier, client_id=None)
     if before is not None:
         connection.execute(sa.delete(table).where(table.c.id == identifier))

@@ -36,6 +36,7 @@ class ReadCache:
         kept = self._kept
         value = reading()
         if value is not None:
+            # Which value is needed least is not worth keeping count of: the next reads fill the cache again.
             if len(kept) >= self._max_values:
                 kept.clear()
             kept[key] = value

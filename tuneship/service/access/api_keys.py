@@ -26,13 +26,16 @@ from tuneship.store.database import Database
 from tuneship.store.queries import Row
 from tuneship.store.row_types import ApiKeyRow
 
+# `tsk_`, the public part, `_`, 32 bytes in Base64, `_`, and the checksum.
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
+# A longer header holds no key, and is not searched for one.
 LONGEST_HEADER = 256
-SECRET_BYTES = 32
 # The position of the public part in a key, and in its header.
 KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
+# The longest that the hipaa mode accepts.
 FIRST_KEY_LIFETIME = timedelta(days=90)
+# People copy the key out of the file, so the old one stays good for a while after the new one is written.
 RENEW_BEFORE = timedelta(days=30)
 # A revocation takes effect within this time.
 CACHE_SECONDS = 1.0
@@ -218,6 +221,7 @@ class Keys:
         with self._database.write() as connection:
             for identifier in used:
                 records.change(connection, identifier, last_used_at=self._noted[identifier])
+        # Only now, and only these: after a failure all are still to be stored, and requests note more meanwhile.
         self._unstored.difference_update(used)
 
     def authenticate(self, authorization: list[str], client_ids: list[str]) -> Principal:
@@ -228,6 +232,7 @@ class Keys:
         public = None if key is None else key_id(key)
         if key is None or public is None:
             raise AuthenticationError("the Authorization header holds no API key of this service")
+        # The hash is taken without a row, too: the time of the answer must not tell which ids exist.
         row, now, digest = self._row(public), self._clock(), self._hash(key)
         if (
             row is None
@@ -237,6 +242,7 @@ class Keys:
         ):
             raise AuthenticationError("the API key or the client id is not valid")
         noted = self._noted.get(public)
+        # The clock may have been set back: then the time that was noted lies ahead.
         if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:
             self._noted[public] = now
             self._unstored.add(public)
@@ -274,6 +280,7 @@ class Keys:
         kept = self._cache.get(identifier)
         if kept is not None and self._is_fresh(kept[0]):
             return kept[1]
+        # Ids that somebody made up are cached too, as absent, so the number must have a limit.
         if len(self._cache) > MAX_CACHED:
             self._cache.clear()
         with self._database.read() as connection:

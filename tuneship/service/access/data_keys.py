@@ -43,7 +43,9 @@ class Keyring:
         self._vault = Vault(master)
         self._has_remains = threading.Event()
         """Set while parts of a destroyed key may still be in the database's log."""
+        # Nobody knows whether the run before this one came to remove what it had destroyed.
         self._has_remains.set()
+        # By name and wrapped value, so that a key that was made again is never taken for the old one.
         self._tenant_key = lru_cache(maxsize=1024)(self._unwrapped)
 
     def check(self, connection: sa.Connection) -> None:
@@ -107,6 +109,7 @@ class Keyring:
         """Remove destroyed keys from the database's log. Called regularly, since open transactions prevent it."""
         if not self._has_remains.is_set():
             return
+        # Before the log is emptied: a key that is destroyed meanwhile sets it again.
         self._has_remains.clear()
         is_done = False
         try:

@@ -8,17 +8,15 @@ from datetime import timedelta
 class ServiceTiming:
     """The waits of one service."""
 
+    # For the requests in flight, after the first signal.
     drain_s: float = 30.0
-    """After the first signal, for the requests in flight."""
+    # The process ends at the latest this long after the drain, whatever is stuck.
     rest_s: float = 20.0
-    """After the drain the process ends at the latest this much later, whatever is stuck."""
-    # Chosen so that all processes of a cancelled job are gone within 5 s.
+    # A cancelled training is killed after this time, so that its processes are gone within 5 s.
     cancel_patience: timedelta = timedelta(seconds=3.5)
-    """For a cancelled training to end by itself; then it is killed."""
+    # A deleted deployment takes no new request; those in flight may last this long.
     deployment_drain_s: float = 30.0
-    """A deleted deployment takes no new request; those in flight may last this long."""
+    # The fallback of a job's stream, should a wake-up be missed; normally one comes within 0.3 s of a progress line.
     stream_poll_s: float = 2.0
-    """The fallback of a job's stream, should a wake-up be missed; one comes within 0.3 s of a progress line."""
-    # Proxies commonly cut a connection that is silent for a minute.
+    # Proxies commonly cut a connection that is silent for a minute, so no stream is.
     keep_alive_s: float = 15.0
-    """A stream is silent for at most this long."""

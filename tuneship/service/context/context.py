@@ -55,17 +55,17 @@ class Parts:
     recorder: Recorder
     replicas: ReplicaPool
     cursors: Cursors
+    # The rules for webhook receivers that may be called.
     receivers: Receivers
-    """The rules for webhook receivers that may be called."""
     vault: Vault
     keyring: Keyring
     audit: Chain
+    # The current UTC moment.
     clock: Callable[[], datetime]
-    """The current UTC moment."""
+    # Whether worker processes have no network on this host.
     isolates: bool
-    """Whether worker processes have no network on this host."""
+    # A random number in [0, 10000) for the split.
     draw: Callable[[], int]
-    """A random number in [0, 10000) for the split."""
     timing: ServiceTiming = field(default_factory=ServiceTiming)
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
@@ -82,6 +82,7 @@ class Parts:
         """Write the recorder's windows; on a failure they are kept for the next time."""
 
         def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
+            # Nobody caches metrics, and a write every second would empty the read cache each time.
             with self.database.write(clears=False) as connection:
                 metric_windows.store(connection, windows, self.clock().timestamp())
 

@@ -1,4 +1,4 @@
-"""What all list operations share: a page of the caller's rows, and a page of a log behind a cursor."""
+"""The steps that all list operations share: a page of the caller's rows, and a page of a log behind a cursor."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -27,6 +27,7 @@ def own_page(
         page = rows.listed(
             connection, listing, context.client_id, filters, limit=limit, offset=offset
         )
+        # On the same snapshot: what is noted for the audit is what the caller sees.
         if touch is not None:
             touch(connection, page.rows)
     return page
@@ -48,5 +49,6 @@ def log_page(
     position = 0 if after is None else cursors.position(log, after)
     with context.read() as connection:
         entries = read(connection, position)
+    # Without anything new the caller keeps its cursor, behind which the next entries will come.
     last = cursors.issue(log, number(entries[-1])) if entries else after
     return entries, LogCursor(after=last)

@@ -120,6 +120,7 @@ def _check_members(
         for index, member in enumerate(members):
             row = _member(context, connection, member.id, field)
             status = DeploymentStatus(row["status"])
+            # A member without traffic may still be starting, but one that is being deleted never comes back.
             if member.traffic_percentage > 0 or status in GONE:
                 _refuse_idle(status, f"{field}[{index}]", field)
             deployments.append(row)
@@ -344,7 +345,7 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
             connection,
             tables.endpoints,
             endpoint_id,
-            row["updated_at"],
+            row["updated_at"],  # a longer lease is no change of the split
             lease_seconds=renewal.seconds,
             lease_until=context.now + timedelta(seconds=renewal.seconds),
         )

@@ -17,8 +17,10 @@ from tuneship.store.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 
+# Requests follow the fallback as soon as a lease has lapsed; this delays only the record and its event.
 POLL_S = 0.2
 RETRY_PAUSE_S = 1.0
+# A third of a job's lease, so that a renewal that fails can be tried again.
 RENEW_EVERY = timedelta(seconds=10)
 
 
@@ -64,6 +66,7 @@ class LeaseKeeper:
             lapsed = endpoint_records.lapsed_ids(connection, now)
         self._retries.keep_only(lapsed)
         waiting = self._retries.waiting()
+        # The write is urgent and so goes ahead of all others: none is begun for nothing.
         if lapsed.difference(waiting):
             with self._parts.database.write(first=True) as connection:
                 ended = endpoint_records.revert_lapsed(connection, now, waiting)

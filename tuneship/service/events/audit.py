@@ -23,6 +23,7 @@ def sign_head(database: Database, heads: Heads, now: datetime) -> None:
     """Write a signed head if the chain has grown. `heads` is best kept append-only and on another machine."""
     with database.read() as connection:
         head = Head(*audit.head_of(connection))
+    # Outside the transaction: a slow disk, or one on another machine, must not hold a snapshot open.
     heads.append(head, now)
 
 

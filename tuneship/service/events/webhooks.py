@@ -138,6 +138,7 @@ def rotate_webhook_secret(
     """Replace the secret. At most two secrets sign: a rotation during a rotation ends the oldest."""
     connection, secret, now = context.transaction, new_secret(), context.now
     row = _own(context, webhook_id)
+    # Receivers accept a request that one of its signatures fits, so they may change over at any time of the overlap.
     overlaps = rotation.overlap_hours > 0
     rows.change(
         connection,
@@ -192,6 +193,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
     """Send a delivery again under the same id, whatever its status is."""
     connection = context.transaction
     _own_active(context, webhook_id)
+    # A delivery that does not exist is 404: to queue it again would change nothing and look like success.
     _delivery(context, webhook_id, event_id)
     webhook_records.resend(connection, webhook_id, event_id, context.now)
     return _delivery(context, webhook_id, event_id)
@@ -201,6 +203,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
 def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replayed:
     """Send the deliveries between two moments again, by default all that are kept."""
     now = context.now
+    # Older events have been deleted.
     window = ReplayWindow(replay.since or now - events.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:
         raise refused("since", "must lie before until")

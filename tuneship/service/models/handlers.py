@@ -54,6 +54,7 @@ def list_models(
 ) -> ModelPage:
     """Return a page of models: base models by id, then fine-tuned ones, newest first."""
     limit = context.page_size(limit)
+    # A base model has no tags and is tuned from no other, so these filters leave none.
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
     bases = shown[offset : offset + limit]
     page = own_page(
@@ -126,6 +127,7 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     if not model_id.startswith(TUNED):
         base_of(context.parts, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
+    # The write transaction comes first: no deployment of the model can be created between the check and the delete.
     connection = context.transaction
     row = _own_model(context, connection, model_id)
     # A failed deployment counts too: a change can repair it.
