@@ -23,7 +23,7 @@ from tuneship.client import AsyncClient
 from tuneship.contract.scopes import SCOPES
 from tuneship.events.attempt import Sender
 from tuneship.events.connector import Receivers, resolve
-from tuneship.events.delivery import Deliverer
+from tuneship.events.delivery import Deliverer, DeliveryTiming
 from tuneship.host.open_files import ConnectionLimits
 from tuneship.host.thread_pools import where_is, where_waits
 from tuneship.metrics.recorder import Recorder
@@ -36,6 +36,7 @@ from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.common.clock_watch import ClockWatch, awake_s
 from tuneship.service.common.cursors import Cursors
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.http import Boundary, build_app
 from tuneship.service.http.rate_limits import RateLimits
@@ -93,7 +94,14 @@ class Lines(logging.Handler):
 class Service:
     """Two tenants, `alice` and `bob`, and a data folder."""
 
-    def __init__(self, data_dir: Path, *, isolates: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        isolates: bool = True,
+        timing: ServiceTiming | None = None,
+        **settings: Any,
+    ) -> None:
         chosen: dict[str, Any] = FAST | settings
         self.settings = ServiceSettings(data_dir=data_dir, **chosen)
         for name in ("work", "logs", "blobs", "scratch"):
@@ -124,6 +132,7 @@ class Service:
             audit=Chain(b"a" * 32),
             isolates=isolates,
             clock=self.clock,
+            timing=timing or ServiceTiming(),
             clock_watch=ClockWatch(self.clock, self.clock.elapsed),
             draw=self._draw,
         )
@@ -155,11 +164,11 @@ class Service:
     def _resolve(self, host: str, port: int) -> Sequence[str]:
         return self.names.get(host) or resolve(host, port)
 
-    def start_deliveries(self) -> None:
+    def start_deliveries(self, timing: DeliveryTiming | None = None) -> None:
         """Webhooks go out, as `tuneship serve` sends them."""
-        parts = self.parts
+        parts, sender = self.parts, Sender(self.parts.receivers)
         deliverer = Deliverer(
-            parts.database, parts.vault, Sender(parts.receivers), self.clock, random.random
+            parts.database, parts.vault, sender, self.clock, random.random, timing
         )
         asyncio.run_coroutine_threadsafe(deliverer.run(), self.loop)
 

@@ -174,8 +174,8 @@ def test_the_event_loop_itself_is_stuck(tmp_path: Path) -> None:
     program = (
         "import signal, sys, time, asyncio\n"
         "from tuneship.service import serve\n"
+        "from tuneship.service.common.timing import ServiceTiming\n"
         "from tuneship.settings import ServiceSettings\n"
-        "serve.DRAIN_SECONDS = serve.REST_SECONDS = 1\n"
         "startup = serve._Server.startup\n"
         "async def planted(self, sockets=None):\n"
         "    await startup(self, sockets)\n"
@@ -184,7 +184,7 @@ def test_the_event_loop_itself_is_stuck(tmp_path: Path) -> None:
         "    while True:\n"
         "        time.sleep(1)\n"
         "serve._Server.startup = planted\n"
-        "serve.serve(ServiceSettings(port=0))\n"
+        "serve.serve(ServiceSettings(port=0), timing=ServiceTiming(drain_s=1, rest_s=1))\n"
     )
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(

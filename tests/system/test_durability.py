@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.engines import PlayedTrainer
 from tests.support.in_process import Service, split
-from tuneship.service.deployments import reconciler as deployment_keeper
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.endpoints.lease_expiry import RENEW_EVERY
 from tuneship.service.supervisor import Supervisor
 from tuneship.store import metric_windows, tables
@@ -247,9 +247,9 @@ def test_a_deleted_deployment_lets_its_generations_finish_and_then_unloads(
 
 @pytest.mark.parametrize("before", [[], [""]], ids=["at once", "on one that drains"])
 def test_a_forced_delete_ends_its_generations(
-    service: Service, before: list[str], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Service], before: list[str]
 ) -> None:
-    monkeypatch.setattr(deployment_keeper, "DRAIN_S", 1e6)  # nothing but force ends them
+    service = start(timing=ServiceTiming(deployment_drain_s=1e6))  # nothing but force ends them
     made = service.deployment("one")
     service.engines.may_answer.clear()
     answers: list[httpx.Response] = []

@@ -7,12 +7,13 @@ least once. A slow receiver does not delay others.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from tuneship.contract.events import event
 from tuneship.events.attempt import DeliveryOutcome, Sender
-from tuneship.events.retry_schedule import next_try
+from tuneship.events.retry_schedule import WAITS, next_try
 from tuneship.events.signing import signed_headers
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
@@ -28,10 +29,19 @@ TICK_S = 0.2
 IN_FLIGHT = 2
 # Attempts in flight in all, since each holds a socket. Healthy receivers come first.
 MAX_IN_FLIGHT = 256
-# How long a shutdown waits for attempts in flight; the others are due again after the restart.
-DRAIN_S = 5.0
-# The pause before a failed read or write of ours is retried: it doubles up to the longest.
-RECORD_AGAIN_S, LONGEST_PAUSE_S = 1.0, 30.0
+LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class DeliveryTiming:
+    """How long deliveries wait for receivers and for our own database."""
+
+    # The wait before each attempt; there are as many attempts.
+    waits: Sequence[timedelta] = WAITS
+    # How long a shutdown waits for attempts in flight; the others are due again after the restart.
+    drain_s: float = 5.0
+    # The pause before a failed read or write of ours is retried: it doubles up to `LONGEST_PAUSE_S`.
+    record_again_s: float = 1.0
 
 
 class Deliverer:
@@ -44,6 +54,7 @@ class Deliverer:
         sender: Sender,
         clock: Callable[[], datetime],
         draw: Callable[[], float],
+        timing: DeliveryTiming | None = None,
     ) -> None:
         """Use `draw`, which returns random numbers in [0, 1), for the jitter."""
         self._database = database
@@ -51,6 +62,7 @@ class Deliverer:
         self._sender = sender
         self._clock = clock
         self._draw = draw
+        self._timing = timing or DeliveryTiming()
         self._busy: dict[str, set[str]] = {}
         """Ids of the events in flight, by webhook."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +79,7 @@ class Deliverer:
                     due_now = await self._threads.run(self._find, busy)
                 except Exception:  # e.g. the database does not answer: the next tick tries again
                     logger.exception("due webhook deliveries could not be read")
-                    await asyncio.sleep(RECORD_AGAIN_S)
+                    await asyncio.sleep(self._timing.record_again_s)
                 for due in due_now:
                     webhook_id, event_id = due.key
                     self._busy.setdefault(webhook_id, set()).add(event_id)
@@ -78,7 +90,7 @@ class Deliverer:
                 await wait_for_event(self._landed, TICK_S)
         finally:
             if self._tasks:
-                _, late = await asyncio.wait(self._tasks, timeout=DRAIN_S)
+                _, late = await asyncio.wait(self._tasks, timeout=self._timing.drain_s)
                 for task in late:
                     task.cancel()
                 await asyncio.gather(*late, return_exceptions=True)
@@ -106,7 +118,7 @@ class Deliverer:
                 logger.exception("a webhook delivery could not be tried: %s %s", *due.key)
                 outcome = DeliveryOutcome("internal_error")
             # Until it is recorded, the row is due, and the receiver would be called again.
-            pause_s = RECORD_AGAIN_S
+            pause_s = self._timing.record_again_s
             while True:
                 try:
                     await self._threads.run(self._record, due, outcome)
@@ -145,7 +157,9 @@ class Deliverer:
             if outcome.failure is None and outcome.status is not None:
                 webhook_records.record_success(connection, due, outcome.status, now)
                 return
-            next_attempt_at = next_try(due.attempts + 1, now, self._draw(), outcome.retry_after)
+            next_attempt_at = next_try(
+                due.attempts + 1, now, self._draw(), outcome.retry_after, self._timing.waits
+            )
             has_failed_too_long = webhook_records.record_failure(
                 connection,
                 due,

@@ -1,5 +1,6 @@
 """The retry schedule of deliveries: ten attempts over three days; pure."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tuneship.contract.retry_after import seconds_to_wait
@@ -14,15 +15,19 @@ LONGEST_RETRY_AFTER = timedelta(hours=24)
 
 
 def next_try(
-    attempts: int, now: datetime, draw: float, retry_after: timedelta | None
+    attempts: int,
+    now: datetime,
+    draw: float,
+    retry_after: timedelta | None,
+    waits: Sequence[timedelta] = WAITS,
 ) -> datetime | None:
     """The time of the next attempt after `attempts` failed ones; None after the last. `draw`: random, in [0, 1).
 
     A receiver that asks for a longer wait gets it, up to a day; it cannot ask for a shorter one.
     """
-    if attempts >= len(WAITS):
+    if attempts >= len(waits):
         return None
-    wait = WAITS[attempts] * (1 - JITTER + 2 * JITTER * draw)
+    wait = waits[attempts] * (1 - JITTER + 2 * JITTER * draw)
     return now + max(wait, retry_after or timedelta())
 
 

@@ -1,26 +1,22 @@
 """Checks what is stored: rows against files, files against their digests, and the keys of sealed files."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from tuneship.contract.jobs import ALIVE
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
 from tuneship.service.access.data_keys import TENANTS, Keyring
-from tuneship.store import tables
+from tuneship.store import job_records, object_key_records
 from tuneship.store.blobs import sha256_of
 from tuneship.store.database import Database
 from tuneship.store.ownership import files_in
 from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
-
-# A running service stores a file before its row and removes it after, so a fault must show in two
-# checks with this pause between them.
-RECHECK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -34,14 +30,13 @@ class Report:
     """The fault of each object, by its id. Holds no text of a user."""
 
 
-def check(
-    database: Database, data_dir: Path, keyring: Keyring, wait: Callable[[float], None]
-) -> Report:
-    """Check everything, and faulty objects twice. Raises SQLAlchemy's errors."""
+def check(database: Database, data_dir: Path, keyring: Keyring, pause_s: float) -> Report:
+    """Check everything, and faulty objects twice, with a pause in between. Raises SQLAlchemy's errors."""
     report = _look(database, data_dir, keyring)
     if not report.faults:
         return report
-    wait(RECHECK_S)
+    # A running service stores a file before its row and removes it after: only a fault that lasts is one.
+    time.sleep(pause_s)
     again = _look(database, data_dir, keyring, only=frozenset(report.faults))
     faults = {name: fault for name, fault in again.faults.items() if name in report.faults}
     return Report(report.objects, report.keys, faults)
@@ -84,7 +79,7 @@ class _Keys:
     def __init__(self, connection: sa.Connection, keyring: Keyring) -> None:
         self._connection = connection
         self._keyring = keyring
-        self._rows = connection.execute(sa.select(tables.object_keys)).all()
+        self._rows = object_key_records.all_of(connection)
         self._since: dict[str, datetime] = {
             row.client_id: row.created_at for row in self._rows if row.object_id.startswith(TENANTS)
         }
@@ -106,11 +101,11 @@ class _Keys:
 
     def missing(self, objects: list[StoredObject]) -> dict[str, str]:
         """The sealed objects and running jobs without a key."""
-        table = tables.jobs
-        query = sa.select(table.c.id, table.c.client_id, table.c.created_at)
-        jobs = self._connection.execute(query.where(table.c.status.in_(ALIVE)))
         needed = [(stored.id, stored.client_id, stored.created_at) for stored in objects]
-        needed += [(f"jobs/{job.id}", job.client_id, job.created_at) for job in jobs]
+        needed += [
+            (f"jobs/{job['id']}", job["client_id"], job["created_at"])
+            for job in job_records.alive(self._connection)
+        ]
         known = {row.object_id for row in self._rows}
         return {
             object_id: "its key is missing"

@@ -118,8 +118,7 @@ def _key_check(secret: bytes) -> bytes:
 
 def check_key(connection: sa.Connection, secret: bytes) -> None:
     """Raises `AnotherMasterKey` when the database was made with another master key."""
-    query = sa.select(installation.installation.c.key_check)
-    kept = connection.scalar(query)
+    kept = installation.key_check_of(connection)
     if kept is not None and not hmac.compare_digest(kept, _key_check(secret)):
         raise AnotherMasterKey
     # A database of an earlier version has no such value, but it may have sealed keys.
@@ -173,13 +172,11 @@ def _check_files(
     except HeadsDamaged as fault:
         logger.warning("%s: %s; `tuneship audit verify` says more", file, fault)
         return
-    if head is None:
+    if head is None or [row["mac"] for row in audit.rows_at(connection, [head.seq])] == [head.mac]:
         return
-    signed = audit.rows_at(connection, [head.seq])
-    if not signed or signed[0]["mac"] != head.mac:
-        last, _ = audit.head_of(connection)
-        raise FilesOfAnotherTime(
-            f"the database is older than the files: its audit chain ends with row {last} and does "
-            f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
-            f"(docs/operations.md); {hint}"
-        )
+    last, _ = audit.head_of(connection)
+    raise FilesOfAnotherTime(
+        f"the database is older than the files: its audit chain ends with row {last} and does "
+        f"not hold row {head.seq} as it was signed in {file}: restore the newest database "
+        f"(docs/operations.md); {hint}"
+    )

@@ -55,6 +55,7 @@ from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.periodic import Periodic
 from tuneship.service.common.shutdown import TASKS_END_S, end_tasks, leave
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Parts
 from tuneship.service.events.audit import HEAD_EVERY_S, sign_head
 from tuneship.service.http import Boundary, build_app
@@ -77,9 +78,6 @@ from tuneship.store.ownership import files_in, name_of
 from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
-DRAIN_SECONDS = 30
-# The process ends at the latest this long after the drain, whatever is stuck.
-REST_SECONDS = 20
 REPLICAS_END_S = 4.0
 # The event loop's own pool. Handlers have threads of their own (`common/fair_threads.py`), and so
 # has background work (`tuneship/host/thread_pools.py`).
@@ -126,7 +124,11 @@ def locked(data_dir: Path) -> Generator[None]:
 
 
 def serve(
-    settings: ServiceSettings, *, with_parent: int | None = None, accept_clock: bool = False
+    settings: ServiceSettings,
+    *,
+    with_parent: int | None = None,
+    accept_clock: bool = False,
+    timing: ServiceTiming | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT. Raises `StartupError`, `OSError` (port taken) and SQLAlchemy's errors.
 
@@ -144,7 +146,8 @@ def serve(
         scheme = "http" if settings.tls_certificate is None else "https"
         address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
         opened = open_for_service(settings, utc_now(), accept_clock=accept_clock)
-        asyncio.run(_run(settings, opened, (listener, settings.public_url or address)))
+        place = listener, settings.public_url or address
+        asyncio.run(_run(settings, opened, place, timing or ServiceTiming()))
 
 
 def listener_on(host: str, port: int) -> socket.socket:
@@ -182,6 +185,7 @@ def _build(
     opened: Installation,
     place: tuple[socket.socket, str],
     isolates: bool,
+    timing: ServiceTiming,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
     runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
@@ -212,6 +216,7 @@ def _build(
         audit=Chain(derived_secret(secret, "audit")),
         isolates=isolates,
         clock=utc_now,
+        timing=timing,
         clock_watch=ClockWatch(last_seen=opened.last_seen),
         draw=lambda: random.randrange(DRAWS),  # noqa: S311 - a traffic split is no secret
     )
@@ -242,13 +247,16 @@ def recover(parts: Parts) -> None:
 
 
 async def _run(
-    settings: ServiceSettings, opened: Installation, place: tuple[socket.socket, str]
+    settings: ServiceSettings,
+    opened: Installation,
+    place: tuple[socket.socket, str],
+    timing: ServiceTiming,
 ) -> None:
     spare = ThreadPoolExecutor(SPARE_THREADS, "spare")
     asyncio.get_running_loop().set_default_executor(spare)
     connections = connection_limits(settings, raise_file_limit())
     isolates, secret = await asyncio.to_thread(can_isolate, settings), opened.secret
-    parts = _build(settings, opened, place, isolates)
+    parts = _build(settings, opened, place, isolates, timing)
     recover(parts)
     keys = Keys(parts.database, derived_secret(secret, "keys"), parts.clock, parts.audit)
     owner = f"{socket.gethostname()}:{os.getpid()}"
@@ -333,8 +341,9 @@ class _Server(HttpServer):
 
         Should the event loop itself be stuck, the stacks of all threads go to the log and the process exits with 1.
         """
-        drain_s = 0 if self._parts.drain.has_begun else DRAIN_SECONDS
-        faulthandler.dump_traceback_later(drain_s + REST_SECONDS, exit=True)
+        timing = self._parts.timing
+        drain_s = 0 if self._parts.drain.has_begun else timing.drain_s
+        faulthandler.dump_traceback_later(drain_s + timing.rest_s, exit=True)
         self._parts.drain.begin()
         self._drained_by = time.monotonic() + drain_s
 

@@ -5,7 +5,6 @@ either database can be restored into either. While that transaction is open, fil
 folder of the backup, so that files deleted afterwards can still be copied.
 """
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,8 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-
-import sqlalchemy as sa
 
 from tuneship.host.durable import flush, write_private
 from tuneship.store import installation
@@ -29,11 +26,13 @@ from tuneship.store.backup_format import (
     NamedFile,
     copy_file,
     copy_rows,
+    only_one,
     read_manifest,
+    rows_in,
     tidy,
 )
 from tuneship.store.blobs import sha256_of
-from tuneship.store.database import Database, sqlite_url
+from tuneship.store.database import Database
 from tuneship.store.stored_files import stored_objects
 
 # Prefix of the folders in `scratch` that hold the pins of a running backup.
@@ -75,7 +74,10 @@ class Backup:
 
     def make(self, *, with_master_key: bool) -> Manifest:
         """Run the backup. If it raises `BackupFault`, `OSError` or SQLAlchemy's errors, the previous one is intact."""
-        with _only_backup(self.source.data_dir), self._unfinished():
+        alone = only_one(
+            self.source.data_dir / BLOBS, "another backup of this installation is being made"
+        )
+        with alone, self._unfinished():
             with _pins(self.source.data_dir) as pins:
                 # The heads come before the rows: no head may name a row that the backup lacks.
                 name, heads = f"audit-heads-{self._stamp}.jsonl", None
@@ -101,7 +103,7 @@ class Backup:
 
     def _identity(self) -> str:
         with self.source.database.read() as connection:
-            identity = connection.scalar(sa.select(installation.installation.c.id))
+            identity = installation.id_of(connection)
         if identity is None:
             raise BackupFault("the database has no id: start the service once")
         return identity
@@ -137,7 +139,7 @@ class Backup:
 
         Each of these files is in the previous backup, pinned, or in `missing`.
         """
-        name = f"rows-{self._stamp}.sqlite"
+        file = self.folder / f"rows-{self._stamp}.sqlite"
         for attempt in range(1, SNAPSHOT_ATTEMPTS + 1):
             with self.source.database.read() as connection:
                 digests = {
@@ -154,14 +156,26 @@ class Backup:
                     named = {path for stored in stored_objects(newer) for path in stored.files}
                 if gone <= named or attempt == SNAPSHOT_ATTEMPTS:
                     self.missing += gone
-                    _write_rows(connection, self.folder / name)
-                    return NamedFile(name, sha256_of(self.folder / name)), digests
+                    with rows_in(file) as target, target.write() as copy:
+                        copy_rows(connection, copy)
+                    flush(file)
+                    flush(self.folder)
+                    return NamedFile(file.name, sha256_of(file)), digests
         raise AssertionError
 
     def _pin(self, path: str, digest: str, pins: Path) -> bool:
         """Make sure that the file can be copied later even if it is deleted; returns whether it exists."""
-        pin = pins / path
-        if self._has(path, digest) or pin.exists():
+        pin, kept = pins / path, self.folder / BLOBS / path
+        known = None if self.previous is None else self.previous.files.get(path)
+        # A file never changes under its name, so one that the previous backup holds is good.
+        is_kept = (
+            known is not None
+            and known.sha256 == digest
+            and kept.is_file()
+            and kept.stat().st_size == known.bytes
+            and not (self.verifies and sha256_of(kept) != digest)
+        )
+        if is_kept or pin.exists():
             return True
         pin.parent.mkdir(parents=True, exist_ok=True)
         original = self.source.data_dir / BLOBS / path
@@ -174,16 +188,6 @@ class Backup:
                 shutil.copy(original, pin)
             return pin.exists()
         return True
-
-    def _has(self, path: str, digest: str) -> bool:
-        """Whether the previous backup holds the file; a file never changes under its name."""
-        known = None if self.previous is None else self.previous.files.get(path)
-        file = self.folder / BLOBS / path
-        if known is None or known.sha256 != digest or not file.is_file():
-            return False
-        if file.stat().st_size != known.bytes:
-            return False
-        return not self.verifies or sha256_of(file) == digest
 
     def _copy_files(self, pins: Path, digests: dict[str, str]) -> None:
         """Copy the pinned files; a damaged one counts as missing."""
@@ -198,32 +202,6 @@ class Backup:
                 self.copied += 1
             if path not in self.missing:
                 self.files[path] = BlobFile(digest, file.stat().st_size)
-
-
-def _write_rows(connection: sa.Connection, file: Path) -> None:
-    target = Database(sqlite_url(file))
-    try:
-        with target.write() as copy:
-            copy_rows(connection, copy)
-        target.truncate_log()  # the file must be complete without its log
-    finally:
-        target.close()
-    flush(file)
-    flush(file.parent)
-
-
-@contextmanager
-def _only_backup(data_dir: Path) -> Generator[None]:
-    """Refuse to run beside another backup of the same installation."""
-    folder = os.open(data_dir / BLOBS, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackupFault("another backup of this installation is being made") from None
-        yield
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -10,10 +10,13 @@ The next backup into the same folder adds new files under new names, then replac
 that the new manifest does not name: the manifest is always that of a complete backup.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import re
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ import sqlalchemy as sa
 from tuneship.host.durable import flush, flush_open, write_private
 from tuneship.startup import StartupError
 from tuneship.store import tables
+from tuneship.store.database import Database, sqlite_url
 
 MANIFEST = "tuneship-backup.json"
 # Exists while a backup is written, and names the installation.
@@ -103,6 +107,31 @@ def read_manifest(folder: Path) -> Manifest | None:
     ):
         raise BackupFault(f"{file} is damaged: take another backup")
     return manifest
+
+
+@contextmanager
+def only_one(path: Path, fault: str) -> Generator[None]:
+    """Hold the lock of a file or folder. Raises `BackupFault` with this text while another process holds it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupFault(fault) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def rows_in(file: Path) -> Generator[Database]:
+    """Open the rows of a backup, migrated to this version; a new file gets empty tables."""
+    rows = Database(sqlite_url(file))
+    try:
+        yield rows
+        rows.truncate_log()  # the file must be complete without its log
+    finally:
+        rows.close()
 
 
 def copy_file(source: Path, target: Path) -> str:

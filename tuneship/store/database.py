@@ -72,9 +72,12 @@ class OtherSchema(StartupError):
 class Database:
     """Connections to one database with the newest migration."""
 
-    def __init__(self, url: str, *, migrates: bool = True) -> None:
+    def __init__(
+        self, url: str, *, migrates: bool = True, claim_timeout_s: float = CLAIM_TIMEOUT_S
+    ) -> None:
         """Open `url` (a SQLAlchemy URL) and migrate it; without `migrates` it must be up to date already.
 
+        `claim_timeout_s`: how long to wait for another service to leave the database.
         Raises `UnknownDatabase`; `OtherSchema`; `DatabaseInUse` if it must be migrated while a service uses it; and
         `sqlalchemy.exc.OperationalError` if the database does not answer.
         """
@@ -83,6 +86,7 @@ class Database:
         self._first_engine = engine_of(url)
         self.cache = ReadCache()
         self._claimed: sa.Connection | None = None
+        self._claim_timeout_s = claim_timeout_s
         self._turns = WriteQueue()
         for engine in (self.engine, self._first_engine):
             if self.is_sqlite:
@@ -125,15 +129,19 @@ class Database:
         `first`: ahead of all waiting writers, on a connection reserved for urgent work.
         Raises SQLAlchemy's errors; `sqlalchemy.exc.TimeoutError` if other writers held the database for too long.
         """
+        # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
+        # queue. Writers in other processes still wait by the rules of the database.
         try:
             with (
-                self._turn(first=first),
+                self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first),
                 self._engine_for(first)
                 .connect()
                 .execution_options(tuneship_write=True) as connection,
                 connection.begin(),
             ):
                 yield connection
+        except TurnTimedOut:
+            raise WaitedTooLong("other writers held the database too long") from None
         finally:
             # A commit that failed may have taken effect, so the cache is cleared after errors, too.
             if clears:
@@ -141,16 +149,6 @@ class Database:
 
     def _engine_for(self, first: bool) -> sa.Engine:
         return self._first_engine if first else self.engine
-
-    @contextmanager
-    def _turn(self, *, first: bool) -> Generator[None]:
-        # Neither database lets a writer go ahead of others: SQLite polls with growing pauses, and Postgres has a plain
-        # queue. Writers in other processes still wait by the rules of the database.
-        try:
-            with self._turns.turn(LOCK_TIMEOUT_MS / 1000, first=first):
-                yield
-        except TurnTimedOut:
-            raise WaitedTooLong("other writers held the database too long") from None
 
     def claim(self) -> None:
         """Become the only service on this database, until `close`. Raises `DatabaseInUse`.
@@ -162,7 +160,7 @@ class Database:
             return
         connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         query = sa.select(sa.func.pg_try_advisory_lock(SERVICE_LOCK))
-        deadline = time.monotonic() + CLAIM_TIMEOUT_S
+        deadline = time.monotonic() + self._claim_timeout_s
         while not connection.execute(query).scalar_one():
             if time.monotonic() > deadline:
                 connection.close()
@@ -178,31 +176,28 @@ class Database:
             if self._revision() == HEAD:  # a service that started earlier has migrated it meanwhile
                 return
             raise
+        from alembic import command  # noqa: PLC0415 - only a new or old database needs it
+        from alembic.config import Config  # noqa: PLC0415
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         try:
-            self._migrate()
+            # In one transaction: a kill in between changes nothing, and a second process waits for the first.
+            with self.write() as connection:
+                config.attributes["connection"] = connection
+                config.attributes["metadata"] = tables.METADATA
+                before = revision_of(connection)
+                command.upgrade(config, "head")
         finally:
             self._release()
+        if before is not None:
+            logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _revision(self) -> str | None:
         with self.engine.connect() as connection:
             revision = revision_of(connection)
         check_revision(revision)
         return revision
-
-    def _migrate(self) -> None:
-        # In one transaction: a kill in between changes nothing, and a second process waits for the first.
-        from alembic import command  # noqa: PLC0415 - only a new or old database needs it
-        from alembic.config import Config  # noqa: PLC0415
-
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self.write() as connection:
-            config.attributes["connection"] = connection
-            config.attributes["metadata"] = tables.METADATA
-            before = revision_of(connection)
-            command.upgrade(config, "head")
-        if before is not None:
-            logger.info("the database was brought from schema %s to %s", before, HEAD)
 
     def _release(self) -> None:
         # Closed for real: a connection that went back to the pool would keep the lock.
@@ -228,11 +223,18 @@ class Database:
             cursor.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
             connection.close()
 
+    def check_writable(self) -> None:
+        """Make the smallest write that needs room on the disk. Raises what `write` raises."""
+        with self.write(clears=False) as connection:
+            connection.execute(sa.text("update alembic_version set version_num = version_num"))
+
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; one that a thread still uses is closed when the thread gives it back."""
         self._release()
-        self.engine.dispose()
-        self._first_engine.dispose()
+        for engine in (self.engine, self._first_engine):
+            # It goes back to the pool that `dispose` leaves behind, which nothing closes any more.
+            event.listen(engine, "checkin", lambda _, record: record.invalidate())
+            engine.dispose()
 
 
 def is_away(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from tuneship.store.tables import deployment_logs
 
 LEVELS = ("debug", "info", "warning", "error")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Ids are below 2^63, so the moment above them decides first, as in the order of the log.
 ID_BITS = 64
 
 
@@ -81,6 +82,7 @@ def forget(connection: sa.Connection, before: datetime, most: int) -> None:
     """Delete lines older than `before`, and all but the newest `most` lines of each deployment."""
     table = deployment_logs
     connection.execute(sa.delete(table).where(table.c.timestamp < before))
+    # Few deployments have too many lines, and only theirs have to be sorted.
     crowded = (
         sa.select(table.c.deployment_id)
         .group_by(table.c.deployment_id)

@@ -4,7 +4,7 @@ The events follow from the difference between the old and the new row. Who may c
 `tuneship/service/deployments/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,26 @@ SUPERVISOR = "supervisor"
 SCALING = ("min_replicas", "max_replicas", "auto_scaling", "current_replicas")
 
 
+def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:
+    """The client's deployments of a model, oldest first, deleted ones excepted."""
+    query = sa.select(deployments.c.id).where(
+        deployments.c.client_id == client_id,
+        deployments.c.model_name == model_name,
+        deployments.c.status != DeploymentStatus.DELETED,
+    )
+    return list(connection.scalars(query.order_by(deployments.c.created_at, deployments.c.id)))
+
+
+def security_settings_of(
+    connection: sa.Connection, client_id: str, ids: Iterable[str]
+) -> Sequence[Row]:
+    """The `security_settings` of the client's deployments with these ids, as rows with this one column."""
+    query = sa.select(deployments.c.security_settings).where(
+        deployments.c.client_id == client_id, deployments.c.id.in_(ids)
+    )
+    return rows.fetch_all(connection, query)
+
+
 def create(connection: sa.Connection, row: Row, now: datetime) -> DeploymentRow:
     """Insert a new deployment and report it."""
     stored = rows.insert(connection, deployments, row)
@@ -35,6 +55,7 @@ def update(
     connection: sa.Connection, row: DeploymentRow, now: datetime, changes: Mapping[str, Any]
 ) -> None:
     """Store a client's changes; the replicas keep serving as before until new ones are ready."""
+    # Events and log name the fields as the API does, not as the columns.
     fields = sorted("model_config" if name == "generation" else name for name in changes)
     status = DeploymentStatus.UPDATING
     emit(connection, "deployment.updated", row, now, status=status, fields=fields)
@@ -74,6 +95,7 @@ def change(connection: sa.Connection, row: DeploymentRow, now: datetime, **chang
 
 def change_if_same(connection: sa.Connection, row: Row, now: datetime, **changes: Any) -> bool:
     """Like `change`, but returns False and does nothing if the row has been changed since it was read."""
+    # Every change sets `updated_at`, so it tells whether the row is still the one that was read.
     current = rows.fetch(connection, deployments, row["id"], client_id=None)
     if current is None or current["updated_at"] != row["updated_at"]:
         return False

@@ -60,6 +60,7 @@ def revert_lapsed(
     ended: dict[str, Exception | None] = {}
     for row in lapsed:
         try:
+            # A savepoint: a row that cannot be changed undoes nothing of the others.
             with connection.begin_nested():
                 fallback = cast(
                     "list[dict[str, Any]]", row["lease_fallback"]
@@ -83,6 +84,11 @@ def revert_lapsed(
         else:
             ended[row["id"]] = None
     return ended
+
+
+def lapsed_ids(connection: sa.Connection, now: datetime) -> set[str]:
+    """The endpoints whose lease has lapsed and is still in the row."""
+    return set(connection.scalars(sa.select(endpoints.c.id).where(is_lapsed(now))))
 
 
 def is_lapsed(now: datetime) -> sa.ColumnElement[bool]:

@@ -62,6 +62,16 @@ def row_of(connection: sa.Connection) -> InstallationRow:
     return row_of(connection)
 
 
+def id_of(connection: sa.Connection) -> str | None:
+    """The id; None in a database of an earlier version that no service of this one has started on."""
+    return connection.scalar(sa.select(installation.c.id))
+
+
+def key_check_of(connection: sa.Connection) -> bytes | None:
+    """The check value of the master key; None in a database of an earlier version."""
+    return connection.scalar(sa.select(installation.c.key_check))
+
+
 def count_start(connection: sa.Connection, key_check: bytes) -> None:
     """Count one more start, of a service whose master key has this check value."""
     values = {"starts": installation.c.starts + 1, "key_check": key_check}

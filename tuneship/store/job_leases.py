@@ -16,6 +16,7 @@ from tuneship.store import job_queue
 from tuneship.store.row_types import JobRow
 from tuneship.store.tables import jobs
 
+# The lease-keeping thread renews it three times as often. A job whose service has died waits at most this long.
 LEASE = timedelta(seconds=30)
 
 
@@ -42,6 +43,7 @@ def claim(
     queue = [job_id for job_id in job_queue.queue_order(connection, now) if job_id not in held]
     if not queue:
         return None
+    # There is one writer at a time, so nobody else claims the job between this read and the write.
     job = connection.execute(sa.select(jobs).where(jobs.c.id == queue[0])).mappings().one()
     claimed: dict[str, Any] = {
         "owner": owner,

@@ -1,6 +1,6 @@
 """The rows that belong to a job: its metrics by step, and its log."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
 from tuneship.store.queries import fetch_all
-from tuneship.store.row_types import JobLogRow, JobMetricsRow
+from tuneship.store.row_types import JobLogRow, JobMetricsRow, JobRow
 from tuneship.store.tables import job_logs, job_metrics, jobs
 
 SHOWN = (
@@ -45,12 +45,24 @@ def security_settings_of(
     Base models have no job. The id of a tuned model contains that of its job, so deleted models are covered too.
     """
     ids = {f"ft_{name.rpartition(':')[2]}" for name in model_names if name.startswith("ft:")}
+    return security_settings_by_id(connection, client_id, ids)
+
+
+def security_settings_by_id(
+    connection: sa.Connection, client_id: str, ids: Collection[str]
+) -> Sequence[Mapping[str, Any]]:
+    """The `security_settings` of the client's jobs with these ids, as rows with this one column."""
     if not ids:
         return []
     query = sa.select(jobs.c.security_settings).where(
         jobs.c.client_id == client_id, jobs.c.id.in_(ids)
     )
     return fetch_all(connection, query)
+
+
+def alive(connection: sa.Connection) -> Sequence[JobRow]:
+    """The jobs of all tenants that have not ended."""
+    return fetch_all(connection, sa.select(jobs).where(jobs.c.status.in_(ALIVE)))
 
 
 def add_log(
@@ -181,21 +193,16 @@ def _evaluated_steps(connection: sa.Connection, job_id: str, most: int) -> tuple
         for end in (sa.func.min, sa.func.max)
     )
     best = sa.select(step).where(own).order_by(job_metrics.c.validation_loss, step).limit(1)
-    spaced = _spaced(own, (last - first) // (most - 2) + 1)
-    return {first, last, *connection.scalars(best), *connection.scalars(spaced)}, True
 
-
-def _spaced(own: sa.ColumnElement[bool], width: int) -> sa.Select[tuple[int]]:
-    """Query for evaluated steps that are at least `width` apart.
-
-    It is recursive, so that each of them takes one look-up in the index, and the steps between are not read.
-    """
-    step = job_metrics.c.step
+    # The query for the spaced ones is recursive, so that each of them takes one look-up in the index, and the steps
+    # between are not read.
+    width = (last - first) // (most - 2) + 1
     picked = sa.select(sa.func.min(step).label("step")).where(own).cte("picked", recursive=True)
     following = sa.select(sa.func.min(step)).where(own, step >= picked.c.step + width)
     more = sa.select(following.scalar_subquery()).where(picked.c.step.is_not(None))
     spaced = picked.union_all(more).c.step
-    return sa.select(spaced).where(spaced.is_not(None))
+    found = connection.scalars(sa.select(spaced).where(spaced.is_not(None)))
+    return {first, last, *connection.scalars(best), *found}, True
 
 
 def steps_after(

@@ -53,7 +53,9 @@ MODELS = Listing("models", tables.models)
 DEPLOYMENTS = Listing("deployments", tables.deployments, is_deleted=False)
 DELETED_DEPLOYMENTS = Listing("deleted", tables.deployments, is_deleted=True)
 ENDPOINTS = Listing("plain", tables.endpoints, kind="plain", is_deleted=False)
+WEBHOOKS = Listing("webhooks", tables.webhooks)
 CANARY_ENDPOINTS = Listing("canary", tables.endpoints, kind="canary", is_deleted=False)
+# The others are counted by a query: deleted deployments are always filtered by their age, and webhooks are few.
 COUNTED: "tuple[Listing[Any], ...]" = (
     DATASETS,
     JOBS,

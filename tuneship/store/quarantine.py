@@ -37,7 +37,19 @@ def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path |
     """Move folders into a new folder below `set-aside`; returns it, None without `objects`. Raises `OSError`."""
     if not objects:
         return None
-    target = _new_folder(data_dir / SET_ASIDE, now)
+    root, name = data_dir / SET_ASIDE, now.strftime("%Y-%m-%dT%H-%M-%SZ")
+    root.mkdir(mode=0o700, exist_ok=True)
+    target, number = root / name, 1
+    while True:
+        try:
+            target.mkdir(mode=0o700)
+        except FileExistsError:  # two services have started in the same second
+            number += 1
+            target = root / f"{name}-{number}"
+        else:
+            break
+    flush(root)
+
     for path in sorted(objects):
         kind, _, name = path.partition("/")
         source = (data_dir if kind == "work" else data_dir / "blobs") / kind / name
@@ -47,22 +59,6 @@ def set_aside(data_dir: Path, objects: Collection[str], now: datetime) -> Path |
         flush(target / kind)
     flush(target)
     return target
-
-
-def _new_folder(root: Path, now: datetime) -> Path:
-    """Create a folder named after the time, with a number if two services start in the same second."""
-    root.mkdir(mode=0o700, exist_ok=True)
-    name = now.strftime("%Y-%m-%dT%H-%M-%SZ")
-    number = 1
-    while True:
-        folder = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            number += 1
-        else:
-            flush(root)
-            return folder
 
 
 def left_over(connection: sa.Connection, files: Set[str], known: Set[str]) -> set[str]:

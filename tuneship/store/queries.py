@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from tuneship.contract.common import Pagination
 from tuneship.store import list_counters as listings
 from tuneship.store.list_counters import Listing
 from tuneship.store.tables import TypedTable
@@ -28,15 +29,15 @@ class Page(Generic[R]):
     offset: int
 
     @property
-    def pagination(self) -> dict[str, int | None]:
+    def pagination(self) -> Pagination:
         """The `pagination` object of an answer (§8)."""
         following = self.offset + self.limit
-        return {
-            "total": self.total,
-            "limit": self.limit,
-            "offset": self.offset,
-            "next_offset": following if following < self.total else None,
-        }
+        return Pagination(
+            total=self.total,
+            limit=self.limit,
+            offset=self.offset,
+            next_offset=following if following < self.total else None,
+        )
 
 
 def insert(connection: sa.Connection, table: "TypedTable[R]", values: Row) -> R:
@@ -84,6 +85,7 @@ def change(
 
 def remove(connection: sa.Connection, table: "TypedTable[Any]", identifier: str) -> None:
     """Delete one row."""
+    # A row that is gone already must not be subtracted from its list's counter again.
     before = fetch(connection, table, identifier, client_id=None)
     if before is not None:
         connection.execute(sa.delete(table).where(table.c.id == identifier))
@@ -139,9 +141,14 @@ def count(connection: sa.Connection, table: sa.Table, *where: sa.ColumnElement[b
     ).scalar_one()
 
 
-def tags_match(table: sa.Table, tags: Mapping[str, str] | None) -> list[sa.ColumnElement[bool]]:
-    """Conditions for `tags[k]=v` filters: every one must match exactly."""
-    return [TagValue(table.c.tags, key) == value for key, value in (tags or {}).items()]
+def filters_of(
+    table: sa.Table, tags: Mapping[str, str] | None = None, **columns: str | None
+) -> list[sa.ColumnElement[bool]]:
+    """Conditions for a list's filters by tag and by column: each must match exactly, and None filters nothing."""
+    return [
+        *(TagValue(table.c.tags, key) == value for key, value in (tags or {}).items()),
+        *(table.c[name] == value for name, value in columns.items() if value is not None),
+    ]
 
 
 class TagValue(FunctionElement[str]):

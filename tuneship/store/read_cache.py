@@ -14,8 +14,9 @@ MAX_VALUES = 1_000
 class ReadCache:
     """Cached values by key. `find` never blocks; call `read` on a thread that may wait for the database."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, max_values: int = MAX_VALUES) -> None:
+        """Start empty; a value beyond `max_values` clears the others."""
+        self._max_values = max_values
         self._kept: dict[Hashable, Any] = {}
 
     def clear(self) -> None:
@@ -35,7 +36,8 @@ class ReadCache:
         kept = self._kept
         value = reading()
         if value is not None:
-            if len(kept) >= MAX_VALUES:
+            # Which value is needed least is not worth keeping count of: the next reads fill the cache again.
+            if len(kept) >= self._max_values:
                 kept.clear()
             kept[key] = value
         return value

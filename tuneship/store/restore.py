@@ -4,10 +4,9 @@ Every file is first copied into `<data dir>/restoring` and compared with its dig
 ownership record, without which no service starts, is written last.
 """
 
-import fcntl
 import shutil
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,11 @@ from tuneship.store.backup_format import (
     Manifest,
     copy_file,
     copy_rows,
+    only_one,
     read_manifest,
+    rows_in,
 )
-from tuneship.store.database import SQLITE_FILE, Database, sqlite_url
+from tuneship.store.database import SQLITE_FILE, Database
 from tuneship.store.ownership import OWN, RECORD, name_of
 
 RESTORING = "restoring"
@@ -63,7 +64,10 @@ def prepared(folder: Path, manifest: Manifest, target: RestoreTarget) -> Generat
     _check_empty(target)
     target.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.data_dir.chmod(0o700)
-    with _no_service(target.data_dir):
+    # The lock of a service, so that none starts meanwhile.
+    lock, text = target.data_dir / "lock", f"a service or another restore runs on {target.data_dir}"
+    lock.touch()
+    with only_one(lock, text):
         made = target.data_dir / RESTORING
         shutil.rmtree(made, ignore_errors=True)  # a killed restore may have left it
         made.mkdir(mode=0o700)
@@ -100,28 +104,6 @@ def _check_empty(target: RestoreTarget) -> None:
         raise BackupFault("the database is not empty: restore into a new one")
 
 
-@contextmanager
-def _no_service(data_dir: Path) -> Generator[None]:
-    """Hold the lock of the data directory, so that no service starts meanwhile."""
-    with (data_dir / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackupFault(f"a service or another restore runs on {data_dir}") from None
-        yield
-
-
-@contextmanager
-def restored_rows(made: Path) -> Generator[Database]:
-    """Open the rows of the backup, migrated to this version."""
-    rows = Database(sqlite_url(made / ROWS))
-    try:
-        yield rows
-        rows.truncate_log()  # the file must be complete without its log
-    finally:
-        rows.close()
-
-
 def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
     """Move the prepared files into place and fill the database: everything, or nothing.
 
@@ -130,37 +112,27 @@ def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
     # Each step registers how it is undone; the callbacks run unless everything succeeded.
     with ExitStack() as undo:
         if name_of(target.url, target.data_dir) == OWN:
-            with restored_rows(made) as rows, rows.read() as source:
+            with rows_in(made / ROWS) as rows, rows.read() as source:
                 identity = _identity(source)
             _move(made / ROWS, target.data_dir / SQLITE_FILE, undo)
             _move_files(made, target, master_key, undo)
             _write_record(target, identity, undo)
         else:
             with (
-                restored_rows(made) as rows,
+                rows_in(made / ROWS) as rows,
                 rows.read() as source,
-                _opened(target) as database,
-                database.write() as connection,
+                closing(Database(target.url)) as database,
             ):
-                copy_rows(source, connection)
-                _move_files(made, target, master_key, undo)
-                _write_record(target, _identity(source), undo)
+                database.claim()  # keeps services from starting on it
+                with database.write() as connection:
+                    copy_rows(source, connection)
+                    _move_files(made, target, master_key, undo)
+                    _write_record(target, _identity(source), undo)
         undo.pop_all()
 
 
 def _identity(rows: sa.Connection) -> str:
     return rows.execute(sa.select(installation.installation.c.id)).scalar_one()
-
-
-@contextmanager
-def _opened(target: RestoreTarget) -> Generator[Database]:
-    """Open the empty database with its tables, and keep services from starting on it."""
-    database = Database(target.url)
-    try:
-        database.claim()
-        yield database
-    finally:
-        database.close()
 
 
 def _move_files(made: Path, target: RestoreTarget, master_key: str | None, undo: ExitStack) -> None:

@@ -14,7 +14,6 @@ from tests.conftest import BOTH
 from tests.support.files import contents_below
 from tests.support.in_process import Service
 from tests.support.installations import Installed, Postgres, Sqlite
-from tuneship.service import checking
 from tuneship.service.serve import locked, recover
 from tuneship.store import backup as backup_module
 from tuneship.store import backup_format, tables
@@ -23,12 +22,8 @@ from tuneship.store.backup import Backup
 from tuneship.store.backup_format import MANIFEST, read_manifest
 from tuneship.store.database import Database
 
+CHECK = ("check", "--recheck-after", "0")
 COMPLETE = {"audit-heads", "blobs", "rows", MANIFEST}
-
-
-@pytest.fixture(autouse=True)
-def _looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "RECHECK_S", 0.0)
 
 
 @pytest.fixture
@@ -305,13 +300,13 @@ def test_a_file_that_is_deleted_while_the_backup_runs_is_in_it_with_its_row(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and files are of one moment: what goes later is there, what went before is not."""
-    folder, write = tmp_path / "backup", backup_module._write_rows
+    folder, copy = tmp_path / "backup", backup_module.copy_rows
 
-    def meanwhile(connection: sa.Connection, file: Path) -> None:
+    def meanwhile(source: sa.Connection, target: sa.Connection) -> None:
         shutil.rmtree(installed.data_dir / "blobs")
-        write(connection, file)
+        copy(source, target)
 
-    monkeypatch.setattr(backup_module, "_write_rows", meanwhile)
+    monkeypatch.setattr(backup_module, "copy_rows", meanwhile)
     kept = {path.name: content for path, content in installed.files().items()}
     done(installed, "backup", folder)
     assert {path.name: one for path, one in contents_below(folder / "blobs").items()} == kept
@@ -346,7 +341,7 @@ def test_a_dataset_whose_row_and_file_go_while_the_backup_looks_is_not_in_it(
 
 
 def test_two_backups_at_the_same_time_are_refused(embedded: Installed, tmp_path: Path) -> None:
-    with backup_module._only_backup(embedded.data_dir):
+    with backup_format.only_one(embedded.data_dir / "blobs", "a test holds it"):
         assert "another backup" in failed(embedded, "backup", tmp_path / "backup")
 
 
@@ -376,7 +371,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     file = blobs / "datasets" / cut / "data.jsonl"
     file.write_bytes(file.read_bytes()[:-1])
     (blobs / "models" / "ft_unknown").mkdir()
-    result = installed.run("check")
+    result = installed.run(*CHECK)
     assert result.exit_code == 4
     assert result.stdout.splitlines() == sorted(
         [
@@ -393,7 +388,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     new = Installed(tmp_path / "new")
     shutil.copy(installed.data_dir / "master.key", new.data_dir)
     done(new, "restore", tmp_path / "backup")
-    assert f"datasets/{lost}: data.jsonl is missing" in new.run("check").stdout
+    assert f"datasets/{lost}: data.jsonl is missing" in new.run(*CHECK).stdout
 
 
 def test_a_stored_time_survives_the_way_through_a_backup(

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.in_process import jsonl
 from tuneship.contract.dataset_lines import ExampleProblem, Message, parse_line
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.datasets.reading import (
@@ -92,3 +93,12 @@ def test_tokens_are_summed_by_role_whatever_repeats(lines: list[dict[str, str]])
         counts[turn["role"]] += len(tokenizer.encode(turn["content"], add_special_tokens=False).ids)
     reading = read(data, BASE)
     assert (reading.prompt_tokens, reading.response_tokens) == tuple(counts.values())
+
+
+def test_the_lines_beyond_the_most_are_not_read() -> None:
+    data = jsonl(*({"instruction": "a", "response": str(number)} for number in range(4)), [])
+    plan = Plan("instruction", None, lambda: False, lines_limit=3)
+    found = read_dataset(io.BytesIO(data), len(data), plan)
+    assert [(one.line, one.code) for one in found.errors] == [(None, "too_many_lines")]
+    assert found.errors[0].message == "has over 3 lines"
+    assert (found.error_count, found.num_examples) == (1, 3)

@@ -116,15 +116,6 @@ def test_a_line_that_is_too_long_is_skipped_and_the_rest_is_read(shared: Service
     assert found == [(len(LINES) + 1, "line_too_long"), (len(LINES) + 2, "not_object")]
 
 
-def test_the_lines_beyond_the_most_are_not_read(
-    shared: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tuneship.service.datasets.reading.LINES_LIMIT", len(LINES) - 1)
-    report = shared.validate(jsonl(*LINES, [SECRET]))
-    assert [(one["line"], one["code"]) for one in report["errors"]] == [(None, "too_many_lines")]
-    assert (report["is_valid"], report["num_examples"]) == (False, len(LINES) - 1)
-
-
 def test_the_turns_of_a_bad_conversation_are_seen(shared: Service) -> None:
     line = {"messages": [{"role": "user", "content": "a"}]}
     details = shared.validate(jsonl(line), format="conversation")["format_details"]

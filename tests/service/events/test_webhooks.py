@@ -21,8 +21,8 @@ from tests.support.in_process import OWN_PORT, Service
 from tuneship.contract.common import render_time
 from tuneship.contract.events import KINDS, SUBSCRIPTIONS
 from tuneship.contract.webhooks import Replay, SecretRotation, WebhookCreate, WebhookUpdate
-from tuneship.events import retry_schedule as schedule
 from tuneship.events.connector import LOOKUPS
+from tuneship.events.delivery import DeliveryTiming
 from tuneship.settings import LocalSettings
 from tuneship.store import outbox as events
 from tuneship.store import tables
@@ -59,10 +59,10 @@ def dump(service: Service) -> str:
 
 
 @pytest.fixture
-def local(start: Start) -> Iterator[tuple[Service, Receiver]]:
-    """A service that delivers, and a receiver on this machine that it may call."""
+def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Service, Receiver]]:
+    """A service that delivers, with the test's own timing if it has one, and a receiver here that it may call."""
     service, stack = start(**LOCAL), AsyncExitStack()
-    service.start_deliveries()
+    service.start_deliveries(getattr(request, "param", None))
     yield service, service.run(stack.enter_async_context(listening()))
     service.run(stack.aclose())
 
@@ -277,10 +277,14 @@ def test_a_job_is_told_from_its_queue_to_its_end(local: tuple[Service, Receiver]
     assert {len({one["id"] for one in payloads}), len(receiver.received)} == {4}
 
 
+# The service retries nothing by itself meanwhile.
+RARELY = DeliveryTiming(waits=(timedelta(), timedelta(hours=1)))
+
+
+@pytest.mark.parametrize("local", [RARELY], indirect=True, ids=[""])
 def test_what_failed_is_retried_when_asked_under_the_same_id(
-    local: tuple[Service, Receiver], monkeypatch: pytest.MonkeyPatch
+    local: tuple[Service, Receiver],
 ) -> None:
-    monkeypatch.setattr(schedule, "WAITS", (timedelta(), timedelta(hours=1)))  # not by itself
     service, receiver = local
     webhook = create(service, url=receiver.url())
     receiver.answers["/"] = answer(500)

@@ -1,12 +1,13 @@
 """A job ends when its process has said that its model is complete. Kills meanwhile: `system/test_crash_points.py`."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
 
 from tests.support.in_process import Service
-from tuneship.service.jobs import runner as training_keeper
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.store import tables
 
 pytestmark = pytest.mark.both_databases
@@ -56,9 +57,9 @@ def test_the_exit_code_of_a_process_that_has_completed_decides_nothing(
 
 
 def test_a_cancelled_job_waits_for_its_process_even_when_that_has_completed(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Service],
 ) -> None:
-    monkeypatch.setattr(training_keeper, "CANCEL_PATIENCE", timedelta(days=1))
+    service = start(timing=ServiceTiming(cancel_patience=timedelta(days=1)))
     job_id = service.job()
     trainer = service.trainer()
     trainer.start_of(2)

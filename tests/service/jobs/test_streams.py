@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from tests.support.processes import Serve, rows_file, start_job, trainer_at_work
 from tests.support.waiting import until, until_async
 from tuneship.contract.job_reports import JobLogEntry
 from tuneship.service.common.streaming import Frame, Notifier, Stream
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.service.context.context import Context
-from tuneship.service.http import streams
 from tuneship.service.http.streams import (
     EVENTS,
     LINES,
@@ -32,10 +32,11 @@ from tuneship.service.http.streams import (
     wanted_media,
 )
 from tuneship.service.jobs import stream as job_stream
-from tuneship.service.jobs.stream import StreamPosition, _merged
+from tuneship.service.jobs.stream import StreamPosition, _merged, job_frames
 
 EPOCHS = 40
 """Seconds of work that are left when a process is stopped, should the one who stops it stand still before."""
+NOTIFIED_ONLY = ServiceTiming(stream_poll_s=3600.0)
 DONE = {"event": "done", "data": "[DONE]"}
 
 
@@ -87,9 +88,9 @@ def events(answer: httpx.Response) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def live(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+def live(start: Callable[..., Service]) -> Service:
     """Its streams look only when they are notified."""
-    monkeypatch.setattr(job_stream, "LOOK_EVERY_S", 3600.0)
+    service = start(timing=NOTIFIED_ONLY)
     service.listen()
     return service
 
@@ -169,14 +170,16 @@ def test_lines_hold_the_same_objects_and_no_mark(service: Service) -> None:
     assert found == [json.loads(one["data"]) for one in events(whole(service, job_id))[:-1]]
 
 
-def test_more_than_one_reading_keeps_the_order(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_one_reading_keeps_the_order(service: Service) -> None:
     job_id = ended_job(service, steps=9)
-    expected = whole(service, job_id).text
+
+    async def read(rows_at_once: int) -> bytes:
+        frames = job_frames(service.parts, job_id, StreamPosition(), rows_at_once)
+        return b"".join([as_event(one) async for together in frames for one in together])
+
+    expected = whole(service, job_id).content
     for size in (1, 2, 3, 5):
-        monkeypatch.setattr(job_stream, "ROWS_AT_ONCE", size)
-        assert whole(service, job_id).text == expected
+        assert service.run(read(size)) == expected
 
 
 def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Service) -> None:
@@ -317,8 +320,9 @@ def test_a_drain_ends_streams_without_the_mark_of_an_end(live: Service) -> None:
     live.until(lambda: waiting(live) == 0)
 
 
-def test_a_silent_stream_says_that_it_lives(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.05)
+def test_a_silent_stream_says_that_it_lives(start: Callable[..., Service]) -> None:
+    live = start(timing=replace(NOTIFIED_ONLY, keep_alive_s=0.05))
+    live.listen()
     job_id = live.job()
     live.trainer().start_of(9)
 
@@ -430,7 +434,7 @@ def test_the_place_of_a_page_is_its_last_entry() -> None:
 def test_steps_lie_between_the_entries_of_their_time_even_when_reported_again() -> None:
     logs = [{"id": number} for number in (1, 2, 5, 9)]
     steps = [{"step": 1, "log_id": 2}, {"step": 2, "log_id": 5}, {"step": 3, "log_id": 2}]
-    order = [one.get("step", -one.get("id", 0)) for one in _merged(logs, steps)]
+    order = [one.get("step", -one.get("id", 0)) for one in _merged(logs, steps, 500)]
     assert order == [-1, -2, 1, -5, 2, 3, -9]
 
 

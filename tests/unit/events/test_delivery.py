@@ -20,7 +20,7 @@ from tests.support.fakes.webhook_receiver import Names, RecordingNetwork, answer
 from tuneship.events import delivery
 from tuneship.events.attempt import MAX_BODY_BYTES, DeliveryOutcome, Sender, default_trust
 from tuneship.events.connector import Receivers
-from tuneship.events.delivery import IN_FLIGHT, Deliverer
+from tuneship.events.delivery import IN_FLIGHT, Deliverer, DeliveryTiming
 from tuneship.events.signing import new_secret
 from tuneship.security.vault import Vault
 from tuneship.store import tables, webhook_records
@@ -78,10 +78,10 @@ class World:
         return row
 
     @asynccontextmanager
-    async def delivering(self) -> AsyncIterator[Deliverer]:
+    async def delivering(self, timing: DeliveryTiming | None = None) -> AsyncIterator[Deliverer]:
         receivers = Receivers(opened("127.0.0.1", cidrs=LOOPBACK), Names({}))
         sender = Sender(receivers, RecordingNetwork(), TRUST, self.timeout_s)
-        deliverer = Deliverer(self.database, self.vault, sender, self.now, lambda: 0.5)
+        deliverer = Deliverer(self.database, self.vault, sender, self.now, lambda: 0.5, timing)
         task = asyncio.create_task(deliverer.run())
         try:
             yield deliverer
@@ -337,17 +337,13 @@ def test_what_was_in_the_air_when_the_process_died_is_sent_again(world: World) -
     asyncio.run(story())
 
 
-def test_at_shutdown_a_try_in_the_air_may_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery, "DRAIN_S", 600.0)
-
+def test_at_shutdown_a_try_in_the_air_may_end(world: World) -> None:
     async def story() -> None:
         async with listening() as receiver:
             world.webhook(receiver.url())
             receiver.is_silent = True
             world.emit()
-            async with world.delivering():
+            async with world.delivering(DeliveryTiming(drain_s=600.0)):
                 await world.until(lambda: bool(receiver.received))
                 asyncio.get_running_loop().call_later(0.1, receiver.speak.set)  # after the cancel
             assert world.only()["status"] == "delivered"
@@ -489,7 +485,7 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
 def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "RECORD_AGAIN_S", 0.001)
+    at_once = DeliveryTiming(record_again_s=0.001)
     really, refused = webhook_records.record_success, list[str]()
 
     def delivered(connection: sa.Connection, due: Any, *arguments: Any) -> None:
@@ -501,7 +497,7 @@ def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
     monkeypatch.setattr(webhook_records, "record_success", delivered)
 
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
+        async with listening() as receiver, world.delivering(at_once):
             world.webhook(receiver.url())
             world.emit()
             await world.settled()

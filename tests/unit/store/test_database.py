@@ -20,7 +20,6 @@ from tuneship.store.outbox import emit
 pytestmark = pytest.mark.both_databases
 
 NOW = datetime(2026, 7, 1, 12, 30, 0, 250_000, tzinfo=UTC)
-CLAIM_PATIENCE = "tuneship.store.database.CLAIM_TIMEOUT_S"
 SUBJECT = {"id": "ft_1", "client_id": "alice"}
 
 
@@ -107,7 +106,7 @@ def test_a_tag_is_found_by_any_key(database: Database, key: str) -> None:
             }
             row = blank | {"id": str(number), "tags": tags, "created_at": NOW, "updated_at": NOW}
             connection.execute(sa.insert(table).values(**row))
-        query = sa.select(table.c.id).where(*rows.tags_match(table, {key: "yes"}))
+        query = sa.select(table.c.id).where(*rows.filters_of(table, {key: "yes"}))
         assert list(connection.scalars(query)) == ["0"]
 
 
@@ -157,30 +156,30 @@ def test_a_postgres_that_was_away_is_used_again(postgres: Cluster) -> None:
 
 
 @pytest.mark.postgres
-def test_a_postgres_has_one_service(postgres: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_postgres_has_one_service(postgres: Cluster) -> None:
     url = postgres.new_database()
-    first, second = Database(url), Database(url)
+    first, hasty = Database(url), Database(url, claim_timeout_s=0.2)
     first.claim()
-    monkeypatch.setattr(CLAIM_PATIENCE, 0.2)
     with pytest.raises(DatabaseInUse):
-        second.claim()
+        hasty.claim()
+    hasty.close()
     first.close()
-    monkeypatch.setattr(CLAIM_PATIENCE, 120.0)  # the server sees the end of a connection later
+    second = Database(url, claim_timeout_s=120)  # the server sees the end of a connection later
     second.claim()
     second.close()
 
 
 @pytest.mark.postgres
 def test_two_processes_may_migrate_a_postgres_at_once(
-    postgres: Cluster, monkeypatch: pytest.MonkeyPatch
+    postgres: Cluster,
 ) -> None:
-    monkeypatch.setattr(CLAIM_PATIENCE, 120.0)
     postgres.run("create database empty")
     opened: list[Database] = []
-    threads = [
-        threading.Thread(target=lambda: opened.append(Database(postgres.url("empty"))))
-        for _ in range(4)
-    ]
+
+    def open_it() -> None:
+        opened.append(Database(postgres.url("empty"), claim_timeout_s=120))
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -141,17 +141,15 @@ def test_a_migration_that_breaks_off_has_changed_nothing(old: str) -> None:
     "old", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
 )
 def test_a_database_is_not_changed_under_a_service_of_an_older_version(
-    old: str, monkeypatch: pytest.MonkeyPatch
+    old: str,
 ) -> None:
-    monkeypatch.setattr("tuneship.store.database.CLAIM_TIMEOUT_S", 0.2)
     before = seen(old)
     service = sa.create_engine(old)
     with service.connect() as connection:
         connection.execute(sa.select(sa.func.pg_advisory_lock(SERVICE_LOCK)))
         with pytest.raises(DatabaseInUse):
-            Database(old)
+            Database(old, claim_timeout_s=0.2)
     service.dispose()
     assert seen(old) == before
-    monkeypatch.setattr("tuneship.store.database.CLAIM_TIMEOUT_S", 120.0)  # for the session to end
-    Database(old).close()
+    Database(old, claim_timeout_s=120).close()  # the server sees the end of a session later
     assert seen(old)[0] == HEAD

@@ -137,7 +137,7 @@ def test_pages_join_to_the_whole_list_in_order(
             page = rows.listed(connection, JOBS, "alice", filters, limit=7, offset=offset)
             found += [row["id"] for row in page.rows]
             assert page.total == 50
-            offset = page.pagination["next_offset"]
+            offset = page.pagination.next_offset
     assert found == order
 
 
@@ -145,7 +145,7 @@ def test_a_page_behind_the_end_is_empty_and_knows_the_total(database: Database) 
     add_jobs(database, 3)
     with database.read() as connection:
         page = rows.listed(connection, JOBS, "alice", [], limit=5, offset=2**40)
-    assert (page.rows, page.total, page.pagination["next_offset"]) == ([], 3, None)
+    assert (page.rows, page.total, page.pagination.next_offset) == ([], 3, None)
 
 
 def test_a_filtered_page_counts_what_matches(database: Database) -> None:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 import pytest
 import sqlalchemy as sa
 
-from tuneship.store import read_cache, tables
+from tuneship.store import tables
 from tuneship.store.database import Database
 from tuneship.store.outbox import emit
+from tuneship.store.read_cache import ReadCache
 
 pytestmark = pytest.mark.both_databases
 
@@ -78,11 +79,9 @@ def test_what_a_reading_raises_is_not_kept_and_neither_is_nothing(database: Data
     assert database.cache.find("events") == 7
 
 
-def test_it_holds_so_many_values_and_no_more(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read_cache, "MAX_VALUES", 3)
-    database.cache.read(0, lambda: None)
+def test_it_holds_so_many_values_and_no_more() -> None:
+    cache = ReadCache(max_values=3)
+    cache.read(0, lambda: None)
     for number in range(1, 5):
-        database.cache.read(number, lambda number=number: number)
-    assert [database.cache.find(number) for number in range(1, 5)] == [None, None, None, 4]
+        cache.read(number, lambda number=number: number)
+    assert [cache.find(number) for number in range(1, 5)] == [None, None, None, 4]

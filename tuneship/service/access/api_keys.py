@@ -20,19 +20,22 @@ import sqlalchemy as sa
 from tuneship.contract.errors import AuthenticationError, PermissionDenied
 from tuneship.contract.scopes import SCOPES
 from tuneship.host.durable import write_private
+from tuneship.store import api_key_records as records
 from tuneship.store.audit import AuditRecord, Chain
 from tuneship.store.database import Database
-from tuneship.store.queries import Row, fetch_all
+from tuneship.store.queries import Row
 from tuneship.store.row_types import ApiKeyRow
-from tuneship.store.tables import api_keys
 
+# `tsk_`, the public part, `_`, 32 bytes in Base64, `_`, and the checksum.
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
+# A longer header holds no key, and is not searched for one.
 LONGEST_HEADER = 256
-SECRET_BYTES = 32
 # The position of the public part in a key, and in its header.
 KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
+# The longest that the hipaa mode accepts.
 FIRST_KEY_LIFETIME = timedelta(days=90)
+# People copy the key out of the file, so the old one stays good for a while after the new one is written.
 RENEW_BEFORE = timedelta(days=30)
 # A revocation takes effect within this time.
 CACHE_SECONDS = 1.0
@@ -100,15 +103,10 @@ class KeyEnded(Exception):
 
 
 def _found(connection: sa.Connection, identifier: str) -> ApiKeyRow:
-    query = sa.select(api_keys).where(api_keys.c.id == identifier)
-    row = connection.execute(query).mappings().first()
+    row = records.find(connection, identifier)
     if row is None:
         raise NoSuchKey(identifier)
     return cast("ApiKeyRow", dict(row))
-
-
-def _change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
-    connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))
 
 
 class Keys:
@@ -147,16 +145,17 @@ class Keys:
         label: str,
     ) -> str:
         key = new_key()
-        connection.execute(
-            sa.insert(api_keys).values(
-                id=key_id(key),
-                client_id=client_id,
-                secret_hash=self._hash(key),
-                scopes=sorted(scopes),
-                label=label,
-                created_at=self._clock(),
-                expires_at=expires_at,
-            )
+        records.add(
+            connection,
+            {
+                "id": key_id(key),
+                "client_id": client_id,
+                "secret_hash": self._hash(key),
+                "scopes": sorted(scopes),
+                "label": label,
+                "created_at": self._clock(),
+                "expires_at": expires_at,
+            },
         )
         self._add_audit_entry(connection, "create_key", client_id, key[KEY_PART])
         return key
@@ -170,9 +169,8 @@ class Keys:
 
     def listed(self) -> list[Row]:
         """Every key of every client, oldest first, with the hash of its secret."""
-        query = sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)
         with self._database.read() as connection:
-            return fetch_all(connection, query)
+            return records.all_of(connection)
 
     def revoke(self, identifier: str) -> Row:
         """End a key now; a key that was revoked before is not changed. Raises `NoSuchKey`."""
@@ -180,7 +178,7 @@ class Keys:
             row = _found(connection, identifier)
             if row["revoked_at"] is None:
                 now = self._clock()
-                _change(connection, identifier, revoked_at=now)
+                records.change(connection, identifier, revoked_at=now)
                 self._add_audit_entry(connection, "revoke_key", row["client_id"], identifier)
                 row = {**row, "revoked_at": now}
         return row
@@ -199,9 +197,9 @@ class Keys:
                 connection, row["client_id"], frozenset(row["scopes"]), expires_at, row["label"]
             )
             if not overlap:
-                _change(connection, identifier, revoked_at=now)
+                records.change(connection, identifier, revoked_at=now)
             elif row["expires_at"] is None or row["expires_at"] > now + overlap:
-                _change(connection, identifier, expires_at=now + overlap)
+                records.change(connection, identifier, expires_at=now + overlap)
             self._add_audit_entry(connection, "rotate_key", row["client_id"], identifier)
         return key
 
@@ -222,7 +220,8 @@ class Keys:
             return
         with self._database.write() as connection:
             for identifier in used:
-                _change(connection, identifier, last_used_at=self._noted[identifier])
+                records.change(connection, identifier, last_used_at=self._noted[identifier])
+        # Only now, and only these: after a failure all are still to be stored, and requests note more meanwhile.
         self._unstored.difference_update(used)
 
     def authenticate(self, authorization: list[str], client_ids: list[str]) -> Principal:
@@ -233,6 +232,7 @@ class Keys:
         public = None if key is None else key_id(key)
         if key is None or public is None:
             raise AuthenticationError("the Authorization header holds no API key of this service")
+        # The hash is taken without a row, too: the time of the answer must not tell which ids exist.
         row, now, digest = self._row(public), self._clock(), self._hash(key)
         if (
             row is None
@@ -242,6 +242,7 @@ class Keys:
         ):
             raise AuthenticationError("the API key or the client id is not valid")
         noted = self._noted.get(public)
+        # The clock may have been set back: then the time that was noted lies ahead.
         if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:
             self._noted[public] = now
             self._unstored.add(public)
@@ -261,7 +262,7 @@ class Keys:
         if issued is None or not self._is_fresh(issued[0]):
             moment = self._clock().timestamp()
             with self._database.read() as connection:
-                issued = moment, frozenset(connection.scalars(sa.select(api_keys.c.id)))
+                issued = moment, frozenset(records.ids_of(connection))
             self._issued = issued
         key = _key_in(authorization[0]) if authorization else None
         return key is not None and key_id(key) in issued[1]
@@ -279,11 +280,11 @@ class Keys:
         kept = self._cache.get(identifier)
         if kept is not None and self._is_fresh(kept[0]):
             return kept[1]
+        # Ids that somebody made up are cached too, as absent, so the number must have a limit.
         if len(self._cache) > MAX_CACHED:
             self._cache.clear()
         with self._database.read() as connection:
-            query = sa.select(api_keys).where(api_keys.c.id == identifier)
-            row = connection.execute(query).mappings().first()
+            row = records.find(connection, identifier)
         self._cache[identifier] = (moment, row)
         return row
 

@@ -17,7 +17,7 @@ from tuneship.security.master_key import derived_secret
 from tuneship.security.sealed_files import ObjectDamaged, new_key
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.startup import StartupError
-from tuneship.store import tables
+from tuneship.store import object_key_records as records
 from tuneship.store.database import Database
 
 TENANT_KEY_BYTES = 32
@@ -43,19 +43,17 @@ class Keyring:
         self._vault = Vault(master)
         self._has_remains = threading.Event()
         """Set while parts of a destroyed key may still be in the database's log."""
+        # Nobody knows whether the run before this one came to remove what it had destroyed.
         self._has_remains.set()
+        # By name and wrapped value, so that a key that was made again is never taken for the old one.
         self._tenant_key = lru_cache(maxsize=1024)(self._unwrapped)
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `AnotherMasterKey` at the start of the service, before a request needs a file."""
-        table = tables.object_keys
-        query = sa.select(table.c.object_id, table.c.wrapped)
-        row = connection.execute(
-            query.where(table.c.object_id.startswith(TENANTS)).limit(1)
-        ).first()
-        if row is not None:
+        found = records.first_below(connection, TENANTS)
+        if found is not None:
             try:
-                self._unwrapped(*row)
+                self._unwrapped(*found)
             except SealBroken:
                 raise AnotherMasterKey from None
 
@@ -65,12 +63,12 @@ class Keyring:
         """Store a key in the transaction of the object's row."""
         # The tenant's key is made with its first object.
         name = _name(client_id)
-        wrapped_tenant_key = _wrapped(connection, name)
+        wrapped_tenant_key = records.wrapped_keys(connection, name).get(name)
         if wrapped_tenant_key is None:
             wrapped_tenant_key = self._vault.seal(secrets.token_bytes(TENANT_KEY_BYTES), name)
-            _insert(connection, client_id, name, wrapped_tenant_key, now)
+            records.add(connection, client_id, name, wrapped_tenant_key, now)
         vault = Vault(self._tenant_key(name, wrapped_tenant_key))
-        _insert(connection, client_id, object_id, vault.seal(key.encode(), object_id), now)
+        records.add(connection, client_id, object_id, vault.seal(key.encode(), object_id), now)
 
     def make(
         self, connection: sa.Connection, client_id: str, object_id: str, now: datetime
@@ -80,10 +78,8 @@ class Keyring:
 
     def find(self, connection: sa.Connection, client_id: str, object_id: str) -> str | None:
         """The key of an object; None when it is not sealed. Raises `ObjectDamaged` when it cannot be opened."""
-        table, name = tables.object_keys, _name(client_id)
-        query = sa.select(table.c.object_id, table.c.wrapped)
-        both = connection.execute(query.where(table.c.object_id.in_((object_id, name))))
-        found = {row.object_id: row.wrapped for row in both}
+        name = _name(client_id)
+        found = records.wrapped_keys(connection, object_id, name)
         if object_id not in found:
             return None
         try:
@@ -102,18 +98,18 @@ class Keyring:
     @staticmethod
     def is_sealed(connection: sa.Connection, object_id: str) -> bool:
         """Whether there is a key for an object."""
-        return _wrapped(connection, object_id) is not None
+        return bool(records.wrapped_keys(connection, object_id))
 
     def destroy(self, connection: sa.Connection, *object_ids: str) -> None:
         """Delete the keys of objects: from the commit on their files cannot be opened."""
-        table = tables.object_keys
         self._has_remains.set()  # `forget` can do nothing while the transaction is open
-        connection.execute(sa.delete(table).where(table.c.object_id.in_(object_ids)))
+        records.remove(connection, object_ids)
 
     def forget(self, database: Database) -> None:
         """Remove destroyed keys from the database's log. Called regularly, since open transactions prevent it."""
         if not self._has_remains.is_set():
             return
+        # Before the log is emptied: a key that is destroyed meanwhile sets it again.
         self._has_remains.clear()
         is_done = False
         try:
@@ -133,21 +129,3 @@ def keyring_of(master: bytes) -> Keyring:
 
 def _name(client_id: str) -> str:
     return f"{TENANTS}{client_id}"
-
-
-def _wrapped(connection: sa.Connection, object_id: str) -> bytes | None:
-    table = tables.object_keys
-    query = sa.select(table.c.wrapped).where(table.c.object_id == object_id)
-    return connection.execute(query).scalar()
-
-
-def _insert(
-    connection: sa.Connection, client_id: str, object_id: str, wrapped: bytes, now: datetime
-) -> None:
-    values = {
-        "object_id": object_id,
-        "client_id": client_id,
-        "wrapped": wrapped,
-        "created_at": now,
-    }
-    connection.execute(sa.insert(tables.object_keys).values(values))

@@ -40,6 +40,7 @@ def training_places(data_dir: Path, work: Path, bases: Iterable[CataloguedModel]
 
 def can_isolate(settings: ServiceSettings) -> bool:
     """Start a worker like those that serve, which tries to break out; True when every attempt is refused."""
+    # A service that was killed during the test has left its folder.
     for leftover in (settings.data_dir / "scratch").glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     try:

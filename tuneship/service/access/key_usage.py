@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tuneship.service.access.api_keys import Keys, write_credentials
 
+# A kill loses the uses of so many seconds, which `last_used_at`, exact to a minute, hardly shows.
 EVERY_S = 10.0
 RENEW_EVERY = timedelta(hours=1)
 

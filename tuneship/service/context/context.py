@@ -28,6 +28,7 @@ from tuneship.service.common.fault_injection import PromptLengths
 from tuneship.service.common.in_flight import InFlightGenerations
 from tuneship.service.common.log_recorder import LogRecorder
 from tuneship.service.common.streaming import Notifier
+from tuneship.service.common.timing import ServiceTiming
 from tuneship.settings import ApiProfile, ServiceSettings
 from tuneship.store import deployment_logs, job_records, metric_windows, tables
 from tuneship.store import queries as rows
@@ -54,17 +55,18 @@ class Parts:
     recorder: Recorder
     replicas: ReplicaPool
     cursors: Cursors
+    # The rules for webhook receivers that may be called.
     receivers: Receivers
-    """The rules for webhook receivers that may be called."""
     vault: Vault
     keyring: Keyring
     audit: Chain
+    # The current UTC moment.
     clock: Callable[[], datetime]
-    """The current UTC moment."""
+    # Whether worker processes have no network on this host.
     isolates: bool
-    """Whether worker processes have no network on this host."""
+    # A random number in [0, 10000) for the split.
     draw: Callable[[], int]
-    """A random number in [0, 10000) for the split."""
+    timing: ServiceTiming = field(default_factory=ServiceTiming)
     clock_watch: ClockWatch = field(default_factory=ClockWatch)
     instances: InstanceCatalogue = field(default_factory=InstanceCatalogue)
     in_flight: InFlightGenerations = field(default_factory=InFlightGenerations)
@@ -80,6 +82,7 @@ class Parts:
         """Write the recorder's windows; on a failure they are kept for the next time."""
 
         def store(windows: Mapping[WindowKey, MetricWindow]) -> None:
+            # Nobody caches metrics, and a write every second would empty the read cache each time.
             with self.database.write(clears=False) as connection:
                 metric_windows.store(connection, windows, self.clock().timestamp())
 
@@ -143,14 +146,15 @@ class Context:
         """The entries on one page of a list: `limit`, or all where the caller could not see that there are more."""
         return ALL_ROWS if self.wants_whole_lists else limit
 
-    def touch(self, row: Row) -> None:
-        """Note that a handler looked at this job or deployment.
+    def touch(self, *resources: Row) -> None:
+        """Note that a handler looked at these jobs or deployments.
 
-        The row may require an audit entry, or refuse this caller. Raises 400 or 403.
+        A row may require an audit entry, or refuse this caller. Raises 400 or 403.
         """
-        self.trail.touch(row)
-        if is_hipaa(row):
-            refuse_use(self.caller)
+        for row in resources:
+            self.trail.touch(row)
+            if is_hipaa(row):
+                refuse_use(self.caller)
 
     def touch_models(self, connection: sa.Connection, names: Iterable[str]) -> None:
         """Note that a handler looked at deployments of models: a job's `audit_logging` holds for its model too."""

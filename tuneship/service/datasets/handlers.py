@@ -34,6 +34,7 @@ from tuneship.contract.errors import (
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.lists import own_page
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
@@ -260,20 +261,10 @@ def list_datasets(
     tags: dict[str, str] | None = None,
 ) -> DatasetPage:
     """Return a page of the caller's datasets, newest first."""
-    table = tables.datasets
-    filters = rows.tags_match(table, tags)
-    if format is not None:
-        filters.append(table.c.format == format)
-    with context.read() as connection:
-        page = rows.listed(
-            connection, DATASETS, context.client_id, filters, limit=limit, offset=offset
-        )
-    return DatasetPage.model_validate(
-        {
-            "datasets": [DatasetSummary(**fields(row)) for row in page.rows],
-            "pagination": page.pagination,
-        }
-    )
+    filters = rows.filters_of(tables.datasets, tags, format=format)
+    page = own_page(context, DATASETS, filters, limit, offset)
+    datasets = [DatasetSummary(**fields(row)) for row in page.rows]
+    return DatasetPage(datasets=datasets, pagination=page.pagination)
 
 
 @serves(contract.delete_dataset)

@@ -56,6 +56,7 @@ class Plan:
     """The model whose tokenizer counts; None: only examples and repetitions are counted."""
     is_halted: Callable[[], bool]
     """Called between batches; True raises `ReadingStopped`."""
+    lines_limit: int = LINES_LIMIT
 
 
 @dataclass
@@ -97,7 +98,7 @@ class DatasetReading:
 def read_dataset(file: BinaryIO, size: int, plan: Plan) -> DatasetReading:
     """Check every line of a file of `size` bytes, read from its start. Raises `ReadingStopped`, `OSError`."""
     reading = DatasetReading(plan)
-    seen = SeenExamples(min(LINES_LIMIT, size // EXPECTED_LINE_BYTES))
+    seen = SeenExamples(min(plan.lines_limit, size // EXPECTED_LINE_BYTES))
     with ThreadPoolExecutor(1, "count") as counting:
         tally = _Tally(reading, counting)
         try:
@@ -176,8 +177,8 @@ def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, by
             if line.startswith(BYTE_ORDER_MARK):
                 reading.had_byte_order_mark = True
                 line = line[len(BYTE_ORDER_MARK) :] or b"\n"
-        if number > LINES_LIMIT:
-            text = f"has over {LINES_LIMIT} lines"
+        if number > reading.plan.lines_limit:
+            text = f"has over {reading.plan.lines_limit} lines"
             reading.refuse(None, ExampleProblem("too_many_lines", None, text))
             return
         if len(line) > LINE_LIMIT_BYTES and len(line.rstrip(b"\r\n")) > LINE_LIMIT_BYTES:

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+
+import sqlalchemy as sa
 
 from tuneship.contract import deployments as contract
 from tuneship.contract.deployments import (
@@ -34,6 +37,7 @@ from tuneship.service.common.fault_injection import faults_of
 from tuneship.service.common.refusals import abbreviated, refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
 from tuneship.service.models.handlers import ServedModel, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
@@ -203,28 +207,19 @@ def list_deployments(  # noqa: PLR0913 - the description's own query parameters
     tags: dict[str, str] | None = None,
 ) -> DeploymentPage:
     """Newest first; deleted deployments only with `status=deleted`, and for a day."""
-    limit = context.page_size(limit)
-    table = tables.deployments
-    filters = rows.tags_match(table, tags)
-    listing = DEPLOYMENTS
+
+    def touch(connection: sa.Connection, shown: Sequence[DeploymentRow]) -> None:
+        context.touch_models(connection, {row["model_name"] for row in shown})
+        context.touch(*shown)
+
+    table, listing = tables.deployments, DEPLOYMENTS
+    filters = rows.filters_of(table, tags, model_name=model_name, region=region, status=status)
     if status is DeploymentStatus.DELETED:
         listing = DELETED_DEPLOYMENTS
         filters.append(table.c.updated_at >= context.now - DELETED_SHOWN_FOR)
-    equals = {"model_name": model_name, "region": region, "status": status}
-    filters += [table.c[name] == value for name, value in equals.items() if value is not None]
-    with context.read() as connection:
-        page = rows.listed(
-            connection, listing, context.client_id, filters, limit=limit, offset=offset
-        )
-        context.touch_models(connection, {row["model_name"] for row in page.rows})
-    for row in page.rows:
-        context.touch(row)
-    return DeploymentPage.model_validate(
-        {
-            "deployments": [DeploymentListItem(**_fields(context, row)) for row in page.rows],
-            "pagination": page.pagination,
-        }
-    )
+    page = own_page(context, listing, filters, context.page_size(limit), offset, touch)
+    deployments = [DeploymentListItem(**_fields(context, row)) for row in page.rows]
+    return DeploymentPage(deployments=deployments, pagination=page.pagination)
 
 
 @serves(contract.update_deployment)

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 UNSETTLED = (DeploymentStatus.CREATING, DeploymentStatus.UPDATING, DeploymentStatus.DELETING)
 # Models whose files are read at the same time.
 MODELS_TOGETHER = 4
-# A deleted deployment takes no new request; those in flight may last this long.
-DRAIN_S = 30.0
 
 
 class FilesDamaged(Exception):
@@ -154,7 +152,8 @@ class DeploymentKeeper:
         Where unloading was given up, the adapter stays until its replica ends; the deployment is deleted all the same.
         """
         if given_up is None:
-            await self._parts.in_flight.wait_until_drained(row["id"], DRAIN_S)
+            drain_s = self._parts.timing.deployment_drain_s
+            await self._parts.in_flight.wait_until_drained(row["id"], drain_s)
             name = row["model_name"]
             if name.startswith("ft:") and not await self._records.run(self._is_needed, row):
                 base = self._parts.catalogue.get(name.split(":")[1])

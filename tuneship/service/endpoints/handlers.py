@@ -29,8 +29,9 @@ from tuneship.service.access.hipaa import is_hipaa
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
-from tuneship.store import endpoint_records, tables
+from tuneship.store import deployment_records, endpoint_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import CANARY_ENDPOINTS, ENDPOINTS
@@ -119,6 +120,7 @@ def _check_members(
         for index, member in enumerate(members):
             row = _member(context, connection, member.id, field)
             status = DeploymentStatus(row["status"])
+            # A member without traffic may still be starting, but one that is being deleted never comes back.
             if member.traffic_percentage > 0 or status in GONE:
                 _refuse_idle(status, f"{field}[{index}]", field)
             deployments.append(row)
@@ -159,13 +161,10 @@ def _refuse_another_mode(
     The rules for a prompt must not depend on the split's draw. `present`: the members so far. An endpoint of an earlier
     version that mixes both modes may keep them, so that its rollout can be rolled back.
     """
-    table = tables.deployments
     present_ids = [member["id"] for member in present]
-    query = sa.select(table.c.security_settings).where(
-        table.c.client_id == context.client_id, table.c.id.in_(present_ids)
-    )
+    settings = deployment_records.security_settings_of(connection, context.client_id, present_ids)
     modes = {is_hipaa(row) for row in wanted}
-    kept = {is_hipaa(dict(row)) for row in connection.execute(query).mappings()}
+    kept = {is_hipaa(row) for row in settings}
     if len(modes) > max(1, len(kept)) or (kept and not modes <= kept):
         text = "the deployments of an endpoint are in hipaa mode all or none, for its whole life"
         raise DeploymentError(f"{text}: make another endpoint", param=param)
@@ -252,15 +251,11 @@ def list_canary_endpoints(
     context: Context, limit: int = 20, offset: int = 0, name: str | None = None
 ) -> CanaryEndpointPage:
     """Newest first."""
-    page = _page(context, CANARY, limit, offset, name)
-    return CanaryEndpointPage.model_validate(
-        {
-            "canary_endpoints": [
-                _rendered(context, endpoint_records.in_force(row, context.now)) for row in page.rows
-            ],
-            "pagination": page.pagination,
-        }
-    )
+    filters = rows.filters_of(tables.endpoints, name=name)
+    page = own_page(context, CANARY_ENDPOINTS, filters, limit, offset)
+    in_force = [endpoint_records.in_force(row, context.now) for row in page.rows]
+    endpoints = [_rendered(context, row) for row in in_force]
+    return CanaryEndpointPage(canary_endpoints=endpoints, pagination=page.pagination)
 
 
 @serves(contract.list_endpoints)
@@ -268,24 +263,10 @@ def list_endpoints(
     context: Context, limit: int = 20, offset: int = 0, name: str | None = None
 ) -> EndpointPage:
     """Newest first."""
-    page = _page(context, PLAIN, limit, offset, name)
-    return EndpointPage.model_validate(
-        {
-            "endpoints": [_plain_rendered(context, row) for row in page.rows],
-            "pagination": page.pagination,
-        }
-    )
-
-
-def _page(
-    context: Context, kind: str, limit: int, offset: int, name: str | None
-) -> "rows.Page[EndpointRow]":
-    listing = CANARY_ENDPOINTS if kind == CANARY else ENDPOINTS
-    filters = [] if name is None else [tables.endpoints.c.name == name]
-    with context.read() as connection:
-        return rows.listed(
-            connection, listing, context.client_id, filters, limit=limit, offset=offset
-        )
+    filters = rows.filters_of(tables.endpoints, name=name)
+    page = own_page(context, ENDPOINTS, filters, limit, offset)
+    endpoints = [_plain_rendered(context, row) for row in page.rows]
+    return EndpointPage(endpoints=endpoints, pagination=page.pagination)
 
 
 @serves(contract.update_endpoint)
@@ -364,7 +345,7 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
             connection,
             tables.endpoints,
             endpoint_id,
-            row["updated_at"],
+            row["updated_at"],  # a longer lease is no change of the split
             lease_seconds=renewal.seconds,
             lease_until=context.now + timedelta(seconds=renewal.seconds),
         )

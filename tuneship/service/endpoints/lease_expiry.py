@@ -9,18 +9,18 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
-
 from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
-from tuneship.store import endpoint_records, tables
+from tuneship.store import endpoint_records
 from tuneship.store import job_leases as leases
 from tuneship.store.job_leases import JobLease
 
 logger = logging.getLogger(__name__)
 
+# Requests follow the fallback as soon as a lease has lapsed; this delays only the record and its event.
 POLL_S = 0.2
 RETRY_PAUSE_S = 1.0
+# A third of a job's lease, so that a renewal that fails can be tried again.
 RENEW_EVERY = timedelta(seconds=10)
 
 
@@ -63,10 +63,10 @@ class LeaseKeeper:
 
     def _end_lapsed(self, now: datetime) -> None:
         with self._parts.database.read(first=True) as connection:
-            query = sa.select(tables.endpoints.c.id).where(endpoint_records.is_lapsed(now))
-            lapsed = set(connection.scalars(query))
+            lapsed = endpoint_records.lapsed_ids(connection, now)
         self._retries.keep_only(lapsed)
         waiting = self._retries.waiting()
+        # The write is urgent and so goes ahead of all others: none is begun for nothing.
         if lapsed.difference(waiting):
             with self._parts.database.write(first=True) as connection:
                 ended = endpoint_records.revert_lapsed(connection, now, waiting)

@@ -1,15 +1,19 @@
 """Handler of the audit chain, and its signed heads. Its entries are made from `access/audit_trail.py`."""
 
+from collections.abc import Sequence
 from datetime import datetime
+
+import sqlalchemy as sa
 
 from tuneship.contract import audit as contract
 from tuneship.contract.audit import AuditEntry, AuditPage
-from tuneship.contract.common import LogCursor
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import log_page
 from tuneship.store import audit
 from tuneship.store.audit_heads import Head, Heads
 from tuneship.store.database import Database
+from tuneship.store.row_types import AuditRow
 
 # Removing the chain's last rows leaves no trace only if they are younger than the last signed head.
 HEAD_EVERY_S = 60.0
@@ -19,18 +23,17 @@ def sign_head(database: Database, heads: Heads, now: datetime) -> None:
     """Write a signed head if the chain has grown. `heads` is best kept append-only and on another machine."""
     with database.read() as connection:
         head = Head(*audit.head_of(connection))
+    # Outside the transaction: a slow disk, or one on another machine, must not hold a snapshot open.
     heads.append(head, now)
 
 
 @serves(contract.list_audit)
 def list_audit(context: Context, limit: int = 100, after: str | None = None) -> AuditPage:
     """Oldest first; the cursor is bound to the tenant."""
-    cursors, bound_to = context.parts.cursors, f"audit of {context.client_id}"
-    position = 0 if after is None else cursors.position(bound_to, after)
-    with context.read() as connection:
-        entries = audit.page_of(connection, context.client_id, after=position, limit=limit)
-    last = cursors.issue(bound_to, entries[-1]["seq"]) if entries else after
-    return AuditPage(
-        entries=[AuditEntry.model_validate(row) for row in entries],
-        pagination=LogCursor(after=last),
-    )
+
+    def read(connection: sa.Connection, position: int) -> Sequence[AuditRow]:
+        return audit.page_of(connection, context.client_id, after=position, limit=limit)
+
+    log = f"audit of {context.client_id}"
+    page, cursor = log_page(context, log, after, read, lambda row: row["seq"])
+    return AuditPage(entries=[AuditEntry.model_validate(row) for row in page], pagination=cursor)

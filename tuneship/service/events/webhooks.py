@@ -25,11 +25,13 @@ from tuneship.events.signing import new_secret
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.store import outbox as events
 from tuneship.store import queries as rows
 from tuneship.store import tables, webhook_records
 from tuneship.store.identifiers import new_id
+from tuneship.store.list_counters import WEBHOOKS
 from tuneship.store.row_types import WebhookRow
 from tuneship.store.webhook_records import ReplayWindow
 
@@ -89,11 +91,9 @@ def _own_active(context: Context, webhook_id: str) -> WebhookRow:
 @serves(contract.list_webhooks)
 def list_webhooks(context: Context, limit: int = 20, offset: int = 0) -> WebhookPage:
     """Newest first."""
-    table = tables.webhooks
-    own = [table.c.client_id == context.client_id]
-    with context.read() as connection:
-        page = rows.page(connection, table, own, limit=limit, offset=offset)
-    return WebhookPage.model_validate({"webhooks": page.rows, "pagination": page.pagination})
+    page = own_page(context, WEBHOOKS, [], limit, offset)
+    webhooks = [Webhook.model_validate(row) for row in page.rows]
+    return WebhookPage(webhooks=webhooks, pagination=page.pagination)
 
 
 @serves(contract.get_webhook)
@@ -138,6 +138,7 @@ def rotate_webhook_secret(
     """Replace the secret. At most two secrets sign: a rotation during a rotation ends the oldest."""
     connection, secret, now = context.transaction, new_secret(), context.now
     row = _own(context, webhook_id)
+    # Receivers accept a request that one of its signatures fits, so they may change over at any time of the overlap.
     overlaps = rotation.overlap_hours > 0
     rows.change(
         connection,
@@ -183,7 +184,8 @@ def list_webhook_deliveries(
     _own(context, webhook_id)
     with context.read() as connection:
         page = webhook_records.page(connection, webhook_id, status, limit, offset)
-    return DeliveryPage.model_validate({"deliveries": page.rows, "pagination": page.pagination})
+    deliveries = [Delivery.model_validate(row) for row in page.rows]
+    return DeliveryPage(deliveries=deliveries, pagination=page.pagination)
 
 
 @serves(contract.retry_webhook_delivery)
@@ -191,6 +193,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
     """Send a delivery again under the same id, whatever its status is."""
     connection = context.transaction
     _own_active(context, webhook_id)
+    # A delivery that does not exist is 404: to queue it again would change nothing and look like success.
     _delivery(context, webhook_id, event_id)
     webhook_records.resend(connection, webhook_id, event_id, context.now)
     return _delivery(context, webhook_id, event_id)
@@ -200,6 +203,7 @@ def retry_webhook_delivery(context: Context, webhook_id: str, event_id: str) -> 
 def replay_webhook(context: Context, webhook_id: str, replay: Replay) -> Replayed:
     """Send the deliveries between two moments again, by default all that are kept."""
     now = context.now
+    # Older events have been deleted.
     window = ReplayWindow(replay.since or now - events.KEPT, replay.until or now, replay.status)
     if window.since >= window.until:
         raise refused("since", "must lie before until")

@@ -296,7 +296,17 @@ class _Call:
 
 def _call(operation: Operation[..., Any], request: Request, content: Content) -> _Call:
     content = parsed(operation, content)
-    key = _idempotency_key(operation, request, content.digest)
+    given, key = request.headers.getlist("idempotency-key"), None
+    if given and operation.takes_idempotency_key:
+        if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
+            text = "Idempotency-Key must be 1 to 255 printable ASCII characters"
+            raise InvalidRequestError(text)
+        text = f"{operation.method}\n{request.url.path}\n{content.digest}"
+        if "if-match" in request.headers:  # another condition is another request
+            text += f"\n{request.headers['if-match']}"
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        key = idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
+
     arguments = {
         **query_arguments(operation, request.query_params.multi_items()),
         **path_arguments(operation, request.path_params),
@@ -307,21 +317,6 @@ def _call(operation: Operation[..., Any], request: Request, content: Content) ->
     if operation.file_parameter is not None:
         arguments[operation.file_parameter] = content.file
     return _Call(arguments, key)
-
-
-def _idempotency_key(
-    operation: Operation[..., Any], request: Request, digest: str
-) -> idempotency.Key | None:
-    given = request.headers.getlist("idempotency-key")
-    if not given or not operation.takes_idempotency_key:
-        return None
-    if len(given) > 1 or not KEY_SHAPE.fullmatch(given[0]):
-        raise InvalidRequestError("Idempotency-Key must be 1 to 255 printable ASCII characters")
-    text = f"{operation.method}\n{request.url.path}\n{digest}"
-    if "if-match" in request.headers:  # another condition is another request
-        text += f"\n{request.headers['if-match']}"
-    fingerprint = hashlib.sha256(text.encode()).hexdigest()
-    return idempotency.Key(request.state.principal.client_id, given[0], fingerprint)
 
 
 def _hold_key(context: Context, key: idempotency.Key) -> Response | idempotency.Hold:

@@ -5,7 +5,7 @@ Knows no HTTP framework: it gets text and bytes. `common/refusals.py` turns pyda
 
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from email.message import Message
 from functools import cache
@@ -37,6 +37,8 @@ FILE_TYPES = (
     "application/octet-stream",
     "text/plain",
 )
+# Making an adapter takes longer than the rest of a GET.
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def path_arguments(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,12 +54,6 @@ def path_arguments(operation: Operation[..., Any], given: Mapping[str, Any]) -> 
                 raise ModelNotFound(text, param=name) from None
             raise ResourceNotFound("there is no such resource") from None
     return arguments
-
-
-@cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    # Making an adapter takes longer than the rest of a GET.
-    return TypeAdapter(hint)
 
 
 def query_arguments(

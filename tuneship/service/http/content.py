@@ -30,9 +30,14 @@ async def content_of(
         with parts.blobs.staged() as staged:
             yield await read_form(operation, request, Upload(staged, parts, client_id))
         return
-    headers = request.headers
+    headers, body_parameter = request.headers, operation.body_parameter
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    if is_empty and _may_be_empty(operation):
+    # A request may come without body and media type where no field is taken, or a POST requires none.
+    may_be_empty = body_parameter is None or (
+        operation.method == "POST"
+        and not any(field.is_required() for field in body_parameter[1].model_fields.values())
+    )
+    if is_empty and may_be_empty:
         yield Content({})
         return
     check_length(request, JSON_BODY_BYTES)
@@ -51,13 +56,3 @@ def parsed(operation: Operation[..., Any], content: Content) -> Content:
             raise InvalidRequestError("this operation takes no field")
         return Content({})
     return Content(fields, hashlib.sha256(content.body).hexdigest())
-
-
-def _may_be_empty(operation: Operation[..., Any]) -> bool:
-    """Whether a request may come without body and media type: no field is taken, or a POST requires none."""
-    if operation.body_parameter is None:
-        return True
-    if operation.method != "POST":
-        return False
-    fields = operation.body_parameter[1].model_fields.values()
-    return not any(field.is_required() for field in fields)

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-import sqlalchemy as sa
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,8 +19,6 @@ from tuneship.service.models.safeguards import capabilities
 
 # A check may wait this long, e.g. behind another writer.
 CHECK_TIMEOUT_S = 5.0
-# The smallest write that needs room on the disk and a database that accepts writes.
-WRITE = sa.text("update alembic_version set version_num = version_num")
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +64,9 @@ class Readiness:
         return checking.done() and not checking.cancelled() and checking.result()
 
     async def _check(self) -> bool:
-        def write() -> None:
-            with self._parts.database.write(clears=False) as connection:
-                connection.execute(WRITE)
-
         was_ready = self._is_ready
         try:
-            await self._parts.threads.health.run("", write)
+            await self._parts.threads.health.run("", self._parts.database.check_writable)
         except Exception as error:
             self._is_ready = False
             if was_ready:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, MutableMapping
-from functools import cache
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -48,6 +47,8 @@ class EntryMiddleware:
         self._app = app
         self._boundary = boundary
         self._reading_ids = asyncio.Lock()
+        paths = (*(operation.path for operation in DECLARED), *OPEN_PATHS)
+        self._api_words = {part for path in paths for part in path.split("/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,7 +76,7 @@ class EntryMiddleware:
             await response(scope, receive, answer.send)
         finally:
             log = logger if "principal" in state else keyless_logger
-            _log_access(log, scope, answer.status, started)
+            self._log_access(log, scope, answer.status, started)
 
     async def _authenticate(self, request: Request) -> None:
         """Find the caller by its key. Raises `AuthenticationError`, or `RateLimitExceeded` after too many failures.
@@ -131,6 +132,20 @@ class EntryMiddleware:
         with parts.database.write() as connection:
             parts.audit.add(connection, AuditRecord(parts.clock(), *refused))
 
+    def _log_access(self, log: logging.Logger, scope: Scope, status: int, started: float) -> None:
+        """Log one line for each request: the path as it was encoded, never the query, a header or a body."""
+        path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
+        if not 0 < status < 400:
+            # The path of a refused request may hold anything, also a name: only words of the API and
+            # opaque ids are logged.
+            path = "/".join(
+                part if part in self._api_words or OPAQUE_ID.fullmatch(part) else "*"
+                for part in path.split("/")
+            )
+        took_ms = (time.perf_counter() - started) * 1000
+        request_id = scope["state"]["request_id"]
+        log.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
+
 
 class _CommonHeaders:
     """Puts the common headers on an answer and remembers its status."""
@@ -174,24 +189,3 @@ def _check_framing(scope: Scope) -> None:
         raise InvalidRequestError("the address is longer than 8 KiB", status=414)
     if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
         raise InvalidRequestError("the length of the body is given twice")
-
-
-def _log_access(log: logging.Logger, scope: Scope, status: int, started: float) -> None:
-    """Log one line for each request: the path as it was encoded, never the query, a header or a body."""
-    path = (scope.get("raw_path") or b"").partition(b"?")[0][:128].decode("ascii", "replace")
-    if not 0 < status < 400:
-        # The path of a refused request may hold anything, also a name: only words of the API and
-        # opaque ids are logged.
-        path = "/".join(
-            part if part in _api_words() or OPAQUE_ID.fullmatch(part) else "*"
-            for part in path.split("/")
-        )
-    took_ms = (time.perf_counter() - started) * 1000
-    request_id = scope["state"]["request_id"]
-    log.info("%s %s %s %d %.0f ms", request_id, scope["method"], path, status, took_ms)
-
-
-@cache
-def _api_words() -> set[str]:
-    paths = (*(operation.path for operation in DECLARED), *OPEN_PATHS)
-    return {part for path in paths for part in path.split("/")}

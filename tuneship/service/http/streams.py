@@ -20,7 +20,6 @@ from tuneship.service.context.context import Context
 from tuneship.service.http.disconnect import wait_for_disconnect
 from tuneship.service.http.responses import error_response
 
-KEEP_ALIVE_S = 15.0
 # The timeout for sending the end of the message: the reader may have stopped reading.
 END_TIMEOUT_S = 1.0
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
@@ -40,6 +39,7 @@ class StreamResponse(Response):
     ) -> None:
         """`slot` is held from the first byte to the last; an error that it raises is the answer instead."""
         self._drain = context.parts.drain
+        self._keep_alive_s = context.parts.timing.keep_alive_s
         self._stream = stream
         self.slot: AbstractContextManager[object] = slot
         own = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -63,7 +63,9 @@ class StreamResponse(Response):
         render = as_line if self.headers["content-type"] == LINES else as_event
 
         async def send_frames() -> None:
-            async with aclosing(with_keep_alives(self._stream.frames)) as frames:
+            async with aclosing(
+                with_keep_alives(self._stream.frames, self._keep_alive_s)
+            ) as frames:
                 async for together in frames:
                     if body := b"".join(map(render, together)):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -90,14 +92,14 @@ class StreamResponse(Response):
 
 
 async def with_keep_alives(
-    frames: AsyncGenerator[Sequence[Frame]],
+    frames: AsyncGenerator[Sequence[Frame]], silence_s: float
 ) -> AsyncGenerator[Sequence[Frame | None]]:
-    """The frames, and a None for every `KEEP_ALIVE_S` in which none came."""
+    """The frames, and a None for every `silence_s` in which none came."""
     upcoming: asyncio.Future[Sequence[Frame] | None] | None = None
     try:
         while True:
             upcoming = upcoming or asyncio.ensure_future(anext(frames, None))
-            done, _ = await asyncio.wait((upcoming,), timeout=KEEP_ALIVE_S)
+            done, _ = await asyncio.wait((upcoming,), timeout=silence_s)
             if not done:
                 yield [None]
                 continue

@@ -3,13 +3,14 @@
 The meaning of "auto" is in `models/hyperparameters.py`, the stream of a job in `stream.py`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
 from tuneship.contract import jobs as contract
-from tuneship.contract.common import LogCursor, render_time
+from tuneship.contract.common import render_time
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.errors import (
     DatasetError,
@@ -34,12 +35,13 @@ from tuneship.service.common.refusals import refused
 from tuneship.service.common.streaming import Stream
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
+from tuneship.service.context.lists import log_page, own_page
 from tuneship.service.context.quotas import check_quota
 from tuneship.service.datasets.advice import SMALLEST_DATASET
 from tuneship.service.datasets.handlers import object_of, own_dataset
 from tuneship.service.jobs.attempts import SEALED_KINDS
 from tuneship.service.jobs.record_progress import forecast_end
-from tuneship.service.jobs.stream import job_frames, position_of
+from tuneship.service.jobs.stream import StreamPosition, job_frames, position_of
 from tuneship.service.models import hyperparameters
 from tuneship.service.models.handlers import TUNED, base_of
 from tuneship.service.models.instances import require_training_type
@@ -49,7 +51,7 @@ from tuneship.store import queries as rows
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import JOBS
 from tuneship.store.outbox import emit
-from tuneship.store.row_types import DatasetRow, JobRow
+from tuneship.store.row_types import DatasetRow, JobLogRow, JobRow
 
 
 @serves(contract.create_job)
@@ -170,22 +172,10 @@ def list_jobs(
     tags: dict[str, str] | None = None,
 ) -> JobPage:
     """Return a page of the caller's jobs, newest first."""
-    table = tables.jobs
-    filters = rows.tags_match(table, tags)
-    if status is not None:
-        filters.append(table.c.status == status)
-    if base_model is not None:
-        filters.append(table.c.base_model == base_model)
-    with context.read() as connection:
-        page = rows.listed(connection, JOBS, context.client_id, filters, limit=limit, offset=offset)
-    for row in page.rows:
-        context.touch(row)
-    return JobPage.model_validate(
-        {
-            "jobs": [JobSummary.model_validate(row) for row in page.rows],
-            "pagination": page.pagination,
-        }
-    )
+    filters = rows.filters_of(tables.jobs, tags, status=status, base_model=base_model)
+    page = own_page(context, JOBS, filters, limit, offset, lambda _, jobs: context.touch(*jobs))
+    jobs = [JobSummary.model_validate(row) for row in page.rows]
+    return JobPage(jobs=jobs, pagination=page.pagination)
 
 
 @serves(contract.cancel_job)
@@ -230,16 +220,17 @@ def get_job_logs(
     stream: bool = False,
 ) -> JobLogs | Stream:
     """Return log entries after the cursor, oldest first; a stream resumes after the last frame that was received."""
-    parts = context.parts
-    seen = (context.last_event_id or after) if stream else after
-    position = position_of(parts, job_id, seen)
-    with context.read() as connection:
+    if stream:
+        position = position_of(context.parts, job_id, context.last_event_id or after)
+        with context.read() as connection:
+            _own_job(context, job_id, connection)
+        return Stream(job_frames(context.parts, job_id, position))
+
+    def read(connection: sa.Connection, number: int) -> Sequence[JobLogRow]:
         _own_job(context, job_id, connection)
-        if stream:
-            return Stream(job_frames(parts, job_id, position))
-        entries = job_records.logs_of(connection, job_id, after=position.log_id, limit=limit)
-    last = parts.cursors.issue(job_id, entries[-1]["id"]) if entries else after
-    return JobLogs(
-        logs=[JobLogEntry.model_validate(entry) for entry in entries],
-        pagination=LogCursor(after=last),
-    )
+        # A cursor of a stream is good for pages too: they continue behind its last log entry.
+        log_id = StreamPosition.of(number).log_id
+        return job_records.logs_of(connection, job_id, after=log_id, limit=limit)
+
+    page, cursor = log_page(context, job_id, after, read, lambda entry: entry["id"])
+    return JobLogs(logs=[JobLogEntry.model_validate(entry) for entry in page], pagination=cursor)

@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 AFTER_A_FAILURE_S = 1.0
 # Tries to follow a training whose trouble is neither the disk nor the database: about two minutes.
 TRIES = 10
-# A cancelled training is killed after this time, so that its processes are gone within 5 s.
-CANCEL_PATIENCE = timedelta(seconds=3.5)
 # A training ends by itself after the step in which the job's maximum runtime is over; beyond this it is killed.
 OVERTIME = timedelta(minutes=5)
 FRUITLESS_ATTEMPTS = 3
@@ -264,7 +262,7 @@ class TrainingKeeper:
         if exit_code is not None:
             await run.training.end()
             self._runs.remove(run)
-        elif run.is_overdue(self._parts.clock(), CANCEL_PATIENCE):
+        elif run.is_overdue(self._parts.clock(), self._parts.timing.cancel_patience):
             await run.training.end()
         elif self._parts.clock() > run.latest_end:
             await self._end_late(run)

@@ -23,8 +23,6 @@ from tuneship.store.queries import Row
 
 # Rows of each kind in one read.
 ROWS_AT_ONCE = 500
-# Fallback poll interval, should a wake-up be missed; normally one comes within 0.3 s of a progress line.
-LOOK_EVERY_S = 2.0
 LOG_BITS = 63
 
 
@@ -55,13 +53,13 @@ def position_of(parts: Parts, job_id: str, token: str | None) -> StreamPosition:
 
 
 async def job_frames(
-    parts: Parts, job_id: str, position: StreamPosition
+    parts: Parts, job_id: str, position: StreamPosition, rows_at_once: int = ROWS_AT_ONCE
 ) -> AsyncGenerator[Sequence[Frame]]:
     """Yield everything behind the position, live, until the job has ended and all was sent."""
     with parts.notifier.listening(job_id) as news:
         while True:
             news.clear()
-            read = await asyncio.to_thread(_read_on, parts, job_id, position)
+            read = await asyncio.to_thread(_read_on, parts, job_id, position, rows_at_once)
             position = read.position
             if read.frames:
                 yield read.frames
@@ -69,7 +67,7 @@ async def job_frames(
                 yield [Frame("done", "[DONE]")]
                 return
             if not read.has_more:
-                await wait_for_event(news, LOOK_EVERY_S)
+                await wait_for_event(news, parts.timing.stream_poll_s)
 
 
 @dataclass(frozen=True)
@@ -83,17 +81,17 @@ class _StreamRead:
     is_last: bool
 
 
-def _read_on(parts: Parts, job_id: str, position: StreamPosition) -> _StreamRead:
+def _read_on(parts: Parts, job_id: str, position: StreamPosition, limit: int) -> _StreamRead:
     # One view of the database: the end of a job is stored together with its last log entry.
     with parts.database.read() as connection:
         job = rows.fetch(connection, tables.jobs, job_id, client_id=None)
-        logs = job_records.logs_of(connection, job_id, after=position.log_id, limit=ROWS_AT_ONCE)
+        logs = job_records.logs_of(connection, job_id, after=position.log_id, limit=limit)
         steps = job_records.steps_after(
-            connection, job_id, step=position.step, log_id=position.log_id, limit=ROWS_AT_ONCE
+            connection, job_id, step=position.step, log_id=position.log_id, limit=limit
         )
 
     frames: list[Frame] = []
-    for row in _merged(logs, steps):
+    for row in _merged(logs, steps, limit):
         is_step = "step" in row
         change = {"step": row["step"]} if is_step else {"log_id": row["id"]}
         position = replace(position, **change)
@@ -102,12 +100,12 @@ def _read_on(parts: Parts, job_id: str, position: StreamPosition) -> _StreamRead
             frames.append(Frame("metrics", JobStep(**row), token))
         else:
             frames.append(Frame("log", JobLogEntry(**row), token))
-    has_more = ROWS_AT_ONCE in (len(logs), len(steps))
+    has_more = limit in (len(logs), len(steps))
     has_ended = job is None or job["status"] in ENDED
     return _StreamRead(frames, position, has_more, has_ended and not has_more)
 
 
-def _merged(logs: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
+def _merged(logs: Sequence[Row], steps: Sequence[Row], limit: int) -> list[Row]:
     """Merge both in their own order; a step follows the log entry that was the newest when it was stored.
 
     Rows behind the end of a full read wait for the next read: they would overtake what is not read yet.
@@ -115,5 +113,5 @@ def _merged(logs: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
     merged = list(
         merge(logs, steps, key=lambda row: (row["log_id"], 1) if "step" in row else (row["id"], 0))
     )
-    ends = [merged.index(source[-1]) for source in (logs, steps) if len(source) == ROWS_AT_ONCE]
+    ends = [merged.index(source[-1]) for source in (logs, steps) if len(source) == limit]
     return merged[: min(ends) + 1] if ends else merged

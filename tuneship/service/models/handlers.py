@@ -5,14 +5,13 @@ The limits of a model are in `limits.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from tuneship.contract import models as contract
 from tuneship.contract.common import Deleted
-from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ModelNotFound
 from tuneship.contract.models import Model, ModelLimits, ModelPage
 from tuneship.runtime.replica_protocol import Adapter
@@ -21,9 +20,10 @@ from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import abbreviated
 from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context, Parts
+from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
+from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
-from tuneship.store import tables
 from tuneship.store.list_counters import MODELS
 from tuneship.store.row_types import JobRow, ModelRow
 from tuneship.template import PromptTemplate
@@ -54,25 +54,20 @@ def list_models(
 ) -> ModelPage:
     """Return a page of models: base models by id, then fine-tuned ones, newest first."""
     limit = context.page_size(limit)
+    # A base model has no tags and is tuned from no other, so these filters leave none.
     shown = [] if fine_tuned_only or base_model or tags else list(context.parts.catalogue)
-    table = tables.models
-    filters = rows.tags_match(table, tags)
-    if base_model is not None:
-        filters.append(table.c.base_model == base_model)
     bases = shown[offset : offset + limit]
-    with context.read() as connection:
-        page = rows.listed(
-            connection,
-            MODELS,
-            context.client_id,
-            filters,
-            limit=limit - len(bases),
-            offset=max(0, offset - len(shown)),
-        )
-        _touch_jobs(context, connection, page.rows)
+    page = own_page(
+        context,
+        MODELS,
+        rows.filters_of(tables.models, tags, base_model=base_model),
+        limit - len(bases),
+        max(0, offset - len(shown)),
+        partial(_touch_jobs, context),
+    )
     whole = rows.Page(page.rows, page.total + len(shown), limit, offset)
     items = [*map(_base_item, bases), *(_tuned_item(context.parts, row) for row in page.rows)]
-    return ModelPage.model_validate({"models": items, "pagination": whole.pagination})
+    return ModelPage(models=items, pagination=whole.pagination)
 
 
 def _base_item(base: CataloguedModel) -> Model:
@@ -132,16 +127,11 @@ def delete_model(context: Context, model_id: str) -> Deleted:
     if not model_id.startswith(TUNED):
         base_of(context.parts, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
+    # The write transaction comes first: no deployment of the model can be created between the check and the delete.
     connection = context.transaction
     row = _own_model(context, connection, model_id)
-    table = tables.deployments
     # A failed deployment counts too: a change can repair it.
-    query = sa.select(table.c.id).where(
-        table.c.client_id == row["client_id"],
-        table.c.model_name == row["id"],
-        table.c.status != DeploymentStatus.DELETED,
-    )
-    deployments = list(connection.scalars(query.order_by(table.c.created_at, table.c.id)))
+    deployments = deployment_records.live_ids_of_model(connection, row["client_id"], row["id"])
     if deployments:
         raise InvalidRequestError(
             f"the model is deployed, delete its deployments first: {abbreviated(deployments)}",
@@ -165,12 +155,8 @@ def _own_model(context: Context, connection: sa.Connection, identifier: str) -> 
 
 def _touch_jobs(context: Context, connection: sa.Connection, models: Sequence[ModelRow]) -> None:
     """Apply the security settings of the models' jobs to this request: a tuned model has none of its own."""
-    table = tables.jobs
-    query = sa.select(table.c.security_settings).where(
-        table.c.id.in_([row["job_id"] for row in models])
-    )
-    for job in connection.execute(query).mappings():
-        context.touch(dict(job))
+    ids = [row["job_id"] for row in models]
+    context.touch(*job_records.security_settings_by_id(connection, context.client_id, ids))
 
 
 def model_id(base_model: str, name: str, job_id: str) -> str:

@@ -1,0 +1,35 @@
+"""The rows of API keys. Who may do what with a key is decided in `tuneship/service/access/api_keys.py`."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from tuneship.store.queries import Row, fetch_all
+from tuneship.store.tables import api_keys
+
+
+def find(connection: sa.Connection, identifier: str) -> sa.RowMapping | None:
+    """The key with this public part; None if there is none."""
+    query = sa.select(api_keys).where(api_keys.c.id == identifier)
+    return connection.execute(query).mappings().first()
+
+
+def all_of(connection: sa.Connection) -> list[Row]:
+    """Every key of every client, oldest first."""
+    return fetch_all(connection, sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))
+
+
+def ids_of(connection: sa.Connection) -> Sequence[str]:
+    """The public parts of all keys."""
+    return connection.scalars(sa.select(api_keys.c.id)).all()
+
+
+def add(connection: sa.Connection, values: Row) -> None:
+    """Insert a key."""
+    connection.execute(sa.insert(api_keys).values(**values))
+
+
+def change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
+    """Change times of a key."""
+    connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))
