@@ -82,6 +82,16 @@ def test_a_reader_keeps_its_view_and_waits_for_no_writer(database: Database) -> 
         assert rows.count(reader, tables.job_logs) == 2
 
 
+def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(database: Database) -> None:
+    with database.read() as connection:
+        driver = connection.connection.driver_connection
+        database.close()
+        assert connection.scalar(sa.text("select 1")) == 1
+
+    with pytest.raises(Exception, match="closed"):
+        driver.execute("select 1")
+
+
 def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
     def write_and_fail() -> None:
         with database.write() as connection:
