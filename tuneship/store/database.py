@@ -27,6 +27,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as WaitedTooLong
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuneship.startup import StartupError
 from tuneship.store import tables
@@ -233,7 +234,7 @@ class Database:
         self._release()
         for engine in (self.engine, self._first_engine):
             # It goes back to the pool that `dispose` leaves behind, which nothing closes any more.
-            event.listen(engine, "checkin", lambda _, record: record.invalidate())
+            event.listen(engine, "checkin", _close_late)
             engine.dispose()
 
 
@@ -316,6 +317,10 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _close_late(_driver_connection: object, record: ConnectionPoolEntry) -> None:
+    record.invalidate()
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
