@@ -126,7 +126,7 @@ class World:
         return {"prompts": prompts, "requests_per_second": 60, "max_tokens": 8}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The flows of the machine's worker call the service that is made here."""
     folder = tmp_path_factory.mktemp("world")
@@ -195,9 +195,9 @@ def play(trainer: PlayedTrainer, pace: Pace) -> None:
     trainer.complete()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One window for all tests."""
+    """One window for the tests of a file; open pages would go on drawing beside other tests."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not found (Debian: chromium, chromium-driver)")
