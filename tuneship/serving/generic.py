@@ -5,9 +5,10 @@ layers add the adapters' deltas; weights are packed where that is faster. Slower
 compared with its untouched self when it is loaded, and refused if they differ.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers import (
 
 from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
-from tuneship.serving.linear import pack_layers
+from tuneship.serving.linear import AS_MEASURED, Packing, pack_layers
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
@@ -50,7 +51,9 @@ class _Step:
 class GenericModel:
     """A transformers model behind the same interface as `LlamaModel`."""
 
-    def __init__(self, directory: Path, dtype: str = "auto") -> None:
+    def __init__(
+        self, directory: Path, dtype: str = "auto", packing: Packing = AS_MEASURED
+    ) -> None:
         """Load local files only, and run no code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
         self._windows: dict[int, int | None] = {}
@@ -72,10 +75,10 @@ class GenericModel:
                 f"transformers cannot load the base model: {type(error).__name__}"
             ) from error
         self.sites: tuple[Site, ...] = ()
-        self._check()
+        self._check(packing)
         for number, site in enumerate(self.sites):
             module = self._model.get_submodule(site.modules[0])
-            module.register_forward_hook(self._add_deltas_at(number))
+            module.register_forward_hook(partial(self._add_deltas, number))
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
@@ -114,18 +117,16 @@ class GenericModel:
         )
         return attended[None], None
 
-    def _add_deltas_at(self, site: int) -> Callable[..., None]:
-        """Make the forward hook of a linear layer that adds the adapters' deltas to its output."""
-
-        def add_deltas(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self._step is not None:
-                x = inputs[0].flatten(0, -2)
-                self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
-
-        return add_deltas
+    def _add_deltas(
+        self, site: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        """Add the adapters' deltas to the output of a linear layer, as its forward hook."""
+        if self._step is not None:
+            x = inputs[0].flatten(0, -2)
+            self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
 
     @torch.inference_mode()
-    def _check(self) -> None:
+    def _check(self, packing: Packing) -> None:
         """Compare with the untouched model on a short text, and find the layers that can take adapters."""
         kind = self._model.config.model_type
         try:
@@ -133,7 +134,7 @@ class GenericModel:
             expected = (
                 self._model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
             )
-            pack_layers(self._model)
+            pack_layers(self._model, packing)
             AttentionInterface.register(_ATTENTION, self._attend)
             self._model.set_attn_implementation(_ATTENTION)
             with _recorded_calls(self._model) as calls:

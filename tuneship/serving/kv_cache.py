@@ -4,7 +4,6 @@ The number of rows (slots) grows by doubling, their length by a quarter (a step 
 both up to their limits; the engine frees it when it is idle. Holds no weights; `llama` and `generic` call `attend`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,13 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.batch import FlatBatch, PrefillChunk
+from tuneship.serving.attention_masks import AttentionMasks, hidden_positions
+from tuneship.serving.batch import FlatBatch
 from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.kv_slots import Copy
-
-# Decoding sequences attend to a multiple of this many positions, so that most steps need the
-# same indices as the step before.
-POSITIONS_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +79,7 @@ class SlotCache:
         self._layers = [self._allocate(0, 0) for _ in range(shape.layers)]
         self._indices: dict[tuple[tuple[int, ...], int, int], _DecodeIndices] = {}
         """The newest indices, by slots, query heads and positions."""
-        self._position_masks: dict[int | None, Tensor] = {}
-        """See `_masks_of_positions`, by window."""
-        self._decode_masks: dict[int | None, Tensor] = {}
-        """Masks of this step, by window."""
-        self._prefill_masks: dict[tuple[PrefillChunk, int | None], Tensor | None] = {}
-        """Masks of this step, by chunk and window."""
+        self._masks = AttentionMasks(0, shape.dtype)
 
     @property
     def bytes_allocated(self) -> int:
@@ -97,8 +88,7 @@ class SlotCache:
 
     def prepare(self) -> None:
         """Begin a step, for which the storage is large enough."""
-        self._decode_masks.clear()
-        self._prefill_masks.clear()
+        self._masks.begin_step()
 
     def attend(
         self,
@@ -123,13 +113,13 @@ class SlotCache:
 
         outputs: list[Tensor] = []
         if batch.decode_count:
-            mask = self._decode_mask(batch, window)
+            mask = self._masks.for_decode(batch, window)
             indices = self._decode_indices(batch.decode_slots, queries.shape[1], mask.shape[-1])
             outputs.append(
                 _attend_decode(stored, queries[: batch.decode_count], indices, mask, plan)
             )
         for prefill in batch.prefills:
-            mask = self._prefill_mask(prefill, window)
+            mask = self._masks.for_prefill(prefill, window)
             part = slice(prefill.start, prefill.stop)
             known_keys, known_values = keys[part].transpose(0, 1), values[part].transpose(0, 1)
             if prefill.cached:
@@ -181,7 +171,8 @@ class SlotCache:
             new.values_by_position[kept] = old.values_by_position[kept]
             self._layers[number] = new
         self._size = slots, length
-        self._indices, self._position_masks = {}, {}  # both depend on the size
+        # Both depend on the size.
+        self._indices, self._masks = {}, AttentionMasks(length, self.shape.dtype)
 
     def _allocate(self, slots: int, length: int) -> _CacheLayer:
         # Zeros, because an unwritten position that holds NaN would pass through a mask.
@@ -189,42 +180,6 @@ class SlotCache:
         keys = torch.zeros(slots, heads, dim, length, dtype=dtype)
         values = torch.zeros(slots, heads, length, dim, dtype=dtype)
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
-
-    def _decode_mask(self, batch: FlatBatch, window: int | None) -> Tensor:
-        """Additive mask [sequences, 1, positions] of the decoding sequences."""
-        if window not in self._decode_masks:
-            own = batch.positions[: batch.decode_count]
-            needed = math.ceil((int(own.max()) + 1) / POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
-            length = min(self._size[1], needed)
-            masks = self._masks_of_positions(window).index_select(0, self._size[1] - 1 - own)
-            self._decode_masks[window] = masks[:, None, :length]
-        return self._decode_masks[window]
-
-    def _masks_of_positions(self, window: int | None) -> Tensor:
-        """Additive masks [length, length] of all positions, the last position first.
-
-        Each is the one before it shifted by one, so all are overlapping views of one row.
-        """
-        if window not in self._position_masks:
-            size = self._size[1]
-            hidden = _hidden(torch.tensor([size - 1]), 2 * size - 1, window)
-            self._position_masks[window] = self._additive(hidden).as_strided((size, size), (1, 1))
-        return self._position_masks[window]
-
-    def _prefill_mask(self, prefill: PrefillChunk, window: int | None) -> Tensor | None:
-        """Additive mask [chunk, cached + chunk]; None where plain causal attention within the chunk is the same."""
-        key = (prefill, window)
-        if key not in self._prefill_masks:
-            stop = prefill.cached + prefill.stop - prefill.start
-            is_causal = not prefill.cached and (window is None or window >= stop)
-            positions = torch.arange(prefill.cached, stop)[:, None]
-            mask = None if is_causal else self._additive(_hidden(positions, stop, window))
-            self._prefill_masks[key] = mask
-        return self._prefill_masks[key]
-
-    def _additive(self, hidden: Tensor) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self.shape.dtype)
-        return mask.masked_fill_(hidden, float("-inf"))
 
     def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> _DecodeIndices:
         """Make the indices of one step, or return those of the step before if they are the same."""
@@ -247,16 +202,6 @@ def _grow(present: int, needed: int, factor: float, limit: int) -> int:
     return present if needed <= present else min(limit, max(needed, int(factor * present)))
 
 
-def _hidden(positions: Tensor, length: int, window: int | None) -> Tensor:
-    """Which of `length` tokens are hidden from a token at each position: later ones, and those before its window.
-
-    positions [n, 1] -> [n, length]; a single position [1] -> [length].
-    """
-    others = torch.arange(length)
-    hidden = others > positions
-    return hidden if window is None else hidden | (others <= positions - window)
-
-
 def _attend_prefill(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, plan: AttentionPlan
 ) -> Tensor:
@@ -275,7 +220,7 @@ def _attend_prefill(
     keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
     scores = _softcapped((queries @ keys.transpose(2, 3)) * plan.scale, plan)
     if mask is None:
-        hidden = _hidden(torch.arange(scores.shape[2])[:, None], scores.shape[3], None)
+        hidden = hidden_positions(torch.arange(scores.shape[2])[:, None], scores.shape[3], None)
         scores = scores.masked_fill(hidden, float("-inf"))
     else:
         scores = scores + mask
