@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of all running sequences in one row each, and the attention over them.
+"""The KV cache: keys and values of all running sequences in one row each, to which `attention` is applied.
 
 The number of rows (slots) grows by doubling, their length by a quarter (a step reads whole rows of keys, used or not),
 both up to their limits; the engine frees it when it is idle. Holds no weights; `llama` and `generic` call `attend`.
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.attention_masks import AttentionMasks, hidden_positions
+from tuneship.serving.attention import AttentionPlan, DecodeIndices, attend_decode, attend_prefill
+from tuneship.serving.attention_masks import AttentionMasks
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.kv_slots import Copy
 
 
@@ -32,19 +31,8 @@ class CacheShape:
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """The kind of attention of a layer."""
-
-    scale: float
-    window: int | None = None
-    """Number of tokens it looks back, the token itself included; None: all."""
-    softcap: float | None = None
-    """Bound that scores approach smoothly (soft-capping); None: no bound."""
-
-
 class _CacheLayer(NamedTuple):
-    """Storage of one layer, laid out so that decoding sequences attend by sums of matrix rows (`_attend_decode`)."""
+    """Storage of one layer, laid out so that decoding sequences attend by sums of matrix rows (`attend_decode`)."""
 
     keys: Tensor
     """[slot, head, dim, position]"""
@@ -54,15 +42,6 @@ class _CacheLayer(NamedTuple):
     """View of the keys as [slot, position, head, dim]."""
     values_by_position: Tensor
     """View of the values as [slot, position, head, dim]."""
-
-
-class _DecodeIndices(NamedTuple):
-    """For each decoding sequence and query head, the rows of a layer's storage that `weighted_sums` adds up."""
-
-    keys: Tensor
-    key_starts: Tensor
-    values: Tensor
-    value_starts: Tensor
 
 
 class SlotCache:
@@ -77,7 +56,7 @@ class SlotCache:
         self.token_limit = slots * length if tokens is None else tokens
         self._size = (0, 0)
         self._layers = [self._allocate(0, 0) for _ in range(shape.layers)]
-        self._indices: dict[tuple[tuple[int, ...], int, int], _DecodeIndices] = {}
+        self._indices: dict[tuple[tuple[int, ...], int, int], DecodeIndices] = {}
         """The newest indices, by slots, query heads and positions."""
         self._masks = AttentionMasks(0, shape.dtype)
 
@@ -116,7 +95,9 @@ class SlotCache:
             mask = self._masks.for_decode(batch, window)
             indices = self._decode_indices(batch.decode_slots, queries.shape[1], mask.shape[-1])
             outputs.append(
-                _attend_decode(stored, queries[: batch.decode_count], indices, mask, plan)
+                attend_decode(
+                    queries[: batch.decode_count], stored.keys, stored.values, indices, mask, plan
+                )
             )
         for prefill in batch.prefills:
             mask = self._masks.for_prefill(prefill, window)
@@ -128,7 +109,7 @@ class SlotCache:
                 known_keys = stored.keys[prefill.slot, :, :, :stop].transpose(1, 2).contiguous()
                 known_values = stored.values[prefill.slot, :, :stop]
             chunk = queries[part].transpose(0, 1)[None]
-            output = _attend_prefill(chunk, known_keys[None], known_values[None], mask, plan)
+            output = attend_prefill(chunk, known_keys[None], known_values[None], mask, plan)
             outputs.append(output[0].transpose(0, 1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -181,14 +162,14 @@ class SlotCache:
         values = torch.zeros(slots, heads, length, dim, dtype=dtype)
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 
-    def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> _DecodeIndices:
+    def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> DecodeIndices:
         """Make the indices of one step, or return those of the step before if they are the same."""
         key = slots, heads, length
         if key not in self._indices:
             dim, count, kv_heads = self.shape.head_dim, len(slots) * heads, self.shape.kv_heads
             read = torch.arange(kv_heads, dtype=torch.int32).repeat_interleave(heads // kv_heads)
             own = (torch.tensor(slots, dtype=torch.int32)[:, None] * kv_heads + read).view(-1, 1)
-            indices = _DecodeIndices(
+            indices = DecodeIndices(
                 (own * dim + torch.arange(dim, dtype=torch.int32)).view(-1),
                 torch.arange(0, count * dim, dim, dtype=torch.int32),
                 (own * self._size[1] + torch.arange(length, dtype=torch.int32)).view(-1),
@@ -200,54 +181,3 @@ class SlotCache:
 
 def _grow(present: int, needed: int, factor: float, limit: int) -> int:
     return present if needed <= present else min(limit, max(needed, int(factor * present)))
-
-
-def _attend_prefill(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, plan: AttentionPlan
-) -> Tensor:
-    """Attend from a chunk [1, heads, L, dim] to its prompt so far [1, kv heads, M, dim]; causal without a mask."""
-    if plan.softcap is None:
-        return F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=plan.scale,
-            enable_gqa=True,
-        )
-    groups = queries.shape[1] // keys.shape[1]
-    keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
-    scores = _softcapped((queries @ keys.transpose(2, 3)) * plan.scale, plan)
-    if mask is None:
-        hidden = hidden_positions(torch.arange(scores.shape[2])[:, None], scores.shape[3], None)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    else:
-        scores = scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
-
-
-def _attend_decode(
-    stored: _CacheLayer,
-    queries: Tensor,
-    indices: _DecodeIndices,
-    mask: Tensor,
-    plan: AttentionPlan,
-) -> Tensor:
-    """Attend from one query token per decoding sequence: [sequences, heads, dim] -> the same.
-
-    Scores are sums of key rows weighted by the query, outputs are sums of value rows weighted by the scores. Every
-    number is read once, in the order in which it lies in memory. Matrix products of so few queries with the keys of
-    one slot are too small for a library: this is 2 to 3 times as fast as torch's own attention.
-    """
-    sequences, heads, dim = queries.shape
-    weights = (queries * plan.scale).reshape(-1)
-    scores = weighted_sums(stored.keys, indices.keys, indices.key_starts, weights)
-    scores = scores.view(sequences, heads, -1)[:, :, : mask.shape[-1]]
-    weights = (_softcapped(scores, plan) + mask).softmax(-1).view(-1)
-    outputs = weighted_sums(stored.values, indices.values, indices.value_starts, weights)
-    return outputs.view(sequences, heads, dim)
-
-
-def _softcapped(scores: Tensor, plan: AttentionPlan) -> Tensor:
-    return scores if plan.softcap is None else torch.tanh(scores / plan.softcap) * plan.softcap

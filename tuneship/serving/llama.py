@@ -17,8 +17,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
+from tuneship.serving.kv_cache import CacheShape, SlotCache
 from tuneship.serving.linear import AS_MEASURED, Packing, Product
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
@@ -135,39 +136,32 @@ class LlamaModel:
         """Compute logits; see `CausalModel.forward`."""
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
+        rotated = self._heads + self._kv_heads  # queries and keys; values stay
         x = F.embedding(batch.tokens, self._embedding)
         for number, layer in enumerate(self._layers):
             site = 4 * number
             qkv = lora.multiply(site + QKV, layer.input_norm(x), routes)
-            attended = self._attend(number, qkv, rotation, batch, cache)
+            if layer.qkv_bias is not None:
+                qkv.add_(layer.qkv_bias)
+            heads = qkv.view(len(qkv), -1, self._dim)
+            queries_keys = heads[:, :rotated]
+            if layer.heads_norm is not None:
+                queries_keys.copy_(layer.heads_norm(queries_keys))
+
+            # Rotary embedding, in place and always in float32: far positions need its precision.
+            pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
+            pairs.mul_(rotation)
+            if queries_keys.dtype != torch.float32:
+                queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
+
+            queries, keys_values = heads[:, : self._heads], heads[:, self._heads :]
+            attended = cache.attend(number, queries, keys_values, batch, self._plan)
+            attended = attended.reshape(len(qkv), -1)
             x = lora.multiply_onto(x, site + OUTPUT, attended, routes)
             gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
             x = lora.multiply_onto(x, site + DOWN, inner, routes)
         return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
-
-    def _attend(
-        self, number: int, qkv: Tensor, rotation: Tensor, batch: FlatBatch, cache: SlotCache
-    ) -> Tensor:
-        """Attend from the product of queries, keys and values [T, ...] of a layer: [T, heads * dim]."""
-        layer = self._layers[number]
-        if layer.qkv_bias is not None:
-            qkv.add_(layer.qkv_bias)
-        heads = qkv.view(len(qkv), -1, self._dim)
-        queries_keys = heads[:, : self._heads + self._kv_heads]
-        if layer.heads_norm is not None:
-            queries_keys.copy_(layer.heads_norm(queries_keys))
-
-        # Rotary embedding, in place and always in float32.
-        pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
-        pairs.mul_(rotation)
-        if queries_keys.dtype != torch.float32:
-            queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
-
-        attended = cache.attend(
-            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._plan
-        )
-        return attended.reshape(len(qkv), -1)
 
     def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from peft import PeftModel
 
 from tests.unit.serving.conftest import make_adapter, quiet_peft
