@@ -361,7 +361,9 @@ def check_rows(engine: Engine) -> None:
         own.resize(1, len(tokens) + 1)
         computed = next_logits(engine, own, adapter, [*tokens, 9], slot=0, cached=0)
         copied = copy.deepcopy(engine._cache)
-        copied.resize(*copied.size_for(slot + 1, len(tokens) + 1))
+        copied.resize(
+            slot + 1, len(tokens) + 1
+        )  # a full row has no room for the token within the limits
         found = next_logits(engine, copied, adapter, [9], slot=slot, cached=len(tokens))
         assert torch.allclose(found, computed, atol=1e-4)
 
