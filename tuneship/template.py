@@ -84,7 +84,11 @@ class PromptTemplate:
         if file.is_file():
             source = read_plain(file, key).decode()
         else:
-            source = _embedded_template(tokenizer_config) or BUILT_IN_TEMPLATE
+            # Older models keep it in tokenizer_config.json, a few as a list of named templates.
+            source = tokenizer_config.get("chat_template")
+            if isinstance(source, list):
+                source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            source = source or BUILT_IN_TEMPLATE
         tokens = _read_json(directory / SPECIAL_TOKENS_FILE, key) | tokenizer_config
         return cls(source, _special_tokens(tokens))
 
@@ -123,14 +127,6 @@ def _read_json(path: Path, key: str | None) -> dict[str, Any]:
         return json.loads(read_plain(path, key))
     except FileNotFoundError:
         return {}
-
-
-def _embedded_template(tokenizer_config: Mapping[str, Any]) -> str:
-    """The template in tokenizer_config.json, where older models keep it, a few as a list of named templates."""
-    template = tokenizer_config.get("chat_template") or ""
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get("default", "")
-    return template
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

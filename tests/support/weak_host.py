@@ -55,7 +55,7 @@ def forbid_landlock() -> None:
 
 def _set_filter(*code: Instruction) -> None:
     isolation._prctl(isolation.PR_SET_NO_NEW_PRIVS, 1)
-    isolation._set_filter(packed(list(code)))
+    isolation.set_filter(packed(list(code)))
 
 
 if __name__ == "__main__":

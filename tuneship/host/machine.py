@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuneship.host.memory import free_memory, limits
+from tuneship.host.memory import KERNEL, MemoryFiles, free_memory, limits
 
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 GIB = 1 << 30
@@ -23,12 +23,12 @@ class Machine:
     gpus: int
 
 
-def this_machine() -> Machine:
+def this_machine(files: MemoryFiles = KERNEL) -> Machine:
     """Read the machine's resources; each call reads them again, since drivers are loaded and limits change."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=min([total, *(limit for limit, _ in limits())]),
+        memory_bytes=min([total, *(limit for limit, _ in limits(files))]),
         # No library of the GPU is loaded for this.
         gpus=sum(1 for _ in GPU_FOLDER.iterdir()) if GPU_FOLDER.is_dir() else 0,
     )
@@ -52,7 +52,11 @@ def resident_memory(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def more_processes(like: Collection[int]) -> int:
+def more_processes(
+    like: Collection[int],
+    usable_share: float = USABLE_SHARE_OF_FREE_MEMORY,
+    files: MemoryFiles = KERNEL,
+) -> int:
     """How many more processes as large as the largest of these fit into memory; 1 where there is none yet."""
     biggest = max((resident_memory(process) for process in like), default=0)
-    return int(USABLE_SHARE_OF_FREE_MEMORY * free_memory()) // biggest if biggest else 1
+    return int(usable_share * free_memory(files)) // biggest if biggest else 1

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-MACHINE = Path("/proc/meminfo")
-
 
 @dataclass(frozen=True)
 class Container:
@@ -32,10 +30,22 @@ CONTAINERS = (
 )
 
 
-def limits() -> list[tuple[int, int]]:
+@dataclass(frozen=True)
+class MemoryFiles:
+    """The files in which the kernel reports memory."""
+
+    machine: Path = Path("/proc/meminfo")
+    # Both versions: a host may have either, and a file that is missing sets no limit.
+    containers: tuple[Container, ...] = CONTAINERS
+
+
+KERNEL = MemoryFiles()
+
+
+def limits(files: MemoryFiles = KERNEL) -> list[tuple[int, int]]:
     """Each limit with its used bytes; reclaimable page cache does not count as used, as Kubernetes counts."""
     entries: list[tuple[int, int]] = []
-    for container in CONTAINERS:
+    for container in files.containers:
         if not (container.limit.is_file() and container.used.is_file()):
             continue
         limit = container.limit.read_text().strip()
@@ -49,8 +59,8 @@ def limits() -> list[tuple[int, int]]:
     return entries
 
 
-def free_memory() -> int:
+def free_memory(files: MemoryFiles = KERNEL) -> int:
     """Bytes that a process can allocate without any process being swapped out or killed."""
-    lines = (line.split() for line in MACHINE.read_text().splitlines())
+    lines = (line.split() for line in files.machine.read_text().splitlines())
     available = next(1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:")
-    return max(0, min([available, *(limit - used for limit, used in limits())]))
+    return max(0, min([available, *(limit - used for limit, used in limits(files))]))

@@ -54,9 +54,8 @@ class Threads:
                     loop.call_soon_threadsafe(self._note_end, threading.current_thread())
 
         await self._free_threads.acquire()
-        thread = threading.Thread(
-            target=run_work, daemon=True, name=f"{self._purpose} ({_name(work)})"
-        )
+        kind = getattr(work, "__qualname__", type(work).__name__)
+        thread = threading.Thread(target=run_work, daemon=True, name=f"{self._purpose} ({kind})")
         self._running.add(thread)
         try:
             thread.start()
@@ -75,10 +74,6 @@ class Threads:
             async with asyncio.timeout(patience_s):
                 while self._running:  # noqa: ASYNC110 - it is rare, and threads have no event of the loop
                     await asyncio.sleep(POLL_INTERVAL_S)
-
-
-def _name(work: Callable[..., object]) -> str:
-    return getattr(work, "__qualname__", type(work).__name__)
 
 
 def wait_for_threads(

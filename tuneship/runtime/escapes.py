@@ -211,18 +211,12 @@ def _status(name: str) -> int:
 
 
 def _unexpected_descriptor(targets: Targets) -> None:
-    expected = {0, 1, 2, *targets.descriptors}
     listed = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    # The listed folder itself is closed by now.
-    refuse(when=not [number for number in listed if number not in expected and _is_open(number)])
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
+    for number in {*listed} - {0, 1, 2, *targets.descriptors}:
+        with suppress(OSError):  # the listed folder itself is closed by now
+            os.fstat(number)
+            return
+    refuse(when=True)
 
 
 def _run_shell(_: Targets) -> None:
@@ -239,7 +233,7 @@ def _join_network(_: Targets) -> None:
         call("setns", own.fileno(), 0)
 
 
-def _typed() -> None:
+def _typed(_: Targets) -> None:
     """Type into a pipe as if it were a terminal; allowed, it would fail with ENOTTY."""
     reading, writing = os.pipe()
     os.close(writing)
@@ -346,7 +340,7 @@ ON_TARGETS: dict[str, Callable[[Targets], object]] = {
     "password hashes": lambda _: _read("/etc/shadow"),
     "terminal": lambda _: _open_to_write("/dev/tty"),
     "new terminal": lambda _: os.openpty(),
-    "typing into a terminal": lambda _: _typed(),
+    "typing into a terminal": _typed,
     "memory of the machine": lambda _: _each(("/dev/mem", "/dev/port", "/dev/kmsg"), _read),
     "disk": lambda _: _each(("/dev/vda", "/dev/sda", "/dev/nvme0n1"), _read),
     "the host's core handler": lambda _: _open_to_write("/proc/sys/kernel/core_pattern"),

@@ -79,7 +79,7 @@ def isolate(places: Places, *, is_needed: bool = True) -> None:
             raise CannotIsolate(str(error)) from None
     only_signals_to = os.getpid() if _landlock < SIGNALS_SINCE_VERSION else None
     with suppress(*tolerated):
-        _set_filter(packed(instructions(machine, only_signals_to)))
+        set_filter(packed(instructions(machine, only_signals_to)))
 
 
 def narrow(places: Places) -> bool:
@@ -92,7 +92,8 @@ def narrow(places: Places) -> bool:
     return not _landlock or len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def _set_filter(program: bytes) -> None:
+def set_filter(program: bytes) -> None:
+    """Have the kernel run this program before each system call of this process, irrevocably."""
     code = ctypes.create_string_buffer(program, len(program))
     filters = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(filters))

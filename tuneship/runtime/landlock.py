@@ -115,8 +115,15 @@ def _rules(places: Places) -> Iterable[tuple[Path, int]]:
     )
     for program in {Path(sys.executable).resolve(), *map(Path, loaders)}:
         yield program, EXECUTE | READ_FILE
-    yield from ((path, READ) for path in (*_python(), *map(Path, (*SYSTEM, *HARDWARE))))
-    yield PACKAGE.parent, READ_DIR  # where a child process of a worker finds the package
+    # Not by the settings: reading them would take longer than all of this.
+    variables = [os.environ.get(name, "") for name in ("PYTHONPATH", "LD_LIBRARY_PATH")]  # noqa: TID251
+    named = {Path(name) for name in ":".join(variables).split(":") if name.startswith("/")}
+    prefixes = (sys.prefix, sys.base_prefix, sys.base_exec_prefix)
+    # The folder around this package may be a checkout with data, so the package alone is readable. That folder can
+    # only be listed, which a child process of a worker needs to find the package.
+    python = {PACKAGE, *(named - {PACKAGE.parent}), *map(Path, prefixes)}
+    yield PACKAGE.parent, READ_DIR
+    yield from ((path, READ) for path in (*python, *map(Path, (*SYSTEM, *HARDWARE))))
     yield from ((Path(path), READ) for path in CONFIGURATION)
     devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
     yield from ((path, DEVICE) for path in (*map(Path, DEVICES), *(p for d in devices for p in d)))
@@ -126,15 +133,6 @@ def _rules(places: Places) -> Iterable[tuple[Path, int]]:
         links = (file for file in path.iterdir() if file.is_symlink()) if path.is_dir() else ()
         yield from ((link.resolve(), READ_FILE) for link in links)
     yield from ((path, WRITE) for path in places.writable)
-
-
-def _python() -> set[Path]:
-    """Python's own folders, those of its search paths, and this package, but not the folder around it."""
-    # Not by the settings: reading them would take longer than all of this.
-    variables = [os.environ.get(name, "") for name in ("PYTHONPATH", "LD_LIBRARY_PATH")]  # noqa: TID251
-    named = ":".join(variables).split(":")
-    others = {Path(name) for name in named if name.startswith("/")} - {PACKAGE.parent}
-    return {PACKAGE, *others, *map(Path, (sys.prefix, sys.base_prefix, sys.base_exec_prefix))}
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

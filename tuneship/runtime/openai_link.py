@@ -111,7 +111,12 @@ class OpenAiLink:
         if not health.is_success:
             raise ReplicaLost(f"the server says that it is not healthy ({health.status_code})")
         metrics = await self._ask("GET", "/metrics")
-        counts = _counts(metrics.text) if metrics.is_success else {}
+        # Prometheus' text format. Each metric is summed over its labels: a server may have several engines.
+        counts: dict[str, float] = {}
+        for line in metrics.text.splitlines() if metrics.is_success else ():
+            name = line.partition("{")[0].partition(" ")[0]
+            if name in (WAITING, RUNNING):
+                counts[name] = counts.get(name, 0.0) + float(line.rpartition(" ")[2])
         running = int(counts.get(RUNNING, self.in_flight))
         return {"running": running, "waiting": int(counts.get(WAITING, 0))}
 
@@ -154,7 +159,21 @@ class OpenAiLink:
         """Pass on what the server streams; `_on_end` passes on the errors raised here."""
         if self.is_lost:
             raise ReplicaLost("the server's process ended")
-        body = _completion_body(request)
+        body = {
+            "model": BASE if request.adapter is None else request.adapter,
+            "prompt": list(request.tokens),
+            "max_tokens": request.max_tokens,
+            "temperature": 0.0 if request.is_greedy else request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+            "stop_token_ids": list(request.stop_tokens),
+            "ignore_eos": True,  # only the stop tokens above end a generation
+            "stream": True,
+            "return_token_ids": True,
+        }
+        if request.queue:  # an empty salt is refused
+            # With the queue as salt, cached prefixes are shared within a deployment only.
+            body["cache_salt"] = request.queue
         async with self._client.stream(
             "POST", "/v1/completions", json=body, timeout=None
         ) as answer:
@@ -175,26 +194,6 @@ class OpenAiLink:
         elif error is not None:  # the stream was not that of a completion
             text = f"the server broke the protocol: {type(error).__name__}"
             generation.fail(ReplicaLost(text))
-
-
-def _completion_body(request: GenerateRequest) -> dict[str, Any]:
-    """Make the JSON body of a completion request."""
-    # With the queue as salt, cached prefixes are shared within a deployment only. An empty salt is
-    # refused.
-    salt = {"cache_salt": request.queue} if request.queue else {}
-    return {
-        "model": BASE if request.adapter is None else request.adapter,
-        "prompt": list(request.tokens),
-        "max_tokens": request.max_tokens,
-        "temperature": 0.0 if request.is_greedy else request.temperature,
-        "top_p": request.top_p,
-        "seed": request.seed,
-        "stop_token_ids": list(request.stop_tokens),
-        "ignore_eos": True,  # only the stop tokens above end a generation
-        "stream": True,
-        "return_token_ids": True,
-        **salt,
-    }
 
 
 async def _read_stream(
@@ -246,13 +245,3 @@ async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line.removeprefix(b"data:").strip()
-
-
-def _counts(exposition: str) -> dict[str, float]:
-    """Sum each metric over its labels (Prometheus' text format)."""
-    sums: dict[str, float] = {}
-    for line in exposition.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in (WAITING, RUNNING):
-            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return sums

@@ -86,12 +86,12 @@ class ReplicaHandle:
             except ReplicaRefused:
                 self.adapters.add(adapter)
 
-    async def check(self, model: str | None) -> None:
+    async def check(self, model: str | None, patience_s: float = CHECK_PATIENCE_S) -> None:
         """Generate one token with the model. Raises `ServingError` if that fails or takes too long."""
         request = GenerateRequest(tokens=CHECK_TOKENS, max_tokens=1, adapter=model)
         try:
             async with (
-                asyncio.timeout(CHECK_PATIENCE_S),
+                asyncio.timeout(patience_s),
                 self.link.generate(request) as generation,
             ):
                 async for _ in generation:

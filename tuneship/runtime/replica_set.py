@@ -24,6 +24,7 @@ from tuneship.runtime.replica_protocol import (
 )
 from tuneship.runtime.worker_protocol import Runtime, WorkerSpec
 from tuneship.serving.replica_client import (
+    ANSWER_TIMEOUT_S,
     GenerateRequest,
     ReplicaLine,
     ReplicaLost,
@@ -57,11 +58,12 @@ def replica_process(
     runtime: Runtime,
     cache_bytes: Callable[[Path], int] = no_limit,
     adapters: Path | None = None,
+    answer_timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> OpenReplica:
     """Make an opener of replicas with our own engine, as processes on this machine.
 
     `cache_bytes`: called at each start. `adapters`: the existing folder of the adapters it will load; a replica reads
-    nothing else but its base model.
+    nothing else but its base model. `answer_timeout_s`: see `ReplicaLine.open`.
     """
     loaded_from = () if adapters is None else (adapters,)
 
@@ -83,7 +85,7 @@ def replica_process(
                 ours.close()
                 raise
         try:
-            return OpenedReplica(worker, await ReplicaLine.open(ours))
+            return OpenedReplica(worker, await ReplicaLine.open(ours, answer_timeout_s))
         except BaseException:  # refused, lost or cancelled: leave no process without a connection
             worker.kill()
             raise
@@ -184,33 +186,32 @@ class ReplicaSet:
         # Those that hang leave first, then the newest.
         staying = sorted(self.live, key=lambda one: (one.failed_probes > 0, one.number))
         for replica in staying[wanted:]:
-            self._replicas.remove(replica)
-            self._leaving.append(replica)
-            self._spawn(self._drain(replica))
+            self._retire(replica)
         self._remove_dead()
         if not self._is_backing_off:
             self._start_missing(wanted)
 
-    async def _drain(self, replica: ReplicaHandle) -> None:
-        try:
-            await replica.finish(DRAIN_S, DRAIN_POLL_S)
-        finally:
-            self._leaving.remove(replica)
-        self._emit("info", "replica ended", replica, is_end=True)
+    def _retire(self, replica: ReplicaHandle, *, is_lost: bool = False) -> None:
+        """Give a replica no more requests, and end it when those in flight have ended: a lost one at once."""
+        self._replicas.remove(replica)
+        # `close` ends those that are leaving, in case it cancels this first.
+        self._leaving.append(replica)
+
+        async def end() -> None:
+            try:
+                await replica.finish(DRAIN_S, DRAIN_POLL_S)
+            finally:
+                self._leaving.remove(replica)
+            if not is_lost:
+                self._emit("info", "replica ended", replica, is_end=True)
+
+        self._spawn(end())
 
     def _remove_dead(self) -> None:
         """Report and remove replicas whose process has ended, and reap the processes."""
         for replica in [replica for replica in self._replicas if not replica.is_live]:
             self._emit("error", "replica lost", replica, is_end=True)
-            self._replicas.remove(replica)
-            self._leaving.append(replica)
-            self._spawn(self._reap(replica))
-
-    async def _reap(self, replica: ReplicaHandle) -> None:
-        try:
-            await replica.end()  # if this is cancelled, `close` does it
-        finally:
-            self._leaving.remove(replica)
+            self._retire(replica, is_lost=True)
 
     @property
     def _is_backing_off(self) -> bool:

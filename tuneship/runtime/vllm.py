@@ -74,7 +74,15 @@ def vllm_replica(
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        link = OpenAiLink(_client(folder / SOCKET, key), worker, folder)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
+        client = httpx.AsyncClient(
+            base_url="http://localhost",  # the socket is the address
+            headers={"Authorization": f"Bearer {key}"},
+            transport=httpx.AsyncHTTPTransport(uds=str(folder / SOCKET), limits=limits),
+            follow_redirects=True,
+            trust_env=False,
+        )
+        link = OpenAiLink(client, worker, folder)
         try:
             async with asyncio.timeout(server.patience_s):
                 await _wait_healthy(link, worker)
@@ -106,17 +114,6 @@ def _worker_spec(server: VllmServer, base: Path, log: Path, folder: Path, key: s
         log=log,
         environment={**ENVIRONMENT, "VLLM_API_KEY": key},
         needs_network=True,
-    )
-
-
-def _client(socket: Path, key: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
-    return httpx.AsyncClient(
-        base_url="http://localhost",  # the socket is the address
-        headers={"Authorization": f"Bearer {key}"},
-        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
-        follow_redirects=True,
-        trust_env=False,
     )
 
 

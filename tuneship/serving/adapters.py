@@ -62,7 +62,7 @@ def read_adapter(directory: Path, key: str | None = None) -> dict[str, Matrices]
 
 
 def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Matrices]:
-    """Pair the A and B matrices of each module."""
+    """Pair the A and B matrices of each module, and scale them."""
     parts: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
@@ -73,17 +73,19 @@ def _pair(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
         parts.setdefault(match["module"], {})[match["part"]] = tensor
     if not parts:
         raise AdapterRefused("the adapter holds no tensors")
-    return {module: _matrices(config, module, pair) for module, pair in parts.items()}
 
-
-def _matrices(config: Mapping[str, Any], module: str, pair: Mapping[str, Tensor]) -> Matrices:
-    if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
-        raise AdapterRefused(f"the LoRA matrices of {module} do not fit together")
-    rank = pair["A"].shape[0]
-    # The rule of peft: the first key that is a suffix (as a regular expression) of the module name.
     patterns: Mapping[str, float] = config.get("alpha_pattern") or {}
-    suffixes = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
-    suffix = next(suffixes, None)
-    alpha = config.get("lora_alpha", 8) if suffix is None else patterns[suffix]
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Matrices(a=pair["A"], b=(pair["B"].float().t() * scale).to(pair["B"].dtype))
+    matrices: dict[str, Matrices] = {}
+    for module, pair in parts.items():
+        if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
+            raise AdapterRefused(f"the LoRA matrices of {module} do not fit together")
+        rank = pair["A"].shape[0]
+        # The rule of peft: the first key that is a suffix (as a regular expression) of the module name.
+        suffixes = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
+        suffix = next(suffixes, None)
+        alpha = config.get("lora_alpha", 8) if suffix is None else patterns[suffix]
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        # Scaled in float32, so that a bfloat16 matrix is rounded once.
+        b = (pair["B"].float().t() * scale).to(pair["B"].dtype)
+        matrices[module] = Matrices(a=pair["A"], b=b)
+    return matrices

@@ -16,13 +16,11 @@ from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_cache import SlotCache
 from tuneship.serving.kv_slots import KvSlots
 from tuneship.serving.lora import Lora
+from tuneship.serving.merged_weights import MERGED_BYTES
 from tuneship.serving.model import CausalModel
 from tuneship.serving.parity_check import check_parity
 from tuneship.serving.scheduler import Scheduler
 from tuneship.serving.sequence import FinishReason, GenerateRequest, Sequence
-
-# A KV cache up to this size is kept while the engine is idle.
-KEPT_BYTES = 16 << 20
 
 
 class RequestRefused(Exception):
@@ -43,6 +41,10 @@ class EngineLimits:
     """Prompt tokens to prefill per step, so that prefills do not stall decoding; longer prompts go in chunks."""
     cache_bytes: int | None = None
     """Size limit of the KV cache; None: as much as `slots` sequences of full length need."""
+    kept_bytes: int = 16 << 20
+    """A KV cache up to this size is kept while the engine is idle."""
+    merged_bytes: int = MERGED_BYTES
+    """Models whose products are larger in total get no merged weights (`merged_weights`)."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Engine:
         """Allocate nothing beyond what the model holds already."""
         self._model = model
         self._limits = limits
-        self._lora = Lora(model.sites, model.facts.cache.dtype)
+        self._lora = Lora(model.sites, model.facts.cache.dtype, limits.merged_bytes)
         tokens = limits.slots * model.facts.context_length
         if limits.cache_bytes is not None:
             tokens = min(tokens, limits.cache_bytes // model.facts.cache.token_bytes)
@@ -81,7 +83,7 @@ class Engine:
     @property
     def is_shrunk(self) -> bool:
         """Whether `shrink` would free nothing."""
-        return self._cache.bytes_allocated <= KEPT_BYTES
+        return self._cache.bytes_allocated <= self._limits.kept_bytes
 
     @property
     def moves(self) -> int:
@@ -157,7 +159,18 @@ class Engine:
     def step(self) -> StepResult:
         """Let waiting requests join, prefill chunks of prompts, and generate one token of every other sequence."""
         chunks = self._schedule()
-        return self._postprocess(self._forward(chunks))
+        running = self._scheduler.running
+        batch = FlatBatch.of(running, chunks)
+        adapters = [sequence.request.adapter for sequence in running]
+        prefills = zip(adapters[batch.decode_count :], batch.prefills, strict=True)
+        routes = self._lora.route(
+            adapters[: batch.decode_count],
+            [(adapter, prefill.start, prefill.stop) for adapter, prefill in prefills],
+        )
+        logits = self._model.forward(batch, self._cache, self._lora, routes)
+        for sequence, chunk in zip(running[batch.decode_count :], chunks, strict=True):
+            sequence.cached += chunk
+        return self._postprocess(logits)
 
     def shrink(self) -> None:
         """Free a large KV cache, with the prefixes that it holds, if no request is in flight."""
@@ -204,23 +217,8 @@ class Engine:
             self._cache.copy(copy)
         self._cache.resize(slots, length)
 
-    def _forward(self, chunks: list[int]) -> Tensor:
-        """Run the model on one batch; return logits [sequences, vocabulary]."""
-        running = self._scheduler.running
-        batch = FlatBatch.of(running, chunks)
-        adapters = [sequence.request.adapter for sequence in running]
-        prefills = zip(adapters[batch.decode_count :], batch.prefills, strict=True)
-        routes = self._lora.route(
-            adapters[: batch.decode_count],
-            [(adapter, prefill.start, prefill.stop) for adapter, prefill in prefills],
-        )
-        logits = self._model.forward(batch, self._cache, self._lora, routes)
-        for sequence, chunk in zip(running[batch.decode_count :], chunks, strict=True):
-            sequence.cached += chunk
-        return logits
-
     def _postprocess(self, logits: Tensor) -> StepResult:
-        """Choose a token of each sequence with logits, and end those that are finished or failed."""
+        """Choose a token of each sequence with logits [sequences, vocabulary]; end the finished and failed ones."""
         sequences = self._scheduler.running[: len(logits)]
         requests = [sequence.request for sequence in sequences]
         highest, tokens = sampler.choose(

@@ -5,9 +5,10 @@ layers add the adapters' deltas; weights are packed where that is faster. Slower
 compared with its untouched self when it is loaded, and refused if they differ.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 
+from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
-from tuneship.serving.linear import pack_layers
+from tuneship.serving.kv_cache import CacheShape, SlotCache
+from tuneship.serving.linear import AS_MEASURED, Packing, pack_layers
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 from tuneship.serving.sequence import GenerateRequest, Sequence
@@ -50,7 +51,9 @@ class _Step:
 class GenericModel:
     """A transformers model behind the same interface as `LlamaModel`."""
 
-    def __init__(self, directory: Path, dtype: str = "auto") -> None:
+    def __init__(
+        self, directory: Path, dtype: str = "auto", packing: Packing = AS_MEASURED
+    ) -> None:
         """Load local files only, and run no code from them. Raises `ModelRefused`."""
         self._step: _Step | None = None
         self._windows: dict[int, int | None] = {}
@@ -71,11 +74,13 @@ class GenericModel:
             raise ModelRefused(
                 f"transformers cannot load the base model: {type(error).__name__}"
             ) from error
-        self.sites: tuple[Site, ...] = ()
-        self._check()
-        for number, site in enumerate(self.sites):
-            module = self._model.get_submodule(site.modules[0])
-            module.register_forward_hook(self._add_deltas_at(number))
+        sites: list[Site] = []
+        for name in self._check(packing):
+            layer: Any = self._model.get_submodule(name)
+            layer.register_forward_hook(partial(self._add_deltas, len(sites)))
+            widths = (int(layer.out_features),)
+            sites.append(Site((name,), int(layer.in_features), widths, (None,)))
+        self.sites = tuple(sites)
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
@@ -114,26 +119,24 @@ class GenericModel:
         )
         return attended[None], None
 
-    def _add_deltas_at(self, site: int) -> Callable[..., None]:
-        """Make the forward hook of a linear layer that adds the adapters' deltas to its output."""
-
-        def add_deltas(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self._step is not None:
-                x = inputs[0].flatten(0, -2)
-                self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
-
-        return add_deltas
+    def _add_deltas(
+        self, site: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        """Add the adapters' deltas to the output of a linear layer, as its forward hook."""
+        if self._step is not None:
+            x = inputs[0].flatten(0, -2)
+            self._step.lora.add(site, x, output.view(-1, output.shape[-1]), self._step.routes)
 
     @torch.inference_mode()
-    def _check(self) -> None:
-        """Compare with the untouched model on a short text, and find the layers that can take adapters."""
+    def _check(self, packing: Packing) -> list[str]:
+        """Compare with the untouched model on a short text; return the names of the layers that can take adapters."""
         kind = self._model.config.model_type
         try:
             self._model.set_attn_implementation("eager")
             expected = (
                 self._model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
             )
-            pack_layers(self._model)
+            pack_layers(self._model, packing)
             AttentionInterface.register(_ATTENTION, self._attend)
             self._model.set_attn_implementation(_ATTENTION)
             with _recorded_calls(self._model) as calls:
@@ -143,16 +146,21 @@ class GenericModel:
         tolerance = (0.1 if self._model.dtype is torch.bfloat16 else 1e-3) * float(expected.std())
         if not torch.allclose(actual.float(), expected, rtol=0, atol=tolerance):
             raise ModelRefused(f"the attention of {kind} models is not plain causal attention")
-        if self._windows != _configured_windows(self._model.config.get_text_config()):
+
+        # The text is too short to show a wrong window: the windows that the attention was given must be those of the
+        # configuration, by the rule of transformers' own masks.
+        config = self._model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        usual = "full_attention" if window is None else "sliding_attention"
+        layers = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
+        if not {"full_attention", "sliding_attention"}.issuperset(layers):
+            raise ModelRefused(f"layers of {config.model_type} models are not all attention")
+        windows = [window if layer == "sliding_attention" else None for layer in layers]
+        if self._windows != dict(enumerate(windows)):
             raise ModelRefused(
                 f"the sliding windows of {kind} models are not those of their configuration"
             )
-        names = [name for name, tokens in calls.items() if tokens == _EACH_TOKEN]
-        layers: list[Any] = [self._model.get_submodule(name) for name in names]
-        self.sites = tuple(
-            Site((name,), int(layer.in_features), (int(layer.out_features),), (None,))
-            for name, layer in zip(names, layers, strict=True)
-        )
+        return [name for name, tokens in calls.items() if tokens == _EACH_TOKEN]
 
     def _probe_logits(self) -> Tensor:
         """Logits [vocabulary] after the probe, its second half decoded token by token."""
@@ -191,18 +199,6 @@ def _facts(model: PreTrainedModel) -> ModelFacts:
             dtype=model.dtype,
         ),
     )
-
-
-def _configured_windows(config: PreTrainedConfig) -> dict[int, int | None]:
-    """Number of tokens that the attention of each layer looks back, as in transformers' masks; None: all."""
-    window = getattr(config, "sliding_window", None)
-    usual = "full_attention" if window is None else "sliding_attention"
-    kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-    if not {"full_attention", "sliding_attention"}.issuperset(kinds):
-        raise ModelRefused(f"layers of {config.model_type} models are not all attention")
-    return {
-        layer: window if kind == "sliding_attention" else None for layer, kind in enumerate(kinds)
-    }
 
 
 @contextmanager

@@ -1,24 +1,19 @@
-"""The KV cache: keys and values of all running sequences in one row each, and the attention over them.
+"""The KV cache: keys and values of all running sequences in one row each, to which `attention` is applied.
 
 The number of rows (slots) grows by doubling, their length by a quarter (a step reads whole rows of keys, used or not),
 both up to their limits; the engine frees it when it is idle. Holds no weights; `llama` and `generic` call `attend`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from tuneship.serving.batch import FlatBatch, PrefillChunk
-from tuneship.serving.gather_sum import weighted_sums
+from tuneship.serving.attention import AttentionPlan, DecodeIndices, attend_decode, attend_prefill
+from tuneship.serving.attention_masks import AttentionMasks
+from tuneship.serving.batch import FlatBatch
 from tuneship.serving.kv_slots import Copy
-
-# Decoding sequences attend to a multiple of this many positions, so that most steps need the
-# same indices as the step before.
-POSITIONS_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +31,8 @@ class CacheShape:
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """The kind of attention of a layer."""
-
-    scale: float
-    window: int | None = None
-    """Number of tokens it looks back, the token itself included; None: all."""
-    softcap: float | None = None
-    """Bound that scores approach smoothly (soft-capping); None: no bound."""
-
-
 class _CacheLayer(NamedTuple):
-    """Storage of one layer, laid out so that decoding sequences attend by sums of matrix rows (`_attend_decode`)."""
+    """Storage of one layer, laid out so that decoding sequences attend by sums of matrix rows (`attend_decode`)."""
 
     keys: Tensor
     """[slot, head, dim, position]"""
@@ -58,15 +42,6 @@ class _CacheLayer(NamedTuple):
     """View of the keys as [slot, position, head, dim]."""
     values_by_position: Tensor
     """View of the values as [slot, position, head, dim]."""
-
-
-class _DecodeIndices(NamedTuple):
-    """For each decoding sequence and query head, the rows of a layer's storage that `weighted_sums` adds up."""
-
-    keys: Tensor
-    key_starts: Tensor
-    values: Tensor
-    value_starts: Tensor
 
 
 class SlotCache:
@@ -81,14 +56,9 @@ class SlotCache:
         self.token_limit = slots * length if tokens is None else tokens
         self._size = (0, 0)
         self._layers = [self._allocate(0, 0) for _ in range(shape.layers)]
-        self._indices: dict[tuple[tuple[int, ...], int, int], _DecodeIndices] = {}
+        self._indices: dict[tuple[tuple[int, ...], int, int], DecodeIndices] = {}
         """The newest indices, by slots, query heads and positions."""
-        self._position_masks: dict[int | None, Tensor] = {}
-        """See `_masks_of_positions`, by window."""
-        self._decode_masks: dict[int | None, Tensor] = {}
-        """Masks of this step, by window."""
-        self._prefill_masks: dict[tuple[PrefillChunk, int | None], Tensor | None] = {}
-        """Masks of this step, by chunk and window."""
+        self._masks = AttentionMasks(0, shape.dtype)
 
     @property
     def bytes_allocated(self) -> int:
@@ -97,8 +67,7 @@ class SlotCache:
 
     def prepare(self) -> None:
         """Begin a step, for which the storage is large enough."""
-        self._decode_masks.clear()
-        self._prefill_masks.clear()
+        self._masks.begin_step()
 
     def attend(
         self,
@@ -123,13 +92,15 @@ class SlotCache:
 
         outputs: list[Tensor] = []
         if batch.decode_count:
-            mask = self._decode_mask(batch, window)
+            mask = self._masks.for_decode(batch, window)
             indices = self._decode_indices(batch.decode_slots, queries.shape[1], mask.shape[-1])
             outputs.append(
-                _attend_decode(stored, queries[: batch.decode_count], indices, mask, plan)
+                attend_decode(
+                    queries[: batch.decode_count], stored.keys, stored.values, indices, mask, plan
+                )
             )
         for prefill in batch.prefills:
-            mask = self._prefill_mask(prefill, window)
+            mask = self._masks.for_prefill(prefill, window)
             part = slice(prefill.start, prefill.stop)
             known_keys, known_values = keys[part].transpose(0, 1), values[part].transpose(0, 1)
             if prefill.cached:
@@ -138,7 +109,7 @@ class SlotCache:
                 known_keys = stored.keys[prefill.slot, :, :, :stop].transpose(1, 2).contiguous()
                 known_values = stored.values[prefill.slot, :, :stop]
             chunk = queries[part].transpose(0, 1)[None]
-            output = _attend_prefill(chunk, known_keys[None], known_values[None], mask, plan)
+            output = attend_prefill(chunk, known_keys[None], known_values[None], mask, plan)
             outputs.append(output[0].transpose(0, 1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -181,7 +152,8 @@ class SlotCache:
             new.values_by_position[kept] = old.values_by_position[kept]
             self._layers[number] = new
         self._size = slots, length
-        self._indices, self._position_masks = {}, {}  # both depend on the size
+        # Both depend on the size.
+        self._indices, self._masks = {}, AttentionMasks(length, self.shape.dtype)
 
     def _allocate(self, slots: int, length: int) -> _CacheLayer:
         # Zeros, because an unwritten position that holds NaN would pass through a mask.
@@ -190,50 +162,14 @@ class SlotCache:
         values = torch.zeros(slots, heads, length, dim, dtype=dtype)
         return _CacheLayer(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
 
-    def _decode_mask(self, batch: FlatBatch, window: int | None) -> Tensor:
-        """Additive mask [sequences, 1, positions] of the decoding sequences."""
-        if window not in self._decode_masks:
-            own = batch.positions[: batch.decode_count]
-            needed = math.ceil((int(own.max()) + 1) / POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
-            length = min(self._size[1], needed)
-            masks = self._masks_of_positions(window).index_select(0, self._size[1] - 1 - own)
-            self._decode_masks[window] = masks[:, None, :length]
-        return self._decode_masks[window]
-
-    def _masks_of_positions(self, window: int | None) -> Tensor:
-        """Additive masks [length, length] of all positions, the last position first.
-
-        Each is the one before it shifted by one, so all are overlapping views of one row.
-        """
-        if window not in self._position_masks:
-            size = self._size[1]
-            hidden = _hidden(torch.tensor([size - 1]), 2 * size - 1, window)
-            self._position_masks[window] = self._additive(hidden).as_strided((size, size), (1, 1))
-        return self._position_masks[window]
-
-    def _prefill_mask(self, prefill: PrefillChunk, window: int | None) -> Tensor | None:
-        """Additive mask [chunk, cached + chunk]; None where plain causal attention within the chunk is the same."""
-        key = (prefill, window)
-        if key not in self._prefill_masks:
-            stop = prefill.cached + prefill.stop - prefill.start
-            is_causal = not prefill.cached and (window is None or window >= stop)
-            positions = torch.arange(prefill.cached, stop)[:, None]
-            mask = None if is_causal else self._additive(_hidden(positions, stop, window))
-            self._prefill_masks[key] = mask
-        return self._prefill_masks[key]
-
-    def _additive(self, hidden: Tensor) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self.shape.dtype)
-        return mask.masked_fill_(hidden, float("-inf"))
-
-    def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> _DecodeIndices:
+    def _decode_indices(self, slots: tuple[int, ...], heads: int, length: int) -> DecodeIndices:
         """Make the indices of one step, or return those of the step before if they are the same."""
         key = slots, heads, length
         if key not in self._indices:
             dim, count, kv_heads = self.shape.head_dim, len(slots) * heads, self.shape.kv_heads
             read = torch.arange(kv_heads, dtype=torch.int32).repeat_interleave(heads // kv_heads)
             own = (torch.tensor(slots, dtype=torch.int32)[:, None] * kv_heads + read).view(-1, 1)
-            indices = _DecodeIndices(
+            indices = DecodeIndices(
                 (own * dim + torch.arange(dim, dtype=torch.int32)).view(-1),
                 torch.arange(0, count * dim, dim, dtype=torch.int32),
                 (own * self._size[1] + torch.arange(length, dtype=torch.int32)).view(-1),
@@ -245,64 +181,3 @@ class SlotCache:
 
 def _grow(present: int, needed: int, factor: float, limit: int) -> int:
     return present if needed <= present else min(limit, max(needed, int(factor * present)))
-
-
-def _hidden(positions: Tensor, length: int, window: int | None) -> Tensor:
-    """Which of `length` tokens are hidden from a token at each position: later ones, and those before its window.
-
-    positions [n, 1] -> [n, length]; a single position [1] -> [length].
-    """
-    others = torch.arange(length)
-    hidden = others > positions
-    return hidden if window is None else hidden | (others <= positions - window)
-
-
-def _attend_prefill(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, plan: AttentionPlan
-) -> Tensor:
-    """Attend from a chunk [1, heads, L, dim] to its prompt so far [1, kv heads, M, dim]; causal without a mask."""
-    if plan.softcap is None:
-        return F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=plan.scale,
-            enable_gqa=True,
-        )
-    groups = queries.shape[1] // keys.shape[1]
-    keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
-    scores = _softcapped((queries @ keys.transpose(2, 3)) * plan.scale, plan)
-    if mask is None:
-        hidden = _hidden(torch.arange(scores.shape[2])[:, None], scores.shape[3], None)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    else:
-        scores = scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
-
-
-def _attend_decode(
-    stored: _CacheLayer,
-    queries: Tensor,
-    indices: _DecodeIndices,
-    mask: Tensor,
-    plan: AttentionPlan,
-) -> Tensor:
-    """Attend from one query token per decoding sequence: [sequences, heads, dim] -> the same.
-
-    Scores are sums of key rows weighted by the query, outputs are sums of value rows weighted by the scores. Every
-    number is read once, in the order in which it lies in memory. Matrix products of so few queries with the keys of
-    one slot are too small for a library: this is 2 to 3 times as fast as torch's own attention.
-    """
-    sequences, heads, dim = queries.shape
-    weights = (queries * plan.scale).reshape(-1)
-    scores = weighted_sums(stored.keys, indices.keys, indices.key_starts, weights)
-    scores = scores.view(sequences, heads, -1)[:, :, : mask.shape[-1]]
-    weights = (_softcapped(scores, plan) + mask).softmax(-1).view(-1)
-    outputs = weighted_sums(stored.values, indices.values, indices.value_starts, weights)
-    return outputs.view(sequences, heads, dim)
-
-
-def _softcapped(scores: Tensor, plan: AttentionPlan) -> Tensor:
-    return scores if plan.softcap is None else torch.tanh(scores / plan.softcap) * plan.softcap

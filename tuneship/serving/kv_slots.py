@@ -59,7 +59,18 @@ class KvSlots:
             return []
         dropped = [slot for slot in self._running if slot >= slots]
         self._free = [slot for slot in self._free if slot < slots]
-        copies = [self._move(slot) for slot in dropped]
+        copies: list[Copy] = []
+        for slot in dropped:
+            sequence = self._running.pop(slot)
+            sequence.slot = self._free.pop(0)
+            self._running[sequence.slot] = sequence
+            self._cached.pop(sequence.slot, None)
+            if slot in self._cached:
+                self._cached[sequence.slot] = self._cached.pop(slot)
+            length_used = sequence.cached + len(sequence.generated)
+            copies.append(Copy(slot, sequence.slot, length_used))
+
+        # New slots are given away before those that may hold a prefix.
         self._free[:0] = range(self._size[0], slots)
         self._cached = {
             slot: replace(cached, valid=min(cached.valid, length))
@@ -107,16 +118,6 @@ class KvSlots:
         """Forget all tokens of an adapter: its name may stand for another one soon."""
         for slot in [slot for slot, cached in self._cached.items() if cached.scope[0] == adapter]:
             del self._cached[slot]
-
-    def _move(self, slot: int) -> Copy:
-        """Give the sequence of a slot another one."""
-        sequence = self._running.pop(slot)
-        sequence.slot = self._free.pop(0)
-        self._running[sequence.slot] = sequence
-        self._cached.pop(sequence.slot, None)
-        if slot in self._cached:
-            self._cached[sequence.slot] = self._cached.pop(slot)
-        return Copy(slot, sequence.slot, sequence.cached + len(sequence.generated))
 
     def _longest_prefix(self, scope: Scope, prompt: NDArray[np.int32]) -> tuple[int | None, int]:
         """Find the slot that begins with most of the prompt's tokens, and how many they are.

@@ -8,6 +8,7 @@ and number format.
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -31,18 +32,65 @@ SMALL_PRODUCT = 3 << 18
 UNPADDED_TOKENS = 32
 
 
+def _pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 (no public name)
+        weight.contiguous(), _TRIAL_TOKENS
+    )
+
+
+def _multiply(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLibrary:
+    """A library that multiplies with packed weights, as it is measured."""
+
+    pack: Callable[[Tensor], Tensor] = _pack
+    """Pack a weight [out, in]."""
+    multiply: Callable[[Tensor, Tensor], Tensor] = _multiply
+    """Multiply x [T, in] with a packed weight: [T, out]."""
+
+
+ONE_DNN = PackedLibrary()
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which weights are packed."""
+
+    is_faster: bool | None = None
+    """Whether products with packed weights are faster; None: as measured on this machine."""
+    small_bytes: int = SMALL_BYTES
+    shared_bytes: int = SHARED_BYTES
+
+    def is_faster_for(self, dtype: torch.dtype) -> bool:
+        """Whether weights of a number format are packed."""
+        return prefers_packed(dtype) if self.is_faster is None else self.is_faster
+
+    def pack(self, weight: Tensor, *, shared: bool) -> Tensor:
+        """Pack a weight, unless others use it too and it is large."""
+        return weight if shared and weight.nbytes > self.shared_bytes else _pack(weight)
+
+
+AS_MEASURED = Packing()
+
+
 class Product:
     """Computes x @ weight.T for tokens x [T, in] and a weight [out, in]."""
 
-    def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, *, shared: bool = False, packing: Packing = AS_MEASURED
+    ) -> None:
         """Copy the weight, which the caller may drop; a large shared one is used as it is."""
         self._packed = self._plain = None
+        self._packing = packing
         self._numbers = weight.numel()
         self.nbytes = weight.nbytes
         """Size of the weight."""
-        if prefers_packed(weight.dtype):
-            self._packed = _pack_unless_large(weight, shared)
-        if self._packed is None or weight.nbytes <= SMALL_BYTES:
+        if packing.is_faster_for(weight.dtype):
+            self._packed = packing.pack(weight, shared=shared)
+        if self._packed is None or weight.nbytes <= packing.small_bytes:
             # [in, out] in memory is faster than torch's [out, in] for few tokens
             self._plain = weight.t() if shared else weight.t().contiguous()
 
@@ -65,7 +113,7 @@ class Product:
     def plus(self, delta: Tensor) -> "Product":
         """Make a product whose weight is larger by delta [out, in]."""
         weight = self._packed.to_dense() if self._plain is None else self._plain.t()  # type: ignore[union-attr]
-        return Product(weight + delta)
+        return Product(weight + delta, packing=self._packing)
 
     def _plain_for(self, x: Tensor) -> Tensor | None:
         is_small = len(x) * self._numbers <= SMALL_PRODUCT
@@ -75,11 +123,11 @@ class Product:
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, in place of a loaded model's own layer."""
 
-    def __init__(self, linear: nn.Linear, *, shared: bool) -> None:
+    def __init__(self, linear: nn.Linear, *, shared: bool, packing: Packing = AS_MEASURED) -> None:
         """Copy the weight like `Product`: the caller may drop it, but a large shared one is used as it is."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = _pack_unless_large(linear.weight, shared)
+        weight = packing.pack(linear.weight, shared=shared)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
@@ -88,33 +136,33 @@ class PackedLinear(nn.Linear):
         return _multiply_padded(input, self.weight, self.bias)
 
 
-def pack_layers(model: nn.Module) -> None:
+def pack_layers(model: nn.Module, packing: Packing = AS_MEASURED) -> None:
     """Replace the linear layers of a model that are faster with packed weights."""
     tensors = [id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False)]
     for name, module in list(model.named_modules()):
-        if type(module) is not nn.Linear or module.weight.nbytes <= SMALL_BYTES:
+        if type(module) is not nn.Linear or module.weight.nbytes <= packing.small_bytes:
             continue
-        if prefers_packed(module.weight.dtype):
+        if packing.is_faster_for(module.weight.dtype):
             is_shared = tensors.count(id(module.weight)) > 1
-            model.set_submodule(name, PackedLinear(module, shared=is_shared))
+            model.set_submodule(name, PackedLinear(module, shared=is_shared, packing=packing))
 
 
-def prefers_packed(dtype: torch.dtype) -> bool:
+def prefers_packed(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> bool:
     """Whether products with packed weights are faster on this machine."""
-    plain, packed = _trial_seconds(dtype)
+    plain, packed = _trial_seconds(dtype, library)
     return packed < plain
 
 
-def product_seconds(dtype: torch.dtype) -> float:
+def product_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> float:
     """Seconds that the measured product takes by the faster library.
 
     A processor may list instructions for a number format and still be slow with it.
     """
-    return min(_trial_seconds(dtype))
+    return min(_trial_seconds(dtype, library))
 
 
 @cache
-def _trial_seconds(dtype: torch.dtype) -> tuple[float, float]:
+def _trial_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> tuple[float, float]:
     """Measure plain and packed products; packed ones take infinitely long where they are missing or wrong."""
     numbers = torch.linspace(-1, 1, _TRIAL_TOKENS * _TRIAL_WIDTH)
     tokens = numbers.view(_TRIAL_TOKENS, _TRIAL_WIDTH).to(dtype)
@@ -123,12 +171,12 @@ def _trial_seconds(dtype: torch.dtype) -> tuple[float, float]:
     plain = weight.t().contiguous()
     plain_seconds = _best_seconds(lambda: tokens @ plain)
     try:
-        packed = _pack(weight)
-        actual, expected = _multiply(tokens, packed), tokens @ plain
+        packed = library.pack(weight)
+        actual, expected = library.multiply(tokens, packed), tokens @ plain
         tolerance = (1e-2 if dtype is torch.bfloat16 else 1e-4) * float(expected.abs().max())
         if not torch.allclose(actual, expected, rtol=0, atol=tolerance):
             return plain_seconds, math.inf
-        return plain_seconds, _best_seconds(lambda: _multiply(tokens, packed))
+        return plain_seconds, _best_seconds(lambda: library.multiply(tokens, packed))
     except (AttributeError, RuntimeError):  # not built in, or not for this processor
         return plain_seconds, math.inf
 
@@ -140,16 +188,6 @@ def _best_seconds(work: Callable[[], object]) -> float:
         work()
         seconds.append(time.perf_counter() - began)
     return min(seconds)
-
-
-def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 (no public name)
-        weight.contiguous(), _TRIAL_TOKENS
-    )
-
-
-def _pack_unless_large(weight: Tensor, shared: bool) -> Tensor:
-    return weight if shared and weight.nbytes > SHARED_BYTES else _pack(weight)
 
 
 def _padded_count(tokens: int) -> int:
@@ -165,7 +203,3 @@ def _multiply_padded(x: Tensor, weight: Tensor | None, bias: Tensor | None = Non
     if not padding:
         return _multiply(x, weight, bias)
     return _multiply(F.pad(x, (0, 0, 0, padding)), weight, bias)[..., :tokens, :]
-
-
-def _multiply(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # noqa: SLF001

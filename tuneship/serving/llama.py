@@ -6,8 +6,9 @@ others.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tuneship.serving.attention import AttentionPlan
 from tuneship.serving.batch import FlatBatch
-from tuneship.serving.kv_cache import AttentionPlan, CacheShape, SlotCache
-from tuneship.serving.linear import Product
+from tuneship.serving.kv_cache import CacheShape, SlotCache
+from tuneship.serving.linear import AS_MEASURED, Packing, Product
 from tuneship.serving.lora import Lora, Routes, Site
 from tuneship.serving.model import ModelFacts, ModelRefused, choose_dtype
 
@@ -86,8 +88,15 @@ class _Norm:
 class LlamaModel:
     """The weights of a model, and its forward pass over a flat batch."""
 
-    def __init__(self, directory: Path, config: Mapping[str, Any], dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        dtype: str = "auto",
+        packing: Packing = AS_MEASURED,
+    ) -> None:
         """Read all weights. Raises `ModelRefused`."""
+        self._packing = packing
         weights = _Weights(directory)
         number_format = choose_dtype(dtype, weights.parameters)
         self._kind = str(config["model_type"])
@@ -117,50 +126,42 @@ class LlamaModel:
         self._norm = _Norm(weights.take("model.norm.weight", number_format, shape[1:]), self._eps)
         tied = config.get("tie_word_embeddings", False)
         head = self._embedding if tied else weights.take("lm_head.weight", number_format, shape)
-        self._head = Product(head, shared=tied)
+        self._head = Product(head, shared=tied, packing=packing)
         self._rotation = _rotation(config, self._dim)
         has_window = self._kind == "mistral" and config["sliding_window"] is not None
         window = _count(config, "sliding_window") if has_window else None
         self._plan = AttentionPlan(self._dim**-0.5, window)
-        self.sites = tuple(self._sites())
 
     def forward(self, batch: FlatBatch, cache: SlotCache, lora: Lora, routes: Routes) -> Tensor:
         """Compute logits; see `CausalModel.forward`."""
         cache.prepare()
         rotation = self._rotation[batch.positions].unsqueeze(1)
+        rotated = self._heads + self._kv_heads  # queries and keys; values stay
         x = F.embedding(batch.tokens, self._embedding)
         for number, layer in enumerate(self._layers):
             site = 4 * number
             qkv = lora.multiply(site + QKV, layer.input_norm(x), routes)
-            attended = self._attend(number, qkv, rotation, batch, cache)
+            if layer.qkv_bias is not None:
+                qkv.add_(layer.qkv_bias)
+            heads = qkv.view(len(qkv), -1, self._dim)
+            queries_keys = heads[:, :rotated]
+            if layer.heads_norm is not None:
+                queries_keys.copy_(layer.heads_norm(queries_keys))
+
+            # Rotary embedding, in place and always in float32: far positions need its precision.
+            pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
+            pairs.mul_(rotation)
+            if queries_keys.dtype != torch.float32:
+                queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
+
+            queries, keys_values = heads[:, : self._heads], heads[:, self._heads :]
+            attended = cache.attend(number, queries, keys_values, batch, self._plan)
+            attended = attended.reshape(len(qkv), -1)
             x = lora.multiply_onto(x, site + OUTPUT, attended, routes)
             gate_up = lora.multiply(site + GATE_UP, layer.attention_norm(x), routes)
             inner = F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :])
             x = lora.multiply_onto(x, site + DOWN, inner, routes)
         return self._head(self._norm(x.index_select(0, batch.logit_indices))).float()
-
-    def _attend(
-        self, number: int, qkv: Tensor, rotation: Tensor, batch: FlatBatch, cache: SlotCache
-    ) -> Tensor:
-        """Attend from the product of queries, keys and values [T, ...] of a layer: [T, heads * dim]."""
-        layer = self._layers[number]
-        if layer.qkv_bias is not None:
-            qkv.add_(layer.qkv_bias)
-        heads = qkv.view(len(qkv), -1, self._dim)
-        queries_keys = heads[:, : self._heads + self._kv_heads]
-        if layer.heads_norm is not None:
-            queries_keys.copy_(layer.heads_norm(queries_keys))
-
-        # Rotary embedding, in place and always in float32.
-        pairs = torch.view_as_complex(queries_keys.float().unflatten(-1, (-1, 2)))
-        pairs.mul_(rotation)
-        if queries_keys.dtype != torch.float32:
-            queries_keys.copy_(torch.view_as_real(pairs).flatten(-2))
-
-        attended = cache.attend(
-            number, heads[:, : self._heads], heads[:, self._heads :], batch, self._plan
-        )
-        return attended.reshape(len(qkv), -1)
 
     def _layer(self, weights: "_Weights", name: str, dtype: torch.dtype) -> _LlamaLayer:
         hidden, inner = self._hidden, self._inner
@@ -180,22 +181,24 @@ class LlamaModel:
                 [query[self._order(self._heads)], key[self._order(self._kv_heads)], value]
             )
 
+        heads_norm = None
+        if self._kind == "qwen3":
+            # One norm of queries and keys together; a gain of its own for each head, as they lie side by side.
+            query, key = (take(f"self_attn.{part}_norm.weight", self._dim) for part in "qk")
+            gains = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
+            heads_norm = _Norm(gains[:, self._interleaved], self._eps)
         gate, up = (take(f"mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up"))
+        product = partial(Product, packing=self._packing)
         return _LlamaLayer(
             input_norm=norm("input"),
-            qkv=Product(qkv("weight", hidden)),
+            qkv=product(qkv("weight", hidden)),
             qkv_bias=qkv("bias") if self._kind == "qwen2" else None,
-            heads_norm=self._heads_norm(take) if self._kind == "qwen3" else None,
-            output=Product(take("self_attn.o_proj.weight", hidden, query_width)),
+            heads_norm=heads_norm,
+            output=product(take("self_attn.o_proj.weight", hidden, query_width)),
             attention_norm=norm("post_attention"),
-            gate_up=Product(torch.cat([gate, up])),
-            down=Product(take("mlp.down_proj.weight", hidden, inner)),
+            gate_up=product(torch.cat([gate, up])),
+            down=product(take("mlp.down_proj.weight", hidden, inner)),
         )
-
-    def _heads_norm(self, take: Callable[..., Tensor]) -> _Norm:
-        query, key = (take(f"self_attn.{part}_norm.weight", self._dim) for part in "qk")
-        gains = [query.expand(self._heads, -1), key.expand(self._kv_heads, -1)]
-        return _Norm(torch.cat(gains)[:, self._interleaved], self._eps)
 
     def _order(self, heads: int) -> Tensor:
         """Order of channels in which the two numbers that rotate together are neighbours: one complex number.
@@ -204,21 +207,24 @@ class LlamaModel:
         """
         return (torch.arange(heads)[:, None] * self._dim + self._interleaved).flatten()
 
-    def _sites(self) -> Iterator[Site]:
-        """The sites for adapters, in the order of the products."""
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites for adapters, in the order of the products: `forward` counts on it."""
         query, key = self._heads * self._dim, self._kv_heads * self._dim
         orders = (self._order(self._heads), self._order(self._kv_heads), None)
+        sites: list[Site] = []
         for number, layer in enumerate(self._layers):
             name = f"model.layers.{number}"
             attention = tuple(f"{name}.self_attn.{part}_proj" for part in "qkv")
-            yield Site(attention, self._hidden, (query, key, key), orders, layer.qkv)
+            sites.append(Site(attention, self._hidden, (query, key, key), orders, layer.qkv))
             output = (f"{name}.self_attn.o_proj",)
-            yield Site(output, query, (self._hidden,), (None,), layer.output)
+            sites.append(Site(output, query, (self._hidden,), (None,), layer.output))
             inner = (f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
             widths = (self._inner, self._inner)
-            yield Site(inner, self._hidden, widths, (None, None), layer.gate_up)
+            sites.append(Site(inner, self._hidden, widths, (None, None), layer.gate_up))
             down = (f"{name}.mlp.down_proj",)
-            yield Site(down, self._inner, (self._hidden,), (None,), layer.down)
+            sites.append(Site(down, self._inner, (self._hidden,), (None,), layer.down))
+        return tuple(sites)
 
 
 class _Weights:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tuneship.serving.adapters import AdapterRefused, Matrices
 from tuneship.serving.gather_sum import weighted_sums
 from tuneship.serving.linear import Product
-from tuneship.serving.merged_weights import Merged
+from tuneship.serving.merged_weights import MERGED_BYTES, Merged
 
 # Matrix products beat sums of matrix rows from this many numbers (tokens times inputs) on: for a
 # run of tokens that is the only one of its batch, and for one beside others.
@@ -94,7 +94,9 @@ Fitted = dict[int, dict[int, Matrices]]
 class Lora:
     """Adapters by name: the registry, the slots, and the deltas."""
 
-    def __init__(self, sites: Items[Site], dtype: torch.dtype) -> None:
+    def __init__(
+        self, sites: Items[Site], dtype: torch.dtype, merged_bytes: int = MERGED_BYTES
+    ) -> None:
         """Allocate nothing before the first adapter."""
         self._sites = tuple(sites)
         self._dtype = dtype
@@ -117,7 +119,7 @@ class Lora:
         self._used_at: dict[str, int] = {}
         self._clock = self._moves = 0
         self._tokens = TokenSlots(())
-        self._merged = Merged([site.product for site in self._sites], dtype)
+        self._merged = Merged([site.product for site in self._sites], dtype, merged_bytes)
 
     def __contains__(self, adapter: str) -> bool:
         """Whether an adapter of this name is loaded."""
@@ -138,8 +140,21 @@ class Lora:
             raise AdapterRefused("an adapter of this name is answering requests")
         fitted: Fitted = {}
         for module, pair in matrices.items():
-            number, member, own = self._fit(module, pair)
-            fitted.setdefault(number, {})[member] = own
+            if module not in self._member_of:
+                raise AdapterRefused(
+                    f"the base model has no linear layer {module} that takes adapters"
+                )
+            number, member = self._member_of[module]
+            site = self._sites[number]
+            if pair.a.shape[1] != site.inputs or pair.b.shape[1] != site.outputs[member]:
+                raise AdapterRefused(f"the LoRA matrices of {module} do not fit the base model")
+            order = site.order[member]
+            b = pair.b if order is None else pair.b[:, order]
+            # Copies, since the tensors of the file keep the whole file in memory.
+            fitted.setdefault(number, {})[member] = Matrices(
+                a=pair.a.to(self._dtype, copy=True), b=b.to(self._dtype, copy=True).contiguous()
+            )
+        # All of it fits: only now the adapter of the same name may go.
         self.unload(adapter)
         self._registry[adapter] = fitted
         self._moves += 1
@@ -162,8 +177,18 @@ class Lora:
         self._users[adapter] += 1
         self._clock += 1
         self._used_at[adapter] = self._clock
-        if adapter not in self._residents:
-            self._move_in(adapter, self._free_slot())
+        if adapter in self._residents:
+            return
+        slot = self._free_slot()
+        sites = self._registry.pop(adapter)
+        self._moves += 1
+        rank = max(pair.a.shape[0] for members in sites.values() for pair in members.values())
+        if rank > self._rank:
+            self._rank = rank
+            self._resize(len(self._residents))
+        for number, stack in enumerate(self._stacks):
+            stack.fill(slot, sites.get(number, {}))
+        self._residents[slot] = adapter
 
     def release(self, adapter: str) -> None:
         """Note one running sequence less; the adapter keeps its slot until another one needs it."""
@@ -186,7 +211,14 @@ class Lora:
 
         slot_of = {name: slot for slot, name in enumerate(self._residents) if name}
         spans = [*((name, at, at + 1) for at, name in enumerate(decoding)), *prefills]
-        runs = _joined([(slot_of[name], start, stop) for name, start, stop in spans if name])
+        runs: list[tuple[int, int, int]] = []
+        for name, start, stop in spans:
+            if not name:
+                continue
+            slot = slot_of[name]
+            # Neighbours of one slot are one run: longer products are faster.
+            is_neighbour = runs and runs[-1][0] == slot and runs[-1][2] == start
+            runs.append((slot, runs.pop()[1] if is_neighbour else start, stop))
         fewest = self._min_alone if len(runs) == 1 else self._min_beside
         products = tuple(run for run in runs if run[2] - run[1] >= fewest)
         slots: list[int | None] = []
@@ -229,34 +261,6 @@ class Lora:
         if product is None:
             raise ValueError("the model multiplies at this site itself")
         return product
-
-    def _fit(self, module: str, pair: Matrices) -> tuple[int, int, Matrices]:
-        """Return the site and member of a module, and its matrices in the model's number format and channel order."""
-        if module not in self._member_of:
-            raise AdapterRefused(f"the base model has no linear layer {module} that takes adapters")
-        number, member = self._member_of[module]
-        site = self._sites[number]
-        if pair.a.shape[1] != site.inputs or pair.b.shape[1] != site.outputs[member]:
-            raise AdapterRefused(f"the LoRA matrices of {module} do not fit the base model")
-        order = site.order[member]
-        b = pair.b if order is None else pair.b[:, order]
-        # Copies, since the tensors of the file keep the whole file in memory.
-        own = Matrices(
-            a=pair.a.to(self._dtype, copy=True), b=b.to(self._dtype, copy=True).contiguous()
-        )
-        return number, member, own
-
-    def _move_in(self, adapter: str, slot: int) -> None:
-        """Move an adapter's matrices from the registry to a slot."""
-        sites = self._registry.pop(adapter)
-        self._moves += 1
-        rank = max(pair.a.shape[0] for members in sites.values() for pair in members.values())
-        if rank > self._rank:
-            self._rank = rank
-            self._resize(len(self._residents))
-        for number, stack in enumerate(self._stacks):
-            stack.fill(slot, sites.get(number, {}))
-        self._residents[slot] = adapter
 
     def _free_slot(self) -> int:
         """Find an empty slot, else make one, else empty the least recently used one that no sequence needs."""
@@ -390,14 +394,3 @@ class _Stack:
     def _expanded(self, low: Tensor) -> Tensor:
         """Repeat the low-rank activations [T, members * rank] for the parts of each member."""
         return low if self._expansion is None else low.index_select(1, self._expansion)
-
-
-def _joined(spans: Items[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbouring spans of one slot."""
-    joined: list[tuple[int, int, int]] = []
-    for slot, start, stop in spans:
-        if joined and joined[-1][0] == slot and joined[-1][2] == start:
-            joined[-1] = (slot, joined[-1][1], stop)
-        else:
-            joined.append((slot, start, stop))
-    return joined

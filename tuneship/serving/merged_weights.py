@@ -23,10 +23,15 @@ MERGED_BYTES = 64 << 20
 class Merged:
     """The merged products of at most one adapter; each step merges one more of them, so that no step is long."""
 
-    def __init__(self, products: Items[Product | None], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        products: Items[Product | None],
+        dtype: torch.dtype,
+        most_bytes: int = MERGED_BYTES,
+    ) -> None:
         """Allocate nothing before a merge begins; None in `products` is a product that the model keeps to itself."""
         known = [product for product in products if product is not None]
-        is_small = sum(product.nbytes for product in known) <= MERGED_BYTES
+        is_small = sum(product.nbytes for product in known) <= most_bytes
         # A weight has eight significant bits in bfloat16, and a small delta would be rounded away.
         is_exact = dtype == torch.float32
         is_mergeable = is_small and is_exact and len(known) == len(products)

@@ -17,6 +17,7 @@ from typing import Any
 from tuneship.serving import llama
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, RequestRefused, SequenceTooLarge
+from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.malloc import release_free_memory
 from tuneship.serving.model import CausalModel, read_config
 from tuneship.serving.sequence import GenerateRequest
@@ -62,10 +63,13 @@ class Frames:
 class ReplicaServer:
     """Handles frames with an engine until the service closes the socket."""
 
-    def __init__(self, engine: Engine, frames: Frames) -> None:
+    def __init__(
+        self, engine: Engine, frames: Frames, shrink_after_idle_s: float = SHRINK_AFTER_IDLE_S
+    ) -> None:
         """`run` does the work."""
         self._engine = engine
         self._frames = frames
+        self._shrink_after_idle_s = shrink_after_idle_s
         self._trimmed_at = -MOVES_PER_TRIM  # trims what loading the model left behind, too
         self._worked_at = time.monotonic()
         self._operations: dict[str, Callable[[Frame], Frame | None]] = {
@@ -80,11 +84,17 @@ class ReplicaServer:
         """Handle frames and run steps until the socket closes; if the engine fails, tell all requests and raise."""
         try:
             while not self._frames.closed:
-                for frame in self._frames.receive(self._timeout_s()):
+                shrink_at = self._worked_at + self._shrink_after_idle_s
+                timeout_s: float | None = 0
+                if self._engine.idle:
+                    # Until the KV cache is to be freed, and without end when that would free nothing.
+                    is_shrunk = self._engine.is_shrunk
+                    timeout_s = None if is_shrunk else max(0, shrink_at - time.monotonic())
+                for frame in self._frames.receive(timeout_s):
                     self._handle(frame)
                 if not self._engine.idle:
                     self._step()
-                elif time.monotonic() >= self._worked_at + SHRINK_AFTER_IDLE_S:
+                elif time.monotonic() >= shrink_at:
                     self._engine.shrink()
                 # While nobody waits for it: otherwise each adapter leaves a hole of its size.
                 if self._engine.idle and self._engine.moves - self._trimmed_at >= MOVES_PER_TRIM:
@@ -95,14 +105,6 @@ class ReplicaServer:
             for identifier in self._engine.requests:
                 self._frames.send({"id": identifier, "error": message, "lost": True})
             raise
-
-    def _timeout_s(self) -> float | None:
-        """How long to wait for a frame: not at all while requests run, else until the KV cache is to be freed."""
-        if not self._engine.idle:
-            return 0
-        if self._engine.is_shrunk:
-            return None
-        return max(0, self._worked_at + SHRINK_AFTER_IDLE_S - time.monotonic())
 
     def _handle(self, frame: Frame) -> None:
         identifier = frame.get("id")
@@ -151,11 +153,11 @@ class ReplicaServer:
         self._engine.submit(str(frame["id"]), request)
 
 
-def load_model(directory: Path, dtype: str = "auto") -> CausalModel:
+def load_model(directory: Path, dtype: str = "auto", packing: Packing = AS_MEASURED) -> CausalModel:
     """Load a base model with the fastest implementation that supports it. Raises `ModelRefused`."""
     config = read_config(directory)
     if llama.supports(config):
-        return llama.LlamaModel(directory, config, dtype)
+        return llama.LlamaModel(directory, config, dtype, packing)
     from tuneship.serving.generic import GenericModel  # noqa: PLC0415 (transformers takes seconds to import)
 
-    return GenericModel(directory, dtype)
+    return GenericModel(directory, dtype, packing)

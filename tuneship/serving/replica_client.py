@@ -139,10 +139,15 @@ class ReplicaLine:
     """Concurrent requests to one replica over one socket."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, facts: ReplicaFacts
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        facts: ReplicaFacts,
+        answer_timeout_s: float,
     ) -> None:
         """Call `open` instead."""
         self.facts = facts
+        self._answer_timeout_s = answer_timeout_s
         self._writer = writer
         self._ids = count()
         self._generations: dict[str, TokenStream] = {}
@@ -151,13 +156,16 @@ class ReplicaLine:
         self._read_task = asyncio.create_task(self._read(reader))
 
     @classmethod
-    async def open(cls, stream: socket.socket) -> Self:
-        """Wait until the replica has loaded its base model. Raises `ReplicaRefused` if it cannot, or `ReplicaLost`."""
+    async def open(cls, stream: socket.socket, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> Self:
+        """Wait until the replica has loaded its base model. Raises `ReplicaRefused` if it cannot, or `ReplicaLost`.
+
+        `answer_timeout_s`: time limit of every operation but a generation.
+        """
         reader, writer = await asyncio.open_connection(sock=stream, limit=_MAX_FRAME_BYTES)
         try:
             frame = await _read_frame(reader)
             if "refused" not in frame:
-                return cls(reader, writer, ReplicaFacts(**frame["ready"]))
+                return cls(reader, writer, ReplicaFacts(**frame["ready"]), answer_timeout_s)
         except BaseException:
             writer.close()
             raise
@@ -219,7 +227,7 @@ class ReplicaLine:
         self._answers[identifier] = answer
         self._send({"op": operation, "id": identifier, **arguments})
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(self._answer_timeout_s):
                 return await answer
         except TimeoutError:
             raise ReplicaLost("the replica did not answer in time") from None
@@ -237,10 +245,7 @@ class ReplicaLine:
         try:
             while True:
                 frame = await _read_frame(reader)
-                if "tokens" in frame:
-                    self._handle_step(frame)
-                else:
-                    self._handle_answer(frame)
+                self._handle(frame)
         except ReplicaLost as lost:
             self._fail_all(lost)
         except (KeyError, TypeError, ValueError) as error:
@@ -249,16 +254,17 @@ class ReplicaLine:
             if self._lost is None:  # cancelled: nobody reads the answers that others wait for
                 self._fail_all(ReplicaLost("the connection was closed"))
 
-    def _handle_step(self, frame: dict[str, Any]) -> None:
-        # Unknown ids were cancelled in the meantime.
-        for identifier, token in frame["tokens"]:
-            if (generation := self._generations.get(identifier)) is not None:
-                generation.add(token)
-        for identifier, reason in frame["finished"]:
-            if (generation := self._generations.pop(identifier, None)) is not None:
-                generation.finish(FinishReason(reason))
-
-    def _handle_answer(self, frame: dict[str, Any]) -> None:
+    def _handle(self, frame: dict[str, Any]) -> None:
+        """Pass on the tokens of a step, or else the answer to one request."""
+        if "tokens" in frame:
+            # Unknown ids were cancelled in the meantime.
+            for identifier, token in frame["tokens"]:
+                if (generation := self._generations.get(identifier)) is not None:
+                    generation.add(token)
+            for identifier, reason in frame["finished"]:
+                if (generation := self._generations.pop(identifier, None)) is not None:
+                    generation.finish(FinishReason(reason))
+            return
         identifier, refusal = frame["id"], frame.get("error")
         if (generation := self._generations.pop(identifier, None)) is not None:
             refused = RequestTooLarge if frame.get("too_large") else ReplicaRefused

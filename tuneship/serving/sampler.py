@@ -43,24 +43,20 @@ def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
     if top_p >= 1:
         mass = probabilities.cumsum(0)
         return min(int(torch.searchsorted(mass, draw * float(mass[-1]), right=True)), len(mass) - 1)
-    likely, tokens = _candidates(probabilities, top_p)
+    # Sorting a whole vocabulary takes 10 ms.
+    likely, tokens = probabilities.topk(min(_NUCLEUS_TOKENS, len(probabilities)))
+    if float(likely.sum()) < top_p:
+        least = float(likely[-1])
+        while least and float(likely.sum()) < top_p:
+            is_narrow = least > _MIN_PROBABILITY and len(probabilities) > _SMALL_VOCABULARY
+            least = least / _WIDEN_FACTOR if is_narrow else 0.0
+            tokens = (probabilities >= least).nonzero()[:, 0]
+            likely = probabilities[tokens]
+        # Stable, so that tokens of equal probability always come in the same order.
+        likely, order = likely.sort(descending=True, stable=True)
+        tokens = tokens[order]
+
     mass = likely.cumsum(0)
     kept = min(int(torch.searchsorted(mass, top_p)), len(mass) - 1) + 1
     index = int(torch.searchsorted(mass[:kept], draw * float(mass[kept - 1]), right=True))
     return int(tokens[min(index, kept - 1)])
-
-
-def _candidates(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return the likeliest tokens in order, at least the nucleus, and their probabilities first."""
-    # Sorting a whole vocabulary takes 10 ms.
-    likely, tokens = probabilities.topk(min(_NUCLEUS_TOKENS, len(probabilities)))
-    if float(likely.sum()) >= top_p:
-        return likely, tokens
-    least = float(likely[-1])
-    while least and float(likely.sum()) < top_p:
-        is_narrow = least > _MIN_PROBABILITY and len(probabilities) > _SMALL_VOCABULARY
-        least = least / _WIDEN_FACTOR if is_narrow else 0.0
-        tokens = (probabilities >= least).nonzero()[:, 0]
-        likely = probabilities[tokens]
-    likely, order = likely.sort(descending=True, stable=True)
-    return likely, tokens[order]

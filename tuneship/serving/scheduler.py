@@ -87,7 +87,18 @@ class Scheduler:
         Only the prefill of the last one may not end in this step: it goes on before others join. Joining sequences of
         one adapter are neighbours, which makes fewer and larger matrix products of their prompts.
         """
-        self._update_owners()
+        self._steps += 1
+        present = {*self._waiting, *(sequence.request.owner for sequence in self.running)}
+        # Owners are forgotten late: one whose requests come one after the other counts as present between two of them.
+        away = [
+            owner
+            for owner, step in self._last_seen.items()
+            if self._steps - step > OWNER_MEMORY_STEPS
+        ]
+        for owner in away:
+            del self._last_seen[owner]
+        self._last_seen |= dict.fromkeys(present, self._steps)
+
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         decoding = len(self.running) - len(prefilling)
         fixed = self.prompt_tokens if decoding else PREFILL_ONLY_FACTOR * self.prompt_tokens
@@ -104,25 +115,19 @@ class Scheduler:
         self.running.extend(joining)
         return [chunks[sequence] for sequence in self.running[decoding:]]
 
-    def _update_owners(self) -> None:
-        """Note the owners of this step, and forget those that have been away for long."""
-        self._steps += 1
-        present = {*self._waiting, *(sequence.request.owner for sequence in self.running)}
-        away = [
-            owner
-            for owner, step in self._last_seen.items()
-            if self._steps - step > OWNER_MEMORY_STEPS
-        ]
-        for owner in away:
-            del self._last_seen[owner]
-        self._last_seen |= dict.fromkeys(present, self._steps)
-
     def _next(self, joining: list[Sequence]) -> Sequence | None:
         """Take the first sequence of the owner and the queue whose turn it is, if there is a slot and memory for it."""
         together = [*self.running, *joining]
-        owner = self._next_owner(together)
+        if not self._waiting or len(together) >= self.total_slots:
+            return None
+        counts = Counter(sequence.request.owner for sequence in together)
+        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
+        if len(together) >= self.slots:  # only guest slots are free
+            most = 1
+        owner = next((owner for owner in self._waiting if counts[owner] < most), None)
         if owner is None:
             return None
+
         queue = next(iter(self._waiting[owner].values()))
         # All rows of the cache are as long as the longest sequence. If the next one lacks memory, no
         # smaller one overtakes it: they would take what it needs for ever.
@@ -133,15 +138,6 @@ class Scheduler:
         sequence = queue.popleft()
         self._update_turns(sequence, took_turn=True)
         return sequence
-
-    def _next_owner(self, together: list[Sequence]) -> str | None:
-        if not self._waiting or len(together) >= self.total_slots:
-            return None
-        counts = Counter(sequence.request.owner for sequence in together)
-        most = self.slots if len(self._last_seen) == 1 else max(1, int(OWNER_SHARE * self.slots))
-        if len(together) >= self.slots:  # only guest slots are free
-            most = 1
-        return next((owner for owner in self._waiting if counts[owner] < most), None)
 
     def _update_turns(self, sequence: Sequence, *, took_turn: bool) -> None:
         """Drop its queue and owner where nothing waits any more; after their turn, move them to the end."""

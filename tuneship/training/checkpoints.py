@@ -68,24 +68,19 @@ class Checkpoints:
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is complete, undamaged and of this very run."""
-        checkpoints = (self._read(directory) for directory in self._newest_first())
-        return next((checkpoint for checkpoint in checkpoints if checkpoint), None)
+        for directory in self._newest_first():
+            try:
+                summary = json.loads(read_plain(directory / STATE_FILE, self._key))
+                is_own = summary["fingerprint"] == self._fingerprint
+                if is_own and summary["tensors_sha256"] == _sha256(directory / TENSORS_FILE):
+                    tensors = load(read_plain(directory / TENSORS_FILE, self._key))
+                    return Checkpoint(summary["step"], summary["state"], tensors)
+            except (OSError, ValueError, KeyError, SafetensorError):
+                continue  # damaged: losing some steps is better than failing the job
+        return None
 
     def _newest_first(self) -> list[Path]:
         return sorted(self._directory.glob("step-*"), reverse=True)
-
-    def _read(self, directory: Path) -> Checkpoint | None:
-        """The checkpoint in `directory`; None where it is damaged or of another run."""
-        try:
-            summary = json.loads(read_plain(directory / STATE_FILE, self._key))
-            if summary["fingerprint"] != self._fingerprint:
-                return None
-            if summary["tensors_sha256"] != _sha256(directory / TENSORS_FILE):
-                return None
-            tensors = load(read_plain(directory / TENSORS_FILE, self._key))
-            return Checkpoint(summary["step"], summary["state"], tensors)
-        except (OSError, ValueError, KeyError, SafetensorError):
-            return None
 
 
 def make_directory(final: Path, write_files: Callable[[Path], None]) -> None:

@@ -7,12 +7,10 @@ import pytest
 
 from tests.support.engines import PlayedEngines
 from tests.support.waiting import PATIENCE_S, until_async
-from tuneship.runtime import replica_handle as replica
 from tuneship.runtime.replica_pool import ReplicaPool
 from tuneship.runtime.replica_protocol import Adapter
-from tuneship.runtime.replica_set import ReplicaSet
-from tuneship.serving import replica_client as line
-from tuneship.serving.replica_client import ReplicaLost
+from tuneship.runtime.replica_set import ReplicaSet, replica_process
+from tuneship.serving.replica_client import ReplicaLine, ReplicaLost
 
 
 @pytest.fixture
@@ -31,11 +29,9 @@ def replica_set(pool: ReplicaPool, base: Path) -> ReplicaSet:
     return group
 
 
-async def hanging(pool: ReplicaPool, engines: PlayedEngines, base: Path) -> ReplicaSet:
-    group = replica_set(pool, base)
+async def hang(group: ReplicaSet, engines: PlayedEngines) -> None:
     await group.ready(None)
     engines.replicas[0].hangs = True
-    return group
 
 
 def test_who_stops_loading_a_model_on_it_has_stopped(
@@ -59,30 +55,27 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
     asyncio.run(run())
 
 
-def test_an_answer_is_waited_for_a_limited_time(
-    pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line, "ANSWER_TIMEOUT_S", 0.2)
-
+def test_an_answer_is_waited_for_a_limited_time(engines: PlayedEngines, tmp_path: Path) -> None:
     async def run() -> None:
-        group = await hanging(pool, engines, tmp_path)
+        impatient = replica_process(engines, answer_timeout_s=0.2)
+        group = ReplicaSet(impatient, tmp_path, tmp_path / "replica.log")
+        await hang(group, engines)
         with pytest.raises(ReplicaLost):
             await group.ready(Adapter("ft:m", tmp_path))
         await group.unload("ft:m")
-        await pool.close()
+        await group.close()
 
     asyncio.run(run())
 
 
 def test_a_check_is_waited_for_a_limited_time(
-    pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(replica, "CHECK_PATIENCE_S", 0.2)
-
     async def run() -> None:
-        group = await hanging(pool, engines, tmp_path)
+        group = replica_set(pool, tmp_path)
+        await hang(group, engines)
         with pytest.raises(ReplicaLost, match="did not make a token in time"):
-            await group.live[0].check(None)
+            await group.live[0].check(None, patience_s=0.2)
         await pool.close()
 
     asyncio.run(run())
@@ -97,7 +90,7 @@ def test_a_line_that_nobody_reads_answers_nobody(
         group = replica_set(pool, tmp_path)
         await group.ready(None)
         link = group.live[0].link
-        assert isinstance(link, line.ReplicaLine)
+        assert isinstance(link, ReplicaLine)
         link._read_task.cancel()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait([link._read_task])

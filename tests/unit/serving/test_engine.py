@@ -10,10 +10,11 @@ import torch
 
 import tuneship
 from tests.unit.serving.conftest import exploding
-from tuneship.serving import linear as product
 from tuneship.serving.adapters import AdapterRefused
 from tuneship.serving.engine import Engine, EngineLimits, RequestRefused, SequenceTooLarge
+from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.llama import LlamaModel
+from tuneship.serving.model import CausalModel
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import FinishReason, GenerateRequest
 
@@ -21,13 +22,15 @@ PROMPT = (10, 20, 30, 40, 50)
 
 
 @pytest.fixture(params=["as they are", "laid out"])
-def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def packing(request: pytest.FixtureRequest) -> Packing:
     """The second time all weights, though they are small, are laid out by oneDNN, where torch has it."""
-    if request.param == "laid out":
-        if not torch.backends.mkldnn.is_available():
-            pytest.skip("torch has no oneDNN here")
-        monkeypatch.setattr(product, "SMALL_BYTES", 0)
-        monkeypatch.setattr(product, "prefers_packed", lambda _: True)
+    return all_packed() if request.param == "laid out" else AS_MEASURED
+
+
+def all_packed() -> Packing:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch has no oneDNN here")
+    return Packing(is_faster=True, small_bytes=0)
 
 
 @pytest.fixture
@@ -35,8 +38,14 @@ def engine(base: Path, adapters: Mapping[str, Path]) -> Engine:
     return build(base, adapters, rows=6)
 
 
-def build(base: Path, adapters: Mapping[str, Path], rows: int, **limits: Any) -> Engine:
-    engine = Engine(load_model(base), EngineLimits(slots=rows, **limits))
+def build(
+    base: Path,
+    adapters: Mapping[str, Path],
+    rows: int,
+    packing: Packing = AS_MEASURED,
+    **limits: Any,
+) -> Engine:
+    engine = Engine(load_model(base, packing=packing), EngineLimits(slots=rows, **limits))
     for name, path in adapters.items():
         engine.load(name, path)
     return engine
@@ -81,10 +90,14 @@ def test_an_answer_is_that_of_generate(
 
 
 @pytest.mark.parametrize("joining", [1, 3, 1000])
-@pytest.mark.usefixtures("weights")
 def test_a_mixed_batch_with_joiners_answers_each_request_as_if_it_were_alone(
-    engine: Engine, references: Mapping[str | None, Any], joining: int
+    base: Path,
+    adapters: Mapping[str, Path],
+    references: Mapping[str | None, Any],
+    packing: Packing,
+    joining: int,
 ) -> None:
+    engine = build(base, adapters, rows=6, packing=packing)
     draws = random.Random(joining)  # noqa: S311 (test data)
     requests = [
         GenerateRequest(
@@ -168,10 +181,9 @@ def test_memory_bounds_what_runs_and_whoever_needs_more_than_all_of_it_is_refuse
 
 
 def test_an_idle_engine_gives_its_memory_back(
-    base: Path, references: Mapping[str | None, Any], monkeypatch: pytest.MonkeyPatch
+    base: Path, references: Mapping[str | None, Any]
 ) -> None:
-    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 20_000)
-    engine = build(base, {}, rows=8)
+    engine = build(base, {}, rows=8, kept_bytes=20_000)
     few, many = GenerateRequest((7,) * 9, max_tokens=3), GenerateRequest((7,) * 200, max_tokens=9)
     assert run(engine, [few]) == [expected(references[None], few)]
     engine.shrink()
@@ -197,8 +209,9 @@ def test_a_hundred_requests_of_one_deployment_do_not_hold_up_one_of_another(base
     assert len(ended) <= 4
 
 
-@pytest.mark.usefixtures("weights")
-def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_path: Path) -> None:
+def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(
+    tmp_path: Path, packing: Packing
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
@@ -226,7 +239,7 @@ def test_the_logits_are_those_of_transformers_for_every_rope_and_head_shape(tmp_
             config = LlamaConfig(**shape, **options, max_position_embeddings=128)
             reference = LlamaForCausalLM(config)
         reference.save_pretrained(tmp_path / str(number))
-        engine = Engine(load_model(tmp_path / str(number)), EngineLimits())
+        engine = build(tmp_path / str(number), {}, rows=32, packing=packing)
         assert isinstance(engine._model, LlamaModel)
         request = GenerateRequest(tuple(range(1, 60)), max_tokens=30)
         assert run(engine, [request]) == [expected(reference, request)]
@@ -245,13 +258,25 @@ def test_the_shipped_base_answers_as_generate_does() -> None:
     assert run(engine, requests) == [expected(reference, request) for request in requests]
 
 
+class Overheard:
+    """A model that keeps the logits of its last step."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model = model
+        self.facts, self.sites = model.facts, model.sites
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        self.logits = self.model.forward(*arguments)
+        return self.logits
+
+
 def test_weights_in_bfloat16_give_nearly_the_same_logits(base: Path) -> None:
-    first, second = (
-        Engine(load_model(base, dtype), EngineLimits()) for dtype in ("float32", "bfloat16")
-    )
-    for engine in (first, second):
+    models = [Overheard(load_model(base, dtype)) for dtype in ("float32", "bfloat16")]
+    for model in models:
+        engine = Engine(model, EngineLimits())
         engine.submit("a", GenerateRequest(PROMPT, max_tokens=5))
-    exact, rounded = (engine._forward(engine._schedule()) for engine in (first, second))
+        engine.step()
+    exact, rounded = (model.logits for model in models)
     assert not torch.equal(exact, rounded)
     assert torch.allclose(exact, rounded, atol=0.05 * float(exact.std()))
 

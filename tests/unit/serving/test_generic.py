@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.unit.serving.conftest import make_adapter, quiet_peft
-from tests.unit.serving.test_engine import build, expected, run
+from tests.unit.serving.test_engine import all_packed, build, expected, run
 from tuneship.service.catalogues.base_models import NOT_SERVED
-from tuneship.serving import linear as product
 from tuneship.serving.generic import GenericModel
+from tuneship.serving.linear import AS_MEASURED, Packing
 from tuneship.serving.model import CausalModel, ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
@@ -75,18 +75,18 @@ def test_another_architecture_answers_as_generate_does_with_and_without_an_adapt
     ],
 )
 def test_the_same_with_packed_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, object]
+    tmp_path: Path, kind: str, options: dict[str, object]
 ) -> None:
     """Layers with and without biases, a head that is the embedding and one that is not."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("torch has no oneDNN here")
-    monkeypatch.setattr(product, "SMALL_BYTES", 0)
-    monkeypatch.setattr(product, "prefers_packed", lambda _: True)
-    check_answers(tmp_path, kind, options, GenericModel)
+    check_answers(tmp_path, kind, options, GenericModel, all_packed())
 
 
 def check_answers(
-    tmp_path: Path, kind: str, options: dict[str, object], served_by: type[CausalModel]
+    tmp_path: Path,
+    kind: str,
+    options: dict[str, object],
+    served_by: type[CausalModel],
+    packing: Packing = AS_MEASURED,
 ) -> None:
     """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side.
 
@@ -99,7 +99,7 @@ def check_answers(
         tmp_path / "base", tmp_path / "adapter", r=4, target_modules="all-linear", seed=3
     )
     assert type(load_model(tmp_path / "base")) is served_by
-    engine = build(tmp_path / "base", {"a": adapter}, rows=4, prompt_tokens=20)
+    engine = build(tmp_path / "base", {"a": adapter}, rows=4, packing=packing, prompt_tokens=20)
     requests = [
         GenerateRequest(tuple(range(9, 20 + 9 * n)), 12, adapter="a" if n % 2 else None)
         for n in range(6)

@@ -178,11 +178,10 @@ def test_of_a_cancelled_answer_the_prompt_and_what_was_generated_are_used(
 
 
 def test_what_the_cache_gave_back_is_not_used(
-    base: Path, references: Mapping[str | None, Any], monkeypatch: pytest.MonkeyPatch
+    base: Path, references: Mapping[str | None, Any]
 ) -> None:
-    engine = build(base, {}, rows=4)
+    engine = build(base, {}, rows=4, kept_bytes=0)
     assert run(engine, [ask(7)]) == [expected(references[None], ask(7))]
-    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
     assert run(engine, [ask(8)]) == [expected(references[None], ask(8))]
     assert reused(engine) == len(QUESTION)
     engine.shrink()
@@ -323,12 +322,11 @@ def test_what_is_known_of_a_row_is_what_the_cache_holds(
 ) -> None:
     """Whatever came, went, moved, grew and shrank before."""
     room_bytes = None if room is None else room * model.facts.cache.token_bytes
-    engine = Engine(model, EngineLimits(4, prompt_tokens, room_bytes))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tuneship.serving.engine.KEPT_BYTES", 60 * model.facts.cache.token_bytes)
-        for number, event in enumerate([("load", "a"), ("load", "b"), *events]):
-            happen(engine, adapters, number, event)
-            check_rows(engine)
+    kept_bytes = 60 * model.facts.cache.token_bytes
+    engine = Engine(model, EngineLimits(4, prompt_tokens, room_bytes, kept_bytes))
+    for number, event in enumerate([("load", "a"), ("load", "b"), *events]):
+        happen(engine, adapters, number, event)
+        check_rows(engine)
 
 
 def happen(
@@ -363,7 +361,9 @@ def check_rows(engine: Engine) -> None:
         own.resize(1, len(tokens) + 1)
         computed = next_logits(engine, own, adapter, [*tokens, 9], slot=0, cached=0)
         copied = copy.deepcopy(engine._cache)
-        copied.resize(*copied.size_for(slot + 1, len(tokens) + 1))
+        copied.resize(
+            slot + 1, len(tokens) + 1
+        )  # a full row has no room for the token within the limits
         found = next_logits(engine, copied, adapter, [9], slot=slot, cached=len(tokens))
         assert torch.allclose(found, computed, atol=1e-4)
 

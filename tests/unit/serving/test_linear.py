@@ -1,49 +1,48 @@
 """Products with weights laid out once: the same numbers whichever library computes them."""
 
 import weakref
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from tuneship.serving import linear as product
-from tuneship.serving.linear import SMALL_BYTES, PackedLinear, Product, pack_layers
+from tuneship.serving import linear
+from tuneship.serving.linear import (
+    SMALL_BYTES,
+    PackedLibrary,
+    PackedLinear,
+    Packing,
+    Product,
+    pack_layers,
+    prefers_packed,
+    product_seconds,
+)
 
 SMALL, LARGE = (256, 128), (1024, 520)
 assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
 
 
 @pytest.fixture(params=[True, False], ids=["laid out", "plain"])
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def packing(request: pytest.FixtureRequest) -> Packing:
     """Both ways, whichever is the faster one on this machine."""
-    if request.param and product._trial_seconds(torch.float32)[1] == float("inf"):
+    if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch has no oneDNN here")
-    monkeypatch.setattr(product, "prefers_packed", lambda _: request.param)
-    return request.param
+    return Packing(is_faster=request.param)
 
 
-@pytest.fixture
-def fresh_trial() -> Iterator[None]:
-    """The trial runs again, and again after the test."""
-    product._trial_seconds.cache_clear()
-    yield
-    product._trial_seconds.cache_clear()
-
-
-@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 32, 33, 57, 64])
 def test_a_product_is_that_of_torch(
-    rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int]
+    rows: int, dtype: torch.dtype, shared: bool, shape: tuple[int, int], packing: Packing
 ) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(2)).to(dtype)
     residual = torch.randn(rows, shape[0], generator=torch.Generator().manual_seed(3)).to(dtype)
     kept = residual.clone()
-    weighed = Product(weight, shared=shared)
+    weighed = Product(weight, shared=shared, packing=packing)
     expected = F.linear(x.double(), weight.double())
     exactness = 2e-2 if dtype is torch.bfloat16 else 1e-5
     for found, wanted in (
@@ -55,13 +54,12 @@ def test_a_product_is_that_of_torch(
     assert torch.equal(residual, kept)
 
 
-@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_a_larger_weight_is_another_products(shape: tuple[int, int]) -> None:
+def test_a_larger_weight_is_another_products(shape: tuple[int, int], packing: Packing) -> None:
     made = torch.Generator().manual_seed(1)
     weight, delta = torch.randn(shape, generator=made), torch.randn(shape, generator=made)
     x = torch.randn(40, shape[1], generator=made)
-    before = Product(weight)
+    before = Product(weight, packing=packing)
     own = before(x)
     larger = before.plus(delta)
     torch.testing.assert_close(larger(x), F.linear(x, weight + delta), rtol=1e-4, atol=1e-3)
@@ -72,17 +70,16 @@ def test_a_larger_weight_is_another_products(shape: tuple[int, int]) -> None:
 def test_products_of_many_tokens_have_few_sizes() -> None:
     """Each new one is compiled, and the compiled ones are kept up to a number."""
     for tokens in range(1, 5000):
-        size = product._padded_count(tokens)
-        assert tokens <= size <= (tokens if tokens <= product.UNPADDED_TOKENS else 1.125 * tokens)
-    sizes = {product._padded_count(tokens) for tokens in range(1, 2049)}
-    assert len(sizes) <= product.UNPADDED_TOKENS + 6 * 8 + 1
+        size = linear._padded_count(tokens)
+        assert tokens <= size <= (tokens if tokens <= linear.UNPADDED_TOKENS else 1.125 * tokens)
+    sizes = {linear._padded_count(tokens) for tokens in range(1, 2049)}
+    assert len(sizes) <= linear.UNPADDED_TOKENS + 6 * 8 + 1
 
 
-@pytest.mark.usefixtures("layout")
-def test_the_weight_that_was_copied_is_not_kept() -> None:
+def test_the_weight_that_was_copied_is_not_kept(packing: Packing) -> None:
     weight = torch.randn(LARGE)
     gone = weakref.ref(weight)
-    product_of_it = Product(weight)
+    product_of_it = Product(weight, packing=packing)
     del weight
     assert gone() is None
     assert product_of_it(torch.ones(1, LARGE[1])).isfinite().all()
@@ -90,10 +87,10 @@ def test_the_weight_that_was_copied_is_not_kept() -> None:
 
 @pytest.mark.parametrize("most", [0, 1 << 30])
 def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
-    layout: bool, most: int, monkeypatch: pytest.MonkeyPatch
+    packing: Packing, most: int
 ) -> None:
     """The last one's weight is an embedding, too, and is copied up to so many bytes."""
-    monkeypatch.setattr(product, "SHARED_BYTES", most)
+    layout = packing.is_faster
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(
@@ -107,29 +104,24 @@ def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
     ids = torch.tensor([[1, 2, 3]])
     with torch.inference_mode():
         expected = model(ids)
-        pack_layers(model)
+        pack_layers(model, replace(packing, shared_bytes=most))
         found = model(ids)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     replaced = [isinstance(layer, PackedLinear) for layer in model]
     assert replaced == [False, layout, False, False, layout]
-    assert model[4].weight.is_mkldnn == (layout and most > 0)
+    assert model[4].weight.is_mkldnn == bool(layout and most > 0)
     assert model[4].weight.is_mkldnn or model[4].weight.data_ptr() == model[0].weight.data_ptr()
 
 
-@pytest.mark.usefixtures("fresh_trial")
-def test_without_onednn_products_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_products_are_plain() -> None:
     def missing(_: object) -> torch.Tensor:
         raise RuntimeError("not built in")
 
-    monkeypatch.setattr(product, "_pack", missing)
-    assert not product.prefers_packed(torch.float32)
-    assert 0 < product.product_seconds(torch.float32) < float("inf")
-    weight, x = torch.randn(LARGE), torch.randn(3, LARGE[1])
-    torch.testing.assert_close(Product(weight)(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+    absent = PackedLibrary(pack=missing)
+    assert not prefers_packed(torch.float32, absent)
+    assert 0 < product_seconds(torch.float32, absent) < float("inf")
 
 
-@pytest.mark.usefixtures("fresh_trial")
-def test_a_library_with_other_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_pack", lambda weight: weight)
-    monkeypatch.setattr(product, "_multiply", lambda x, weight: 1.01 * (x @ weight.t()))
-    assert not product.prefers_packed(torch.float32)
+def test_a_library_with_other_results_is_not_used() -> None:
+    wrong = PackedLibrary(lambda weight: weight, lambda x, weight: 1.01 * (x @ weight.t()))
+    assert not prefers_packed(torch.float32, wrong)

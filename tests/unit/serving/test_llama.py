@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from peft import PeftModel
 
 from tests.unit.serving.conftest import make_adapter, quiet_peft
-from tests.unit.serving.test_engine import build, expected, run
+from tests.unit.serving.test_engine import all_packed, build, expected, run
 from tests.unit.serving.test_generic import WINDOW, check_answers, save
 from tests.unit.serving.test_merged_weights import merged
-from tuneship.serving import linear as product
 from tuneship.serving.generic import GenericModel
 from tuneship.serving.llama import KINDS, LlamaModel
 from tuneship.serving.merged_weights import STEADY_STEPS
@@ -36,14 +34,8 @@ def test_each_answers_as_generate_does_with_and_without_an_adapter(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_with_packed_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("torch has no oneDNN here")
-    monkeypatch.setattr(product, "SMALL_BYTES", 0)
-    monkeypatch.setattr(product, "prefers_packed", lambda _: True)
-    check_answers(tmp_path, kind, KIN[kind][0], LlamaModel)
+def test_the_same_with_packed_weights(tmp_path: Path, kind: str) -> None:
+    check_answers(tmp_path, kind, KIN[kind][0], LlamaModel, all_packed())
 
 
 @pytest.mark.parametrize("kind", KINDS)

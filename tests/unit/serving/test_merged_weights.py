@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.serving.test_engine import PROMPT, build, expected, run
-from tuneship.serving import linear as product
-from tuneship.serving import merged_weights as merging
+from tests.unit.serving.test_engine import PROMPT, all_packed, build, expected, run
 from tuneship.serving.engine import Engine, EngineLimits
-from tuneship.serving.linear import Product
+from tuneship.serving.linear import AS_MEASURED, Product
 from tuneship.serving.merged_weights import STEADY_STEPS
 from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
@@ -21,19 +19,10 @@ LONG = 60
 
 
 @pytest.fixture(params=["as they are", "laid out"])
-def engine(
-    base: Path,
-    adapters: Mapping[str, Path],
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Engine:
+def engine(base: Path, adapters: Mapping[str, Path], request: pytest.FixtureRequest) -> Engine:
     """The second time with weights that are there in oneDNN's own layout only."""
-    if request.param == "laid out":
-        if not torch.backends.mkldnn.is_available():
-            pytest.skip("torch has no oneDNN here")
-        monkeypatch.setattr(product, "SMALL_BYTES", 0)
-        monkeypatch.setattr(product, "prefers_packed", lambda _: True)
-    return build(base, adapters, rows=6)
+    packing = all_packed() if request.param == "laid out" else AS_MEASURED
+    return build(base, adapters, rows=6, packing=packing)
 
 
 def ask(*adapters: str | None, tokens: int = LONG, first: int = 10) -> list[GenerateRequest]:
@@ -111,11 +100,11 @@ def test_adapters_that_take_turns_are_not_merged(engine: Engine) -> None:
 
 
 def test_nothing_is_merged_in_half_precision_nor_into_large_weights(
-    base: Path, adapters: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    base: Path, adapters: Mapping[str, Path]
 ) -> None:
     rounded = Engine(load_model(base, "bfloat16"), EngineLimits())
-    monkeypatch.setattr(merging, "MERGED_BYTES", 1000)
-    for engine in (rounded, Engine(load_model(base), EngineLimits())):
+    large = Engine(load_model(base), EngineLimits(merged_bytes=1000))
+    for engine in (rounded, large):
         engine.load("wide", adapters["wide"])
         run(engine, ask("wide"))
         assert not merged(engine, "wide")

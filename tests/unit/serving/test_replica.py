@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,32 +124,39 @@ def test_a_termination_signal_ends_an_idle_process(wire: Wire) -> None:
     assert wire.process.wait(PATIENCE_S) == 0
 
 
-def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tuneship.serving.engine.KEPT_BYTES", 0)
+Ask = Callable[[dict[str, Any], int], dict[str, Any]]
+
+
+@contextmanager
+def served(engine: Engine, **options: float) -> Iterator[Ask]:
+    """Asks a server in a thread, and returns the last of so many frames."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    engine = Engine(load_model(base), EngineLimits())
-    worker = threading.Thread(target=ReplicaServer(engine, Frames(theirs)).run, daemon=True)
+    server = ReplicaServer(engine, Frames(theirs), **options)
+    worker = threading.Thread(target=server.run, daemon=True)
     worker.start()
-    with theirs, ours.makefile("rb") as lines:
+    with ours, theirs, ours.makefile("rb") as lines:
 
         def ask(frame: dict[str, Any], frames: int) -> dict[str, Any]:
             ours.sendall(json.dumps(frame).encode() + b"\n")
             return [json.loads(next(lines)) for _ in range(frames)][-1]
 
-        generate, stats = {**GENERATE, "id": "a"}, {"op": "stats", "id": "b"}
-        assert ask(generate, frames=4)["finished"]
-        assert ask(stats, frames=1)["cache_bytes"], "the next turn of a conversation needs it"
-        monkeypatch.setattr("tuneship.serving.replica.SHRINK_AFTER_IDLE_S", 0.2)
-        until(lambda: not ask(stats, frames=1)["cache_bytes"])
-        assert ask(generate, frames=4)["finished"]
-        until(lambda: not engine.stats()["cache_bytes"])  # nothing wakes it up
+        yield ask
         ours.shutdown(socket.SHUT_RDWR)
         worker.join(PATIENCE_S)
         assert not worker.is_alive()
-    ours.close()
+
+
+def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(base: Path) -> None:
+    engine = Engine(load_model(base), EngineLimits(kept_bytes=0))
+    generate, stats = {**GENERATE, "id": "a"}, {"op": "stats", "id": "b"}
+    with served(engine) as ask:
+        assert ask(generate, 4)["finished"]
+        assert ask(stats, 1)["cache_bytes"], "the next turn of a conversation needs it"
+    with served(engine, shrink_after_idle_s=0.2) as ask:
+        until(lambda: not ask(stats, 1)["cache_bytes"])
+        assert ask(generate, 4)["finished"]
+        until(lambda: not engine.stats()["cache_bytes"])  # nothing wakes it up
 
 
 def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:
