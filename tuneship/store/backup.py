@@ -32,7 +32,7 @@ from tuneship.store.backup_format import (
     read_manifest,
     tidy,
 )
-from tuneship.store.blobs import sha256_of
+from tuneship.store.blobs import Blobs, sha256_of
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.stored_files import stored_objects
 
@@ -50,6 +50,7 @@ class Source:
     data_dir: Path
     heads: Path
     master_key: Path
+    blobs: Blobs
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Backup:
     def make(self, *, with_master_key: bool) -> Manifest:
         """Run the backup. If it raises `BackupFault`, `OSError` or SQLAlchemy's errors, the previous one is intact."""
         with _only_backup(self.source.data_dir), self._unfinished():
-            with _pins(self.source.data_dir) as pins:
+            with self._pins() as pins:
                 # The heads come before the rows: no head may name a row that the backup lacks.
                 name, heads = f"audit-heads-{self._stamp}.jsonl", None
                 with suppress(FileNotFoundError):
@@ -98,6 +99,28 @@ class Backup:
             manifest.write(self.folder)
         tidy(self.folder, manifest)
         return manifest
+
+    @contextmanager
+    def _pins(self) -> Generator[Path]:
+        """Make the folder for pins, on the file system of `blobs`; files of a bucket go straight into the backup."""
+        if self.source.blobs.is_remote:
+            self._download_all()
+            yield self.folder / BLOBS
+            return
+        scratch = self.source.data_dir / "scratch"
+        # Only one backup runs at a time, so these were left by a killed one.
+        for leftover in scratch.glob(f"{PINS}*"):
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as folder:
+            yield Path(folder)
+
+    def _download_all(self) -> None:
+        """Download what rows name now, before the snapshot, which must not stay open for as long as that takes."""
+        with self.source.database.read() as connection:
+            objects = list(stored_objects(connection))
+        for stored in objects:
+            for path, digest in stored.files.items():
+                self._pin(path, digest, self.folder / BLOBS)
 
     def _identity(self) -> str:
         with self.source.database.read() as connection:
@@ -164,16 +187,7 @@ class Backup:
         if self._has(path, digest) or pin.exists():
             return True
         pin.parent.mkdir(parents=True, exist_ok=True)
-        original = self.source.data_dir / BLOBS / path
-        try:
-            os.link(original, pin)
-        except FileNotFoundError:
-            return False
-        except OSError:  # no hard links here, or `blobs` is on another file system
-            with suppress(FileNotFoundError):
-                shutil.copy(original, pin)
-            return pin.exists()
-        return True
+        return self.source.blobs.copy_out(path, pin)
 
     def _has(self, path: str, digest: str) -> bool:
         """Whether the previous backup holds the file; a file never changes under its name."""
@@ -190,11 +204,12 @@ class Backup:
         (self.folder / BLOBS).mkdir(mode=0o700, exist_ok=True)
         for path, digest in digests.items():
             file, pin = self.folder / BLOBS / path, pins / path
-            if pin.exists():
+            if pin.exists() and not self._has(path, digest):
                 if sha256_of(pin) != digest:
                     self.missing.append(path)
                     continue
-                copy_file(pin, file)
+                if pin != file:
+                    copy_file(pin, file)
                 self.copied += 1
             if path not in self.missing:
                 self.files[path] = BlobFile(digest, file.stat().st_size)
@@ -224,14 +239,3 @@ def _only_backup(data_dir: Path) -> Generator[None]:
         yield
     finally:
         os.close(folder)
-
-
-@contextmanager
-def _pins(data_dir: Path) -> Generator[Path]:
-    """Make a folder for pins, on the file system of `blobs` unless that is mounted separately."""
-    scratch = data_dir / "scratch"
-    # Only one backup runs at a time, so these were left by a killed one.
-    for leftover in scratch.glob(f"{PINS}*"):
-        shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as folder:
-        yield Path(folder)
