@@ -53,7 +53,7 @@ CLIENT: "ClientConfig" = {
     "allow_http": True,
 }
 # Errors of obstore carry addresses and whole answers; these two parts of their text say enough, and nothing private.
-FAILURE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
+FAILURES = (re.compile(r"<Code>(\w+)</Code>"), re.compile(r"(status code: \d+)"))
 
 # Entries of a list in one piece.
 LIST_PAGE = 1_000
@@ -269,8 +269,8 @@ class ObjectBlobs:
         except AlreadyExistsError:
             raise
         except BaseError as error:
-            found = FAILURE.search(str(error))
-            fault = type(error).__name__ if found is None else found[1] or f"status {found[2]}"
+            found = (pattern.search(str(error)) for pattern in FAILURES)
+            fault = next((one[1] for one in found if one), type(error).__name__)
         else:
             return
         logger.warning("the object store failed: %s", fault)
