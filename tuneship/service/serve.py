@@ -224,8 +224,9 @@ def recover(parts: Parts) -> None:
         leases.release_all(connection, now)
         idempotency.release_all(connection)
         endpoint_records.revert_lapsed(connection, now)
+    files = parts.blobs.names() | work_in(data_dir)
     with parts.database.read() as connection:
-        files, known = parts.blobs.names() | work_in(data_dir), objects_of(connection)
+        known = objects_of(connection)
         unknown = left_over(connection, files, known)
     if parts.blobs.is_remote:
         # The supervisor's sweep sets objects aside a day later: the store may still complete a killed upload.

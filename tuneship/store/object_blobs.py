@@ -179,7 +179,9 @@ class ObjectBlobs:
 
     def has_any(self, names: Iterable[str]) -> bool:
         """Whether at least one of these objects has files."""
-        return not self.names().isdisjoint(names)
+        wanted = set(names)
+        found = (one["path"] for kind in KINDS for one in self._listed(kind))
+        return any(_name(path) in wanted for path in found)
 
     def older_than(self, moment: datetime) -> set[str]:
         """The prefixes of the objects of which every file is older by the store's own clock."""

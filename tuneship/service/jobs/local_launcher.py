@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Runtime, Worker
@@ -21,7 +21,6 @@ from tuneship.service.jobs.attempts import remaining_seconds
 from tuneship.service.jobs.launcher import Training, TrainingNews, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.warm_trainer import WarmTrainer, trainer_spec
 from tuneship.store.blobs import Blobs
-from tuneship.store.queries import Row
 from tuneship.store.stored_files import dataset_file
 from tuneship.training.spec import (
     CANCEL_FILE,
@@ -71,7 +70,9 @@ class LocalProgress:
 class LocalTraining(LocalProgress):
     """A training process that this service has started."""
 
-    def __init__(self, folder: Path, threads: Threads, worker: Worker, files: "Files") -> None:
+    def __init__(
+        self, folder: Path, threads: Threads, worker: Worker, files: "TrainingFiles"
+    ) -> None:
         """`folder` is the attempt's; adapters are stored in the blobs of `files`."""
         super().__init__(folder, threads)
         self._worker = worker
@@ -123,7 +124,7 @@ class LocalTraining(LocalProgress):
 
 
 @dataclass(frozen=True)
-class Files:
+class TrainingFiles:
     """The store of files, and the holds on those that a training reads."""
 
     blobs: Blobs
@@ -152,8 +153,12 @@ class LocalTrainingLauncher:
         folder = attempt_folder(self._work, order.job["id"], order.job["attempt"])
         held = await self._threads.run(self._write_spec, folder, order)
         # Nothing may be awaited from here on: a process that nobody knows of could not be ended.
-        worker = self._spawn(Order(folder, order.keys))
-        training = LocalTraining(folder, self._threads, worker, Files(self._parts.blobs, held))
+        with held:
+            worker = self._spawn(Order(folder, order.keys))
+            held = held.pop_all()  # from now on they are the training's
+        training = LocalTraining(
+            folder, self._threads, worker, TrainingFiles(self._parts.blobs, held)
+        )
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 
@@ -174,30 +179,31 @@ class LocalTrainingLauncher:
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> ExitStack:
         """Write paths and numbers: no address and no secret. Returns the holds on the files that it names."""
-        job, held = order.job, ExitStack()
-
-        def file_of(dataset: Row) -> Path:
-            return held.enter_context(dataset_file(self._parts.blobs, dataset))
-
+        job = order.job
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
-        spec = TrainingSpec(
-            base_model=str(order.base),
-            training_file=file_of(order.training),
-            validation_file=None if order.validation is None else file_of(order.validation),
-            dataset_format=order.training["format"],
-            output_dir=folder / OUTPUT,
-            checkpoint_dir=folder.parent / CHECKPOINTS,
-            validation_frequency=job["validation_frequency"],
-            max_runtime_seconds=remaining_seconds(job),
-            threads=0,
-            hyperparameters=ResolvedHyperparameters(**hyperparameters),
-            devices=self._parts.settings.training_devices,
-        )
-        for directory in (folder, spec.output_dir, spec.checkpoint_dir):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_text(spec.to_json())
-        return held
+        with ExitStack() as held:
+            training, validation = (
+                None if one is None else held.enter_context(dataset_file(self._parts.blobs, one))
+                for one in (order.training, order.validation)
+            )
+            spec = TrainingSpec(
+                base_model=str(order.base),
+                training_file=cast("Path", training),
+                validation_file=validation,
+                dataset_format=order.training["format"],
+                output_dir=folder / OUTPUT,
+                checkpoint_dir=folder.parent / CHECKPOINTS,
+                validation_frequency=job["validation_frequency"],
+                max_runtime_seconds=remaining_seconds(job),
+                threads=0,
+                hyperparameters=ResolvedHyperparameters(**hyperparameters),
+                devices=self._parts.settings.training_devices,
+            )
+            for directory in (folder, spec.output_dir, spec.checkpoint_dir):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / SPEC_FILE).write_text(spec.to_json())
+            return held.pop_all()
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""
