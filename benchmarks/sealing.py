@@ -26,6 +26,7 @@ from tuneship.security.sealed_files import (
     write_sealed,
 )
 from tuneship.store.blobs import DATA_FILE, Blobs, check_digest, sha256_of
+from tuneship.store.local_blobs import LocalBlobs
 
 # The size of the pieces in which a connection delivers an upload.
 UPLOAD_PIECE_BYTES = 64 << 10
@@ -56,7 +57,7 @@ def upload_sealed(blobs: Blobs, content: bytes) -> tuple[Path, str]:
         for start in range(0, len(content), UPLOAD_PIECE_BYTES):
             staged.write(content[start : start + UPLOAD_PIECE_BYTES])
         blobs.keep(staged, f"datasets/ds_1/{DATA_FILE}")
-    return blobs.local(f"datasets/ds_1/{DATA_FILE}"), staged.key
+    return blobs.path_of(f"datasets/ds_1/{DATA_FILE}"), staged.key
 
 
 def read(path: Path, key: str | None, sha256: str) -> None:
@@ -120,7 +121,7 @@ def main() -> None:
 
 
 def _measured(folder: Path, content: bytes, rounds: int) -> list[Rounds]:
-    blobs = Blobs(str(folder / "blobs"), folder / "scratch")
+    blobs = LocalBlobs(folder)
     upload = Rounds("upload into the store", len(content))
     start = Rounds("job start: check and read", len(content))
     adapter = Rounds("adapter of 4 MiB: read", ADAPTER_BYTES)

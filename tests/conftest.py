@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.local_machine import machine
+from tests.support.object_server import bucket, object_server
 from tests.support.postgres_cluster import postgres
 
-__all__ = ["machine", "postgres"]
+__all__ = ["bucket", "machine", "object_server", "postgres"]
 
 settings.register_profile(
     "tuneship",

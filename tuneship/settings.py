@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -32,6 +33,8 @@ def _split_command(value: object) -> object:
     return shlex.split(value) if isinstance(value, str) else value
 
 
+# The kinds of object stores that `blob_url` may name.
+BUCKET_SCHEMES = ("s3", "gs", "az")
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_command)]
@@ -89,6 +92,17 @@ class ServiceSettings(BaseSettings):
         default=(IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")),
         description="Who reaches deployments with `private_endpoints`.",
     )
+    blob_url: str = Field(
+        default="",
+        description="Where datasets and models are kept, e.g. `s3://bucket/prefix`; default: the data directory. "
+        "Credentials come from the cloud's own variables (AWS_ACCESS_KEY_ID, ...).",
+    )
+    blob_cache_bytes: Annotated[
+        int,
+        Field(
+            ge=1, description="Local copies of files that are kept in a bucket; files in use stay."
+        ),
+    ] = 20 << 30
     database_url: SecretStr | None = Field(
         default=None, description="SQLAlchemy URL; default: SQLite in the data directory."
     )
@@ -183,6 +197,18 @@ class ServiceSettings(BaseSettings):
     def master_key(self) -> Path:
         """The path of the master key."""
         return self.master_key_file or self.data_dir / "master.key"
+
+    @model_validator(mode="after")
+    def _bucket_without_secrets(self) -> "ServiceSettings":
+        # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
+        place = urlsplit(self.blob_url)
+        if "@" in place.netloc or place.query or place.fragment:
+            raise ValueError(
+                "blob_url must be a bucket and a prefix only: give credentials in the cloud's own variables"
+            )
+        if self.blob_url and (place.scheme not in BUCKET_SCHEMES or not place.netloc):
+            raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
+        return self
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "ServiceSettings":

@@ -33,7 +33,8 @@ from tuneship.store import endpoint_records, idempotency, tables, webhook_record
 from tuneship.store import job_leases as leases
 from tuneship.store import queries as rows
 from tuneship.store.audit import Chain
-from tuneship.store.blobs import Blobs, StagedFile
+from tuneship.store.blobs import StagedFile
+from tuneship.store.local_blobs import LocalBlobs
 from tuneship.training import checkpoints
 
 HISTORY = "history.jsonl"
@@ -273,7 +274,9 @@ POINTS = {
         accepts, lambda one: one.after(Context, "commit")
     ),
     "upload: mid-file": Point(uploads, _written_in_half),
-    "upload: after rename, before the row": Point(uploads, lambda one: one.after(Blobs, "keep")),
+    "upload: after rename, before the row": Point(
+        uploads, lambda one: one.after(LocalBlobs, "keep")
+    ),
     "upload: after the row": Point(uploads, lambda one: _handler(one, "upload_dataset", "after")),
     "upload: after commit, before the answer": Point(
         uploads, lambda one: one.after(Context, "commit")

@@ -45,8 +45,8 @@ from tuneship.service.serve import address_rules, listener_on, server_config
 from tuneship.service.supervisor import Supervisor
 from tuneship.settings import ClientSettings, ServiceSettings
 from tuneship.store.audit import Chain
-from tuneship.store.blobs import blobs_of
 from tuneship.store.database import Database, url_of
+from tuneship.store.open_blobs import blobs_of
 
 CATALOGUE = Catalogue()
 ANSWER = "Diseases of the skin"
@@ -118,7 +118,7 @@ class Service:
             settings=self.settings,
             public_url="http://service.test",
             database=self.database,
-            blobs=blobs_of(data_dir),
+            blobs=blobs_of(self.settings),
             catalogue=Catalogue(self.settings.model_catalogue)
             if self.settings.model_catalogue
             else CATALOGUE,

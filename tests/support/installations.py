@@ -24,7 +24,7 @@ from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.blobs import DATA_FILE, blobs_of
+from tuneship.store.blobs import DATA_FILE
 from tuneship.store.database import sqlite_url
 from tuneship.store.identifiers import new_id
 
@@ -70,7 +70,7 @@ class Installed:
         """A stored and sealed dataset of the tenant `acme`."""
         now, identifier = datetime.now(UTC), new_id("ds")
         blob = f"datasets/{identifier}/{DATA_FILE}"
-        blobs = blobs_of(self.data_dir)
+        blobs = opened.blobs
         with blobs.staged() as staged:
             staged.write(content)
             blobs.keep(staged, blob)

@@ -181,7 +181,7 @@ def forget_key(service: Service, table: sa.Table, identifier: str, folder: str) 
     """As an earlier version stored it: plain files, and no key."""
     with service.database.write() as connection:
         key = service.parts.keyring.find(connection, "alice", folder)
-        files = list(service.parts.blobs.local(folder).iterdir())
+        files = list(service.parts.blobs.path_of(folder).iterdir())
         for file in files:
             file.write_bytes(read_plain(file, key))
         service.parts.keyring.destroy(connection, folder)
@@ -288,7 +288,7 @@ def test_exchanged_files_stop_their_deployment_and_no_other(service: Service) ->
     tuned, fine = service.model(), service.model()
     with service.database.read() as connection:
         folders = [
-            service.parts.blobs.local(row["blob"])
+            service.parts.blobs.path_of(row["blob"])
             for name in (tuned, fine)
             if (row := rows.fetch(connection, tables.models, name, client_id=None))
         ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.contract.common import render_time_ms
 
 if TYPE_CHECKING:  # the light install has no service
@@ -118,11 +118,12 @@ def _opened(
     data_dir: Path | None, heads: Path | None
 ) -> Generator[tuple["Database", "Chain", "Heads"]]:
     settings = service_settings(data_dir=data_dir)
-    with opened_database(settings) as (database, secret):
+    with opened_installation(settings) as opened:
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.store.audit import Chain  # noqa: PLC0415
         from tuneship.store.audit_heads import Heads, heads_file  # noqa: PLC0415
 
+        database, secret = opened.database, opened.secret
         file = heads or heads_file(settings.audit_heads, settings.data_dir)
         yield (
             database,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
@@ -51,12 +51,14 @@ def backup(
     # A backup inside of what it backs up would grow with each run, and be lost with it.
     if target.is_relative_to(own) or own.is_relative_to(target):
         fail(f"{folder} and the data directory lie in each other: name a folder elsewhere")
-    with opened_database(settings) as (database, _), _plain_faults():
+    with opened_installation(settings, reads_files=True) as opened, _plain_faults():
         from tuneship.store.audit_heads import heads_file  # noqa: PLC0415 - the light install
         from tuneship.store.backup import Backup, Source  # noqa: PLC0415
 
         heads = heads_file(settings.audit_heads, settings.data_dir)
-        source = Source(database, settings.data_dir, heads, settings.master_key)
+        source = Source(
+            opened.database, settings.data_dir, heads, settings.master_key, opened.blobs
+        )
         run = Backup(source, folder, datetime.now(UTC), version("tuneship"), verifies=verify)
         manifest = run.make(with_master_key=with_master_key)
     typer.echo(
@@ -83,7 +85,9 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
         from tuneship.store.audit_heads import heads_file  # noqa: PLC0415
+        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
         from tuneship.store.database import url_of  # noqa: PLC0415
+        from tuneship.store.open_blobs import blobs_of  # noqa: PLC0415
         from tuneship.store.restore import (  # noqa: PLC0415
             RestoreTarget,
             complete_backup,
@@ -97,11 +101,14 @@ def restore(folder: Folder, data_dir: DataDir = None) -> None:
             heads = heads_file(settings.audit_heads, settings.data_dir)
             url = url_of(settings.database_url, settings.data_dir)
             manifest = complete_backup(folder)
-            target = RestoreTarget(settings.data_dir, url, heads, settings.master_key)
+            blobs = blobs_of(settings)
+            target = RestoreTarget(settings.data_dir, url, heads, settings.master_key, blobs)
             with prepared(folder, manifest, target) as made:
                 settle(made, target, checked_master_key(folder, made, target))
     except SQLAlchemyError as error:  # its own text may hold the URL
         fail(f"the database failed: {type(error).__name__}")
+    except BlobsAway as fault:
+        fail(f"the files cannot be stored in {settings.blob_url}: {fault}")
     typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
     if not settings.master_key.exists():
         text = f"put the master key into {settings.master_key} before you start the service"
@@ -115,11 +122,10 @@ def check(
 ) -> None:
     """Compare rows, files, digests and keys, and name what is wrong."""
     settings = service_settings(data_dir=data_dir)
-    with opened_database(settings) as (database, secret):
-        from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
+    with opened_installation(settings, reads_files=True) as opened:
         from tuneship.service.checking import check as compare  # noqa: PLC0415 - the light install
 
-        report = compare(database, settings.data_dir, keyring_of(secret), recheck_after)
+        report = compare(opened, settings.data_dir, recheck_after)
     for name, fault in sorted(report.faults.items()):
         typer.echo(f"{name}: {fault}")
     if report.faults:

@@ -12,7 +12,7 @@ from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
-    from tuneship.store.database import Database
+    from tuneship.service.open_installation import Installation
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -37,24 +37,32 @@ def service_settings(**options: Any) -> ServiceSettings:
 
 
 @contextmanager
-def opened_database(settings: ServiceSettings) -> Generator[tuple["Database", bytes]]:
-    """The database and the master key of a service, running or not; exits with one line when they cannot be opened."""
+def opened_installation(
+    settings: ServiceSettings, *, reads_files: bool = False
+) -> Generator["Installation"]:
+    """The installation of a service, running or not; exits with one line when it cannot be opened.
+
+    `reads_files`: whether the command needs datasets and models.
+    """
     os.umask(0o077)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install
 
         from tuneship.service.open_installation import open_for_command  # noqa: PLC0415
+        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
-        opened = open_for_command(settings)
+        opened = open_for_command(settings, reads_files=reads_files)
     except StartupError as error:
         fail(str(error))
     except (SQLAlchemyError, OSError, ValueError) as error:  # its own text may hold the URL
         fail(f"the data of the service cannot be opened: {type(error).__name__}")
     try:
-        yield opened.database, opened.secret
+        yield opened
     except SQLAlchemyError as error:
         fail(f"the database failed: {type(error).__name__}")
+    except BlobsAway as fault:
+        fail(f"the files in {opened.blobs.place} cannot be had: {fault}")
     finally:
         opened.database.close()

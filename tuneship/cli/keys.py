@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.contract.common import render_time
 from tuneship.contract.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
 
@@ -149,11 +149,12 @@ def utc_now() -> datetime:
 @contextmanager
 def opened(data_dir: Path | None) -> Generator["Keys"]:
     """The keys of the service on a data directory; exits with one line when there is none."""
-    with opened_database(service_settings(data_dir=data_dir)) as (database, secret):
+    with opened_installation(service_settings(data_dir=data_dir)) as opened:
         from tuneship.security.master_key import derived_secret  # noqa: PLC0415 - the light install
         from tuneship.service.access.api_keys import Keys  # noqa: PLC0415
         from tuneship.store.audit import Chain  # noqa: PLC0415
 
+        database, secret = opened.database, opened.secret
         chain = Chain(derived_secret(secret, "audit"))
         yield Keys(database, derived_secret(secret, "keys"), utc_now, chain)
 

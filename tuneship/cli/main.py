@@ -67,6 +67,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
 
         from tuneship.service.serve import serve as run  # noqa: PLC0415
+        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"the service needs `pip install 'tuneship[service]'` (missing: {error.name})")
     try:
@@ -81,6 +82,8 @@ def serve(  # noqa: PLR0913 - the options of a command
         is_file = isinstance(origin, sqlite3.Error)
         fault = f"{settings.data_dir}: {origin}" if is_file else type(error).__name__
         fail(f"the service cannot open its database: {fault}")
+    except BlobsAway as fault:
+        fail(f"the files in {settings.blob_url} cannot be had: {fault}")
     except OSError as error:
         fail(f"the service cannot start: {error}")
 

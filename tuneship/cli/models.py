@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tuneship.cli.common import fail, opened_database, service_settings
+from tuneship.cli.common import fail, opened_installation, service_settings
 
 app = typer.Typer(no_args_is_help=True, help="Tuned models: export.")
 
@@ -25,25 +25,26 @@ def export(
 ) -> None:
     """Write a tuned model's adapter unsealed into a new folder. Needs the master key."""
     settings = service_settings(data_dir=data_dir)
-    with opened_database(settings) as (database, master):
+    with opened_installation(settings, reads_files=True) as opened:
         from tuneship.security.sealed_files import read_plain  # noqa: PLC0415 - the light install
         from tuneship.service.access.data_keys import keyring_of  # noqa: PLC0415
         from tuneship.store import queries as rows  # noqa: PLC0415
         from tuneship.store import tables  # noqa: PLC0415
-        from tuneship.store.blobs import blobs_of  # noqa: PLC0415
+        from tuneship.store.stored_files import model_ref  # noqa: PLC0415
 
-        with database.read() as connection:
-            row = rows.fetch(connection, tables.models, model_id, client_id=None)
-            if row is None:
-                fail("there is no tuned model with this id")
-            # All is read before the folder is made, so that a damaged file leaves nothing behind.
-            try:
-                key = keyring_of(master).find(connection, row["client_id"], row["blob"])
-                files = blobs_of(settings.data_dir).local(row["blob"])
+        # All is read before the folder is made, so that a damaged file leaves nothing behind.
+        try:
+            with opened.database.read() as connection:
+                row = rows.fetch(connection, tables.models, model_id, client_id=None)
+                if row is None:
+                    fail("there is no tuned model with this id")
+                keyring = keyring_of(opened.secret)
+                key = keyring.find(connection, row["client_id"], row["blob"])
+            with opened.blobs.fetched(model_ref(row)) as files:
                 content = {name: read_plain(files / name, key) for name in row["sha256"]}
-                folder.mkdir(mode=0o700)
-                for name, data in content.items():
-                    (folder / name).write_bytes(data)
-            except OSError as error:
-                fail(f"the model cannot be exported: {error}")
+            folder.mkdir(mode=0o700)
+            for name, data in content.items():
+                (folder / name).write_bytes(data)
+        except OSError as error:
+            fail(f"the model cannot be exported: {error}")
     typer.echo(f"{len(content)} files in {folder}")

@@ -1,11 +1,11 @@
 """One live replica: its adapters, its health checks, and its end. Its group is `replica_set.py`."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from zlib import crc32
 
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, OpenedReplica
+from tuneship.runtime.replica_protocol import Adapter, FilesAway, OpenedReplica
 from tuneship.serving.replica_client import (
     GenerateRequest,
     ReplicaLost,
@@ -71,9 +71,19 @@ class ReplicaHandle:
         if adapter is None or self.has(adapter.name):
             return
         async with self._changing:
-            if not self.has(adapter.name):
+            if self.has(adapter.name):
+                return
+            with ExitStack() as held:
+                if adapter.hold is not None:
+                    try:
+                        await asyncio.to_thread(held.enter_context, adapter.hold())
+                    except OSError as error:
+                        text = f"adapter files cannot be read: {type(error).__name__}"
+                        raise ReplicaRefused(text) from error
+                    except Exception as error:
+                        raise FilesAway("the adapter's files cannot be had now") from error
                 await self.link.load(adapter.name, adapter.path, adapter.key)
-                self.adapters.add(adapter.name)
+            self.adapters.add(adapter.name)
 
     async def unload(self, adapter: str) -> None:
         """Unload an adapter. It gets no more requests at once, but stays loaded while one in flight uses it."""

@@ -4,7 +4,8 @@ Another engine (vLLM, a remote host) implements `ReplicaLink` and comes with an 
 starts, watches, drains and replaces its replicas like any other. Knows no deployment, no HTTP and no process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -35,10 +36,21 @@ class Adapter:
     path: Path
     key: str | None = field(default=None, repr=False)
     """Key that opens sealed files; None for plain ones."""
+    hold: Callable[[], AbstractContextManager[Path]] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Keeps the files at `path` while a replica reads them, and may have to download them; None where they always are.
+
+    Entering it raises `OSError` for files that cannot be read, and any other error where they may be had later.
+    """
 
 
 class NoReplica(ServingError):
     """No replica answers and none can be started now; a retry a little later may succeed."""
+
+
+class FilesAway(NoReplica):
+    """The files of an adapter cannot be had now; a retry a little later may succeed."""
 
 
 class ReplicaLink(Protocol):

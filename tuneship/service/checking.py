@@ -10,11 +10,11 @@ import sqlalchemy as sa
 
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.security.vault import SealBroken
-from tuneship.service.access.data_keys import TENANTS, Keyring
+from tuneship.service.access.data_keys import TENANTS, Keyring, keyring_of
+from tuneship.service.open_installation import Installation
 from tuneship.store import job_records, object_key_records
-from tuneship.store.blobs import sha256_of
-from tuneship.store.database import Database
-from tuneship.store.ownership import files_in
+from tuneship.store.blobs import Blobs
+from tuneship.store.ownership import work_in
 from tuneship.store.quarantine import left_over, objects_of
 from tuneship.store.stored_files import StoredObject, stored_objects
 
@@ -30,41 +30,41 @@ class Report:
     """The fault of each object, by its id. Holds no text of a user."""
 
 
-def check(database: Database, data_dir: Path, keyring: Keyring, pause_s: float) -> Report:
-    """Check everything, and faulty objects twice, with a pause in between. Raises SQLAlchemy's errors."""
-    report = _look(database, data_dir, keyring)
+def check(opened: Installation, data_dir: Path, pause_s: float) -> Report:
+    """Check everything, and faulty objects twice, with a pause between. Raises SQLAlchemy's errors, and `BlobsAway`."""
+    report = _look(opened, data_dir)
     if not report.faults:
         return report
     # A running service stores a file before its row and removes it after: only a fault that lasts is one.
     time.sleep(pause_s)
-    again = _look(database, data_dir, keyring, only=frozenset(report.faults))
+    again = _look(opened, data_dir, only=frozenset(report.faults))
     faults = {name: fault for name, fault in again.faults.items() if name in report.faults}
     return Report(report.objects, report.keys, faults)
 
 
-def _look(
-    database: Database, data_dir: Path, keyring: Keyring, only: frozenset[str] | None = None
-) -> Report:
-    with database.read() as connection:
+def _look(opened: Installation, data_dir: Path, only: frozenset[str] | None = None) -> Report:
+    # Before the rows, since an object comes before its row.
+    files = opened.blobs.names() | work_in(data_dir)
+    with opened.database.read() as connection:
         objects = list(stored_objects(connection))
-        extra = left_over(connection, files_in(data_dir), objects_of(connection))
-        keys = _Keys(connection, keyring)
+        extra = left_over(connection, files, objects_of(connection))
+        keys = _Keys(connection, keyring_of(opened.secret))
         faults = {**keys.broken(), **keys.missing(objects)}
     for stored in objects:
         if only is None or stored.id in only:
-            fault = file_fault(data_dir / "blobs", stored)
+            fault = file_fault(opened.blobs, stored)
             if fault is not None:
                 faults[stored.id] = fault
     faults |= dict.fromkeys(extra, "there is no row that names it")
     return Report(len(objects), keys.count, faults)
 
 
-def file_fault(blobs: Path, stored: StoredObject) -> str | None:
+def file_fault(blobs: Blobs, stored: StoredObject) -> str | None:
     """The fault of the first file that is missing, damaged or unreadable; None without one."""
     for path, digest in stored.files.items():
         name = path.rpartition("/")[2]
         try:
-            if sha256_of(blobs / path) != digest:
+            if blobs.digest_of(path) != digest:
                 return f"{name} is not the file that was stored"
         except FileNotFoundError:
             return f"{name} is missing"

@@ -17,7 +17,9 @@ from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 from tuneship.store import audit, installation
 from tuneship.store.audit_heads import Head, Heads, HeadsDamaged, heads_file
+from tuneship.store.blobs import Blobs
 from tuneship.store.database import Database, url_of
+from tuneship.store.open_blobs import blobs_of
 from tuneship.store.ownership import (
     RECORD,
     check_name,
@@ -48,17 +50,21 @@ class FilesOfAnotherTime(StartupError):
 
 @dataclass(frozen=True)
 class Installation:
-    """The database and the master key of an installation."""
+    """The database, the master key and the files of an installation."""
 
     database: Database
     secret: bytes
     """The master key."""
+    blobs: Blobs
     last_seen: datetime | None = None
     """The newest time that an earlier run has recorded."""
 
 
-def open_for_command(settings: ServiceSettings) -> Installation:
-    """Open the present installation without creating, migrating or writing anything. Raises `StartupError`."""
+def open_for_command(settings: ServiceSettings, *, reads_files: bool = True) -> Installation:
+    """Open the present installation without creating, migrating or writing anything. Raises `StartupError`.
+
+    `reads_files`: whether the command needs datasets and models, so that a bucket must answer.
+    """
     url = url_of(settings.database_url, settings.data_dir)
     check_name(settings.data_dir, url)
     found = installation.look(url)
@@ -67,7 +73,9 @@ def open_for_command(settings: ServiceSettings) -> Installation:
         raise NoInstallation(
             f"no service has run on {settings.data_dir}: start `tuneship serve`, or name --data-dir"
         )
-    secret = read_secret(settings.master_key)
+    secret, blobs = read_secret(settings.master_key), blobs_of(settings)
+    if reads_files:
+        blobs.check(found.id, writes=False)
     database = Database(url, migrates=False)
     try:
         with database.read() as connection:
@@ -75,7 +83,7 @@ def open_for_command(settings: ServiceSettings) -> Installation:
     except BaseException:
         database.close()
         raise
-    return Installation(database, secret)
+    return Installation(database, secret, blobs)
 
 
 def open_for_service(
@@ -90,6 +98,8 @@ def open_for_service(
     check_name(settings.data_dir, url)
     found = installation.look(url)
     check_ownership(settings.data_dir, url, found)
+    blobs = blobs_of(settings)
+    blobs.check(found.id)
     read = read_secret if found.is_used else read_or_make_secret
     secret = read(settings.master_key)
     database = Database(url)
@@ -98,17 +108,22 @@ def open_for_service(
         with database.write() as connection:
             check_key(connection, secret)
             row = installation.row_of(connection)
-            _check_files(connection, settings, secret, now)
+            _check_files(connection, settings, secret, now, blobs)
             _check_clock(row, now, accept_clock=accept_clock)
             # The file comes first: after a kill here its number is one ahead, which the next start accepts.
             record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)
+        # After the transaction, since the store may be far away. A kill in between leaves a bucket without a mark,
+        # which the next start writes.
+        with database.read() as connection:
+            known = objects_of(connection)
+        blobs.claim(row["id"], known)
     except BaseException:
         database.close()
         raise
-    return Installation(database, secret, None if accept_clock else row["newest_time"])
+    return Installation(database, secret, blobs, None if accept_clock else row["newest_time"])
 
 
 def _key_check(secret: bytes) -> bytes:
@@ -142,7 +157,11 @@ def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> 
 
 
 def _check_files(
-    connection: sa.Connection, settings: ServiceSettings, secret: bytes, now: datetime
+    connection: sa.Connection,
+    settings: ServiceSettings,
+    secret: bytes,
+    now: datetime,
+    blobs: Blobs,
 ) -> None:
     """Raises `FilesOfAnotherTime`, unless an operator has confirmed that database and files belong together."""
     record = read_record(settings.data_dir)
@@ -159,11 +178,15 @@ def _check_files(
     identity = installation.row_of(connection)["id"]
     hint = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
     named = {name for name in objects_of(connection) if not name.startswith("work/")}
-    blobs = settings.data_dir / "blobs"
-    if named and not any((blobs / name).exists() for name in named):
+    if named and not blobs.has_any(named):
+        what = (
+            "copy the files of the data directory there"
+            if blobs.is_remote
+            else "mount or restore that folder"
+        )
         raise FilesOfAnotherTime(
-            f"none of the {len(named)} datasets and models that the database names is in {blobs}: "
-            f"mount or restore that folder; {hint}"
+            f"none of the {len(named)} datasets and models that the database names is in {blobs.place}: "
+            f"{what}; {hint}"
         )
 
     # A signed head names a row of the audit chain that an older database does not have.

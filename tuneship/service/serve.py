@@ -72,9 +72,8 @@ from tuneship.store import endpoint_records, idempotency
 from tuneship.store import job_leases as leases
 from tuneship.store.audit import Chain
 from tuneship.store.audit_heads import Heads, heads_file
-from tuneship.store.blobs import blobs_of
 from tuneship.store.database import IN_USE, url_of
-from tuneship.store.ownership import files_in, name_of
+from tuneship.store.ownership import name_of, work_in
 from tuneship.store.quarantine import left_over, objects_of, set_aside
 from tuneship.traffic.split import DRAWS
 
@@ -199,12 +198,12 @@ def _build(
     def cache_bytes(base: Path) -> int:
         return settings.replica_cache_bytes or cache_share(base, settings.replica_processes)
 
-    models = worker_folder(data_dir, "models")
+    models = worker_folder(settings, "models")
     return Parts(
         settings=settings,
         public_url=public_url.rstrip("/"),
         database=opened.database,
-        blobs=blobs_of(data_dir),
+        blobs=opened.blobs,
         catalogue=catalogue,
         instances=InstanceCatalogue(settings.instance_catalogue),
         recorder=Recorder(),
@@ -230,9 +229,13 @@ def recover(parts: Parts) -> None:
         leases.release_all(connection, now)
         idempotency.release_all(connection)
         endpoint_records.revert_lapsed(connection, now)
+    files = parts.blobs.names() | work_in(data_dir)
     with parts.database.read() as connection:
-        files, known = files_in(data_dir), objects_of(connection)
+        known = objects_of(connection)
         unknown = left_over(connection, files, known)
+    if parts.blobs.is_remote:
+        # The supervisor's sweep sets objects aside a day later: the store may still complete a killed upload.
+        unknown = {name for name in unknown if name.startswith("work/")}
     quarantine = set_aside(data_dir, unknown, now)
     if quarantine is not None:
         text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
@@ -243,7 +246,8 @@ def recover(parts: Parts) -> None:
         logger.error(text, len(missing))
     # The rest are the folders of jobs that have ended.
     for name in files - known - unknown:
-        clear_work(data_dir / "work", name.removeprefix("work/"))
+        if name.startswith("work/"):
+            clear_work(data_dir / "work", name.removeprefix("work/"))
 
 
 async def _run(
@@ -273,8 +277,9 @@ async def _run(
         lifespan=_lifespan(parts, tasks),
     )
     database = name_of(url_of(settings.database_url, settings.data_dir), settings.data_dir)
-    text = "tuneship %s at %s, data in %s, database: %s"
-    logger.info(text, version("tuneship"), parts.public_url, settings.data_dir, database)
+    text = "tuneship %s at %s, data in %s, database: %s, files: %s"
+    places = (settings.data_dir, database, parts.blobs.place)
+    logger.info(text, version("tuneship"), parts.public_url, *places)
     await _Server(server_config(app, settings), parts, connections).serve(sockets=[place[0]])
     parts.database.close()
     await leave(spare, parts.threads)

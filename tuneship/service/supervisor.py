@@ -24,6 +24,7 @@ from tuneship.service.jobs.local_launcher import LocalTrainingLauncher
 from tuneship.service.jobs.runner import TrainingKeeper
 from tuneship.store import deployment_logs, idempotency, metric_windows
 from tuneship.store import outbox as events
+from tuneship.store.quarantine import objects_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ LOGS_KEPT_FOR = timedelta(days=30)
 # Per deployment.
 MAX_LOG_LINES = 10_000
 FORGET_EVERY = timedelta(hours=1)
+# Files without a row are set aside when they are so old: an upload comes before its row.
+LEFT_OVER_AFTER = timedelta(hours=24)
 # The interval for metrics and deployment logs. Readers of either store it first, so only a kill can
 # lose this much.
 STORE_EVERY = timedelta(milliseconds=800)
@@ -49,6 +52,7 @@ class Supervisor:
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = Threads("records", 1)
+        self._file_threads = Threads("left-over files", 1)
         self._deployments = DeploymentKeeper(parts)
         training_threads = Threads("training", 4)
         launcher = LocalTrainingLauncher(parts, runtime, work, training_threads)
@@ -56,6 +60,8 @@ class Supervisor:
         self._datasets = DatasetProcessing(parts)
         self._leases = LeaseKeeper(parts, self._trainings.held)
         self._forget_at = self._store_at = parts.clock()
+        # Not at a start, when an operator may just have put an older database in place.
+        self._sweep_at = parts.clock() + FORGET_EVERY
 
     def wake(self) -> None:
         """Reconcile now instead of at the next tick. May be called from any thread."""
@@ -75,6 +81,7 @@ class Supervisor:
                 self._repeat(self._deployments.reconcile),
                 self._repeat(self._trainings.tick),
                 self._repeat(self.store_and_forget),
+                self._repeat(self.sweep_files),
             )
         ]
         try:
@@ -87,6 +94,7 @@ class Supervisor:
         """All threads of the loops, without the one for leases."""
         return (
             self._threads,
+            self._file_threads,
             self._trainings.threads,
             self._datasets.threads,
             *self._deployments.threads,
@@ -139,6 +147,23 @@ class Supervisor:
         if may_forget and not _is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self._threads.run(self._forget_old, now)
+
+    async def sweep_files(self) -> None:
+        """Once an hour set the files aside that have no row and are older than a day, e.g. of a killed upload."""
+        may_forget, now = self._parts.clock_watch.may_forget(), self._parts.clock()
+        if may_forget and not _is_early(now, self._sweep_at, FORGET_EVERY):
+            self._sweep_at = now + FORGET_EVERY
+            await self._file_threads.run(self._set_leftovers_aside, now)
+
+    def _set_leftovers_aside(self, now: datetime) -> None:
+        # The files are listed before the rows are read, so a row that came meanwhile keeps its files.
+        found = self._parts.blobs.older_than(now - LEFT_OVER_AFTER)
+        with self._parts.database.read() as connection:
+            unknown = found - objects_of(connection)
+        place = self._parts.blobs.set_aside(unknown, now)
+        if place is not None:
+            text = "%d objects without a row were moved to %s, and stay there until you remove them"
+            logger.warning(text, len(unknown), place)
 
     def _forget_old(self, now: datetime) -> None:
         # A transaction for each kind, so that requests wait for one of them only.

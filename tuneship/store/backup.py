@@ -5,7 +5,6 @@ either database can be restored into either. While that transaction is open, fil
 folder of the backup, so that files deleted afterwards can still be copied.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -31,7 +30,7 @@ from tuneship.store.backup_format import (
     rows_in,
     tidy,
 )
-from tuneship.store.blobs import sha256_of
+from tuneship.store.blobs import Blobs, sha256_of
 from tuneship.store.database import Database
 from tuneship.store.stored_files import stored_objects
 
@@ -49,6 +48,7 @@ class Source:
     data_dir: Path
     heads: Path
     master_key: Path
+    blobs: Blobs
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Backup:
             self.source.data_dir / BLOBS, "another backup of this installation is being made"
         )
         with alone, self._unfinished():
-            with _pins(self.source.data_dir) as pins:
+            with self._pins() as pins:
                 # The heads come before the rows: no head may name a row that the backup lacks.
                 name, heads = f"audit-heads-{self._stamp}.jsonl", None
                 with suppress(FileNotFoundError):
@@ -100,6 +100,28 @@ class Backup:
             manifest.write(self.folder)
         tidy(self.folder, manifest)
         return manifest
+
+    @contextmanager
+    def _pins(self) -> Generator[Path]:
+        """Make the folder for pins, on the file system of `blobs`; files of a bucket go straight into the backup."""
+        if self.source.blobs.is_remote:
+            self._download_all()
+            yield self.folder / BLOBS
+            return
+        scratch = self.source.data_dir / "scratch"
+        # Only one backup runs at a time, so these were left by a killed one.
+        for leftover in scratch.glob(f"{PINS}*"):
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as folder:
+            yield Path(folder)
+
+    def _download_all(self) -> None:
+        """Download what rows name now, before the snapshot, which must not stay open for as long as that takes."""
+        with self.source.database.read() as connection:
+            objects = list(stored_objects(connection))
+        for stored in objects:
+            for path, digest in stored.files.items():
+                self._pin(path, digest, self.folder / BLOBS)
 
     def _identity(self) -> str:
         with self.source.database.read() as connection:
@@ -165,51 +187,33 @@ class Backup:
 
     def _pin(self, path: str, digest: str, pins: Path) -> bool:
         """Make sure that the file can be copied later even if it is deleted; returns whether it exists."""
-        pin, kept = pins / path, self.folder / BLOBS / path
-        known = None if self.previous is None else self.previous.files.get(path)
-        # A file never changes under its name, so one that the previous backup holds is good.
-        is_kept = (
-            known is not None
-            and known.sha256 == digest
-            and kept.is_file()
-            and kept.stat().st_size == known.bytes
-            and not (self.verifies and sha256_of(kept) != digest)
-        )
-        if is_kept or pin.exists():
+        pin = pins / path
+        if self._has(path, digest) or pin.exists():
             return True
         pin.parent.mkdir(parents=True, exist_ok=True)
-        original = self.source.data_dir / BLOBS / path
-        try:
-            os.link(original, pin)
-        except FileNotFoundError:
+        return self.source.blobs.copy_out(path, pin)
+
+    def _has(self, path: str, digest: str) -> bool:
+        """Whether the previous backup holds the file; a file never changes under its name."""
+        known = None if self.previous is None else self.previous.files.get(path)
+        file = self.folder / BLOBS / path
+        if known is None or known.sha256 != digest or not file.is_file():
             return False
-        except OSError:  # no hard links here, or `blobs` is on another file system
-            with suppress(FileNotFoundError):
-                shutil.copy(original, pin)
-            return pin.exists()
-        return True
+        if file.stat().st_size != known.bytes:
+            return False
+        return not self.verifies or sha256_of(file) == digest
 
     def _copy_files(self, pins: Path, digests: dict[str, str]) -> None:
         """Copy the pinned files; a damaged one counts as missing."""
         (self.folder / BLOBS).mkdir(mode=0o700, exist_ok=True)
         for path, digest in digests.items():
             file, pin = self.folder / BLOBS / path, pins / path
-            if pin.exists():
+            if pin.exists() and not self._has(path, digest):
                 if sha256_of(pin) != digest:
                     self.missing.append(path)
                     continue
-                copy_file(pin, file)
+                if pin != file:
+                    copy_file(pin, file)
                 self.copied += 1
             if path not in self.missing:
                 self.files[path] = BlobFile(digest, file.stat().st_size)
-
-
-@contextmanager
-def _pins(data_dir: Path) -> Generator[Path]:
-    """Make a folder for pins, on the file system of `blobs` unless that is mounted separately."""
-    scratch = data_dir / "scratch"
-    # Only one backup runs at a time, so these were left by a killed one.
-    for leftover in scratch.glob(f"{PINS}*"):
-        shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(prefix=PINS, dir=scratch) as folder:
-        yield Path(folder)

@@ -1,27 +1,140 @@
-"""Stores files under generated names. A file is staged, flushed to disk, then moved into place: it is never partial.
+"""The store of the files of datasets and models: its protocol, and what both of its forms share.
 
-A staged file is sealed while it is written (`tuneship/security/sealed_files.py`), so even a killed upload leaves no
-plain text behind. The root is an fsspec URL; local folders are the default. A key is `<kind>/<id>/<name>` with an id
-from the database; a client's file name is never used.
+`local_blobs.py` keeps the files in the data directory, `object_blobs.py` in a bucket of an object store. A key is
+`<kind>/<id>/<name>` with an id from the database; a client's file name is never used. A file never changes under its
+key and is never there in part. It is sealed while it is staged (`tuneship/security/sealed_files.py`), so even a killed
+upload leaves no plain text behind.
 """
 
 import hashlib
 import io
-import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
-import fsspec  # pyright: ignore[reportMissingTypeStubs]
-
-from tuneship.host.durable import flush
 from tuneship.security.sealed_files import ObjectDamaged, SealingWriter, new_key, open_plain
+from tuneship.startup import StartupError
 
 STAGED = ".staged-"
 # The name of a dataset's file; it is sealed for this name.
 DATA_FILE = "data.jsonl"
+# The first part of every key, below which each object has a folder.
+KINDS = ("datasets", "models")
+
+
+class BlobsAway(Exception):
+    """The store does not answer or refuses the service; the text names the kind of failure, and no address."""
+
+
+class FileDamaged(ObjectDamaged):
+    """A stored file whose bytes are not those of its digest."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: the file's name."""
+        super().__init__()
+        self.name = name
+
+
+class StoreRefused(StartupError):
+    """The store cannot be used by this installation; the message says why."""
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """A stored dataset or model, as its row names it."""
+
+    prefix: str
+    """`datasets/<id>` or `models/<job id>`."""
+    files: Mapping[str, str] = field(hash=False)
+    """SHA-256 of each file, by name."""
+
+    def only(self, *names: str) -> "ObjectRef":
+        """The same object with no other files than these."""
+        kept = {name: self.files[name] for name in names if name in self.files}
+        return ObjectRef(self.prefix, kept)
+
+
+class Blobs(Protocol):
+    """The files of datasets and models. May be used from any thread; every method may wait for a disk or a network.
+
+    Each raises `OSError`, and `BlobsAway` where the files are on another machine.
+    """
+
+    is_remote: bool
+    """Whether `fetched` may have to download."""
+    place: str
+    """The folder or URL, for messages."""
+
+    def staged(self) -> AbstractContextManager["StagedFile"]:
+        """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
+        ...
+
+    def keep(self, file: "StagedFile", key: str) -> None:
+        """Finish a staged file and store it durably under its key."""
+        ...
+
+    def put(self, path: Path, key: str) -> str:
+        """Store a copy of a local file unchanged, sealed or not; returns its SHA-256."""
+        ...
+
+    def fetched(self, ref: ObjectRef, *, is_checked: bool = False) -> AbstractContextManager[Path]:
+        """Yield the local folder of an object's files, which stay there within the block.
+
+        `is_checked`: compare every file with its digest. Raises `FileDamaged` and `FileNotFoundError`.
+        Never call it inside a write transaction: other writers would wait for the network.
+        """
+        ...
+
+    def path_of(self, prefix: str) -> Path:
+        """The local folder that `fetched` yields for an object; workers read it by this path."""
+        ...
+
+    def copy_out(self, path: str, target: Path) -> bool:
+        """Make a file outlive its deletion by linking or copying it to `target`; returns whether it exists."""
+        ...
+
+    def digest_of(self, path: str) -> str:
+        """SHA-256 of a stored file as it is now. Raises `FileNotFoundError`."""
+        ...
+
+    def delete(self, prefix: str) -> None:
+        """Remove an object, if it exists."""
+        ...
+
+    def names(self) -> set[str]:
+        """The prefixes of all objects that have files."""
+        ...
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether at least one of these objects has files."""
+        ...
+
+    def older_than(self, moment: datetime) -> set[str]:
+        """The prefixes of the objects that were last written before a moment."""
+        ...
+
+    def set_aside(self, names: Collection[str], now: datetime) -> str | None:
+        """Move objects to where they stay until an operator removes them; returns the place, None without objects."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove the temporary files of a killed process; call it only when the service starts."""
+        ...
+
+    def check(self, identity: str | None, *, writes: bool = True) -> None:
+        """Find out, before anything is changed, whether the store is this installation's and can be written.
+
+        `identity`: the installation's id; None before its first start. Raises `StoreRefused`.
+        """
+        ...
+
+    def claim(self, identity: str, known: Collection[str]) -> None:
+        """Bind the store to an installation, which `known` objects belong to. Raises `StoreRefused`."""
+        ...
 
 
 class StagedFile:
@@ -35,7 +148,7 @@ class StagedFile:
         self.size = 0
         """Bytes written so far; the sealed file is a little longer."""
         self._content = hashlib.sha256()
-        self._file = _HashedFile(descriptor, "wb")
+        self._file = HashedFile(descriptor, "wb")
         self._writer = SealingWriter(self._file, self.key, DATA_FILE)
 
     def write(self, block: "bytes | memoryview") -> None:
@@ -63,10 +176,11 @@ class StagedFile:
         return self._file.digest.hexdigest()
 
 
-class _HashedFile(io.FileIO):
+class HashedFile(io.FileIO):
     """A file that hashes the bytes written to it."""
 
     def __init__(self, descriptor: int, mode: str) -> None:
+        """Take over an open descriptor."""
         super().__init__(descriptor, mode)
         self.digest = hashlib.sha256()
 
@@ -76,100 +190,24 @@ class _HashedFile(io.FileIO):
         return written
 
 
-class Blobs:
-    """The files of datasets and models, below one root."""
-
-    def __init__(self, root: str, scratch: Path) -> None:
-        """Use `root`, a folder or fsspec URL, and `scratch`, a local folder for staged and fetched files."""
-        core: Any = fsspec.core  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        self._files, self._root = core.url_to_fs(root)
-        self._is_local = "file" in str(self._files.protocol)
-        self._scratch = scratch
-        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    @contextmanager
-    def staged(self) -> Generator[StagedFile]:
-        """Yield a new file to write to, which is removed after the block unless `keep` moved it."""
-        file = StagedFile(self._scratch)
-        try:
-            yield file
-        finally:
-            with suppress(
-                OSError
-            ):  # the file is removed next, so a failure to finish it does not matter
-                file.finish()
-            file.path.unlink(missing_ok=True)
-
-    def keep(self, file: StagedFile, key: str) -> None:
-        """Finish a staged file, flush it to disk and move it to its key. Raises `OSError`."""
-        file.finish()
-        self._move(file.path, key)
-
-    def put(self, path: Path, key: str) -> str:
-        """Copy a local file unchanged, sealed or not, to a key; returns its SHA-256. Raises `OSError`."""
-        descriptor, name = tempfile.mkstemp(dir=self._scratch, prefix=STAGED)
-        try:
-            raw = _HashedFile(descriptor, "wb")
-            # On a nearly full disk a raw write may take only part of a block; the buffer writes the rest or raises.
-            with path.open("rb") as source, io.BufferedWriter(raw) as copy:
-                shutil.copyfileobj(source, copy)
-            self._move(Path(name), key)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        return raw.digest.hexdigest()
-
-    def _move(self, source: Path, key: str) -> None:
-        flush(source)
-        target = f"{self._root}/{key}"
-        if not self._is_local:
-            self._files.put_file(str(source), target)
-            return
-        folder = Path(target).parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        source.replace(target)
-        # Flushing both folders makes the new name, and a folder created for it, survive a power failure.
-        flush(folder)
-        flush(folder.parent)
-
-    def local(self, key: str) -> Path:
-        """A local path from which an object, or a folder of objects, can be read."""
-        target = f"{self._root}/{key}"
-        if self._is_local:
-            return Path(target)
-        fetched = self._scratch / "fetched" / key
-        if not fetched.exists():
-            self._files.get(target, str(fetched), recursive=self._files.isdir(target))
-        return fetched
-
-    def delete(self, key: str) -> None:
-        """Remove an object or a folder of objects, if it exists."""
-        target = f"{self._root}/{key}"
-        if self._files.exists(target):
-            self._files.rm(target, recursive=self._files.isdir(target))
-
-    def names(self, kind: str) -> set[str]:
-        """The ids of all objects of one kind (`datasets`, `models`) that have files."""
-        folder = f"{self._root}/{kind}"
-        if not self._files.exists(folder):
-            return set()
-        return {Path(path).name for path in self._files.ls(folder, detail=False)}
-
-    def sweep(self) -> None:
-        """Remove the staged files that a killed process left; call it only when the service starts."""
-        for leftover in self._scratch.glob(f"{STAGED}*"):
-            leftover.unlink(missing_ok=True)
-        shutil.rmtree(self._scratch / "fetched", ignore_errors=True)
-
-
-def blobs_of(data_dir: Path) -> Blobs:
-    """Open the blob store of a data directory."""
-    return Blobs(str(data_dir / "blobs"), data_dir / "scratch")
+@contextmanager
+def staged_in(folder: Path) -> Generator[StagedFile]:
+    """Yield a new staged file in a folder, which is removed after the block unless it was moved away."""
+    file = StagedFile(folder)
+    try:
+        yield file
+    finally:
+        with suppress(
+            OSError
+        ):  # the file is removed next, so a failure to finish it does not matter
+            file.finish()
+        file.path.unlink(missing_ok=True)
 
 
 def check_digest(path: Path, sha256: str) -> None:
-    """Compare a stored file with its digest. Raises `ObjectDamaged` if they differ, and `OSError`."""
+    """Compare a stored file with its digest. Raises `FileDamaged` if they differ, and `OSError`."""
     if sha256_of(path) != sha256:
-        raise ObjectDamaged
+        raise FileDamaged(path.name)
 
 
 def sha256_of(path: Path) -> str:

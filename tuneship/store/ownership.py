@@ -13,15 +13,13 @@ import sqlalchemy as sa
 
 from tuneship.host.durable import write_private
 from tuneship.startup import StartupError
+from tuneship.store.blobs import KINDS
 from tuneship.store.database import SQLITE_FILE, url_of
 from tuneship.store.installation import FoundDatabase
+from tuneship.store.local_blobs import FOLDER, object_folders
 
 RECORD = "database"
 OWN = "sqlite in this directory"
-# Exists in every folder that is the root of a file system.
-LOST_FOUND = "lost+found"
-# Folders below `blobs`, each with a folder for every object.
-KINDS = ("datasets", "models")
 IDENTITY = re.compile(r"id (\S+)")
 STARTS = re.compile(r"starts (\d+)")
 
@@ -138,14 +136,13 @@ def _override(data_dir: Path, found: FoundDatabase) -> str:
 
 def files_in(data_dir: Path) -> set[str]:
     """The folders of datasets, models and jobs in a data directory, e.g. `datasets/ds_…` or `work/ft_…`."""
-    parents = {kind: data_dir / "blobs" / kind for kind in KINDS} | {"work": data_dir / "work"}
-    return {
-        f"{kind}/{folder.name}"
-        for kind, parent in parents.items()
-        if parent.is_dir()
-        for folder in parent.iterdir()
-        if folder.name != LOST_FOUND
-    }
+    objects = object_folders(data_dir / FOLDER, KINDS)
+    return {f"{folder.parent.name}/{folder.name}" for folder in objects} | work_in(data_dir)
+
+
+def work_in(data_dir: Path) -> set[str]:
+    """The folders of jobs in a data directory, e.g. `work/ft_…`."""
+    return {f"work/{folder.name}" for folder in object_folders(data_dir, ("work",))}
 
 
 def record_ownership(data_dir: Path, url: str, identity: str, starts: int) -> None:

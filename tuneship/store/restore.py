@@ -26,12 +26,13 @@ from tuneship.store.backup_format import (
     read_manifest,
     rows_in,
 )
+from tuneship.store.blobs import Blobs
 from tuneship.store.database import SQLITE_FILE, Database
 from tuneship.store.ownership import OWN, RECORD, name_of
 
 RESTORING = "restoring"
 ROWS, HEADS = "rows.sqlite", "heads"
-ALLOWED_ENTRIES = frozenset({"lock", RESTORING, KEY})
+ALLOWED_ENTRIES = frozenset({"lock", RESTORING, KEY, "cache"})
 EMPTY_FOLDERS = frozenset({BLOBS, "scratch", "work", "logs"})
 
 
@@ -43,6 +44,7 @@ class RestoreTarget:
     url: str
     heads: Path
     master_key: Path
+    blobs: Blobs
 
 
 def complete_backup(folder: Path) -> Manifest:
@@ -62,6 +64,7 @@ def prepared(folder: Path, manifest: Manifest, target: RestoreTarget) -> Generat
     Raises `BackupFault` if the target is not empty or a file does not match its digest.
     """
     _check_empty(target)
+    target.blobs.check(manifest.installation)
     target.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.data_dir.chmod(0o700)
     # The lock of a service, so that none starts meanwhile.
@@ -102,6 +105,9 @@ def _check_empty(target: RestoreTarget) -> None:
             )
     if name_of(target.url, target.data_dir) != OWN and installation.look(target.url).is_used:
         raise BackupFault("the database is not empty: restore into a new one")
+    if target.blobs.is_remote and target.blobs.names():
+        text = f"{target.blobs.place} is not empty: restore into an empty bucket or prefix"
+        raise BackupFault(text)
 
 
 def settle(made: Path, target: RestoreTarget, master_key: str | None) -> None:
@@ -136,7 +142,13 @@ def _identity(rows: sa.Connection) -> str:
 
 
 def _move_files(made: Path, target: RestoreTarget, master_key: str | None, undo: ExitStack) -> None:
-    _move(made / BLOBS, target.data_dir / BLOBS, undo)
+    if target.blobs.is_remote:
+        for file in sorted((made / BLOBS).glob("*/*/*")):
+            name = file.parent.relative_to(made / BLOBS).as_posix()
+            undo.callback(target.blobs.delete, name)
+            target.blobs.put(file, f"{name}/{file.name}")
+    else:
+        _move(made / BLOBS, target.data_dir / BLOBS, undo)
     if (made / HEADS).exists() and not target.heads.exists():
         _move(made / HEADS, target.heads, undo)
     if master_key is not None:

@@ -1,11 +1,15 @@
 """Lists the files that rows name, with their digests: those of every dataset and every tuned model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.store.blobs import Blobs, ObjectRef
 from tuneship.store.tables import datasets, models
 
 
@@ -19,6 +23,21 @@ class StoredObject:
     created_at: datetime
     files: Mapping[str, str]
     """SHA-256 of each file, by path below `blobs`."""
+
+
+@contextmanager
+def dataset_file(
+    blobs: Blobs, row: Mapping[str, Any], *, is_checked: bool = False
+) -> Generator[Path]:
+    """Yield the local file of a dataset's row, as `Blobs.fetched` does."""
+    prefix, _, name = row["blob"].rpartition("/")
+    with blobs.fetched(ObjectRef(prefix, {name: row["sha256"]}), is_checked=is_checked) as folder:
+        yield folder / name
+
+
+def model_ref(row: Mapping[str, Any]) -> ObjectRef:
+    """The object of a tuned model's row."""
+    return ObjectRef(row["blob"], row["sha256"])
 
 
 def stored_objects(connection: sa.Connection) -> Iterator[StoredObject]:

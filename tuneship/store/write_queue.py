@@ -13,6 +13,16 @@ class TurnTimedOut(Exception):
     """The timeout passed before the lock was free."""
 
 
+# Whether the present thread holds a turn, by an attribute that only such a thread has.
+_writing = threading.local()
+
+
+def refuse_in_turn() -> None:
+    """Raise `AssertionError` in a thread that holds a turn: what may take long must not keep other writers waiting."""
+    if getattr(_writing, "is_holding", False):
+        raise AssertionError("files are fetched before a write transaction, never inside one")
+
+
 class WriteQueue:
     """A fair lock with one holder at a time."""
 
@@ -26,9 +36,12 @@ class WriteQueue:
     def turn(self, timeout_s: float, *, first: bool = False) -> Generator[None]:
         """Hold the lock for the block; `first`: ahead of all others that wait. Raises `TurnTimedOut`."""
         self._acquire(timeout_s, first=first)
+        outer = getattr(_writing, "is_holding", False)
+        _writing.is_holding = True
         try:
             yield
         finally:
+            _writing.is_holding = outer
             with self._lock:
                 # The lock stays taken and passes to the next in the queue, so that nobody can overtake it.
                 if self._waiting:

@@ -31,7 +31,7 @@ def files_of(service: Service, model_id: str) -> Path:
     with service.database.read() as connection:
         row = rows.fetch(connection, tables.models, model_id, client_id=None)
     assert row is not None
-    return service.parts.blobs.local(row["blob"])
+    return service.parts.blobs.path_of(row["blob"])
 
 
 def test_both_kinds_of_model_have_the_one_form_in_a_list_and_alone(service: Service) -> None:

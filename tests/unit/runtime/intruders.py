@@ -17,6 +17,7 @@ from tuneship.runtime.worker_protocol import Worker, WorkerSpec
 from tuneship.service.access.isolation import training_places, worker_folder
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.jobs import warm_trainer
+from tuneship.settings import ServiceSettings
 from tuneship.training.spec import SPEC_FILE, Order, ResolvedHyperparameters, TrainingSpec
 
 INTRUSION = "tuneship.runtime.intrusion"
@@ -90,7 +91,7 @@ class Installation:
 
     def serving(self, log: Path) -> WorkerSpec:
         """As `replica_process` starts one: that is asked what it would start."""
-        adapters = worker_folder(self.data, "models")
+        adapters = worker_folder(ServiceSettings(data_dir=self.data), "models")
         (adapters / "other").mkdir(exist_ok=True)
         asked: list[WorkerSpec] = []
 
@@ -109,7 +110,7 @@ class Installation:
 
     def training(self, log: Path, line: int) -> WorkerSpec:
         """As `start_on` starts one."""
-        places = training_places(self.data, self.work, self.catalogue)
+        places = training_places(ServiceSettings(data_dir=self.data), self.work, self.catalogue)
         return warm_trainer.trainer_spec((), log, line, places)
 
     def order(self) -> Order:

@@ -1,12 +1,7 @@
-"""Leases fence, blobs are whole or absent, keys are single."""
+"""Leases fence, keys are single."""
 
-import hashlib
-import resource
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +9,9 @@ from sqlalchemy.exc import IntegrityError
 
 from tuneship.contract.errors import InvalidRequestError, ValidationRefused
 from tuneship.contract.jobs import JobStatus
-from tuneship.security.sealed_files import read_plain
 from tuneship.store import idempotency, tables
 from tuneship.store import job_leases as leases
 from tuneship.store import queries as rows
-from tuneship.store.blobs import Blobs, sha256_of
 from tuneship.store.database import Database
 from tuneship.store.job_leases import LEASE, JobLease, LeaseLost
 
@@ -135,65 +128,3 @@ def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Databa
     assert isinstance(begin(idempotency.Key("bob", "k", "other"), NOW), idempotency.Hold)
     after = NOW + idempotency.KEPT + timedelta(minutes=5)
     assert isinstance(begin(key, after), idempotency.Hold)
-
-
-def test_a_disk_that_takes_a_part_of_a_block_keeps_no_part_of_a_file(tmp_path: Path) -> None:
-    """Its last block fits in half, which is no error of the system's call."""
-    blobs = Blobs(str(tmp_path / "blobs"), tmp_path / "scratch")
-    file = tmp_path / "adapter"
-    file.write_bytes(b"x" * 70_000)
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def stage() -> None:
-        with blobs.staged() as staged:
-            staged.write(file.read_bytes())
-            blobs.keep(staged, "datasets/ds_1/data.jsonl")
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (68_000, most[1]))
-    try:
-        with pytest.raises(OSError, match="large"):
-            blobs.put(file, "models/ft_1/adapter")
-        with pytest.raises(OSError, match="large"):
-            stage()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, most)
-    assert blobs.names("models") == blobs.names("datasets") == set()
-    assert list((tmp_path / "scratch").iterdir()) == []
-    assert blobs.put(file, "models/ft_1/adapter") == sha256_of(file)
-
-
-def test_a_blob_is_at_its_key_only_when_it_is_whole(tmp_path: Path) -> None:
-    blobs = Blobs(str(tmp_path / "blobs"), tmp_path / "scratch")
-    with blobs.staged() as staged:
-        staged.write(b"half")
-        assert not blobs.local("datasets/ds_1/data").exists()
-        staged.write(b" and half")
-        blobs.keep(staged, "datasets/ds_1/data.jsonl")
-    path = blobs.local("datasets/ds_1/data.jsonl")
-    assert b"half" not in path.read_bytes()
-    assert (read_plain(path, staged.key), staged.sha256) == (b"half and half", sha256_of(path))
-    assert staged.content_sha256 == hashlib.sha256(b"half and half").hexdigest()
-    assert list((tmp_path / "scratch").iterdir()) == []
-    assert blobs.names("datasets") == {"ds_1"}
-    blobs.delete("datasets/ds_1")
-    assert blobs.names("datasets") == set()
-
-
-def test_a_killed_writer_leaves_no_final_name_and_its_rest_is_swept(tmp_path: Path) -> None:
-    program = f"""
-import os, signal
-from pathlib import Path
-from tuneship.store.blobs import Blobs
-blobs = Blobs({str(tmp_path / "blobs")!r}, Path({str(tmp_path / "scratch")!r}))
-with blobs.staged() as staged:
-    staged.write(b"x" * 100000)
-    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-    blobs.keep(staged, "datasets/ds_1/data")
-"""
-    run = subprocess.run([sys.executable, "-c", program], check=False)
-    assert run.returncode == -9
-    blobs = Blobs(str(tmp_path / "blobs"), tmp_path / "scratch")
-    assert not blobs.local("datasets/ds_1/data").exists()
-    assert list((tmp_path / "scratch").iterdir()) != []
-    blobs.sweep()
-    assert list((tmp_path / "scratch").iterdir()) == []

@@ -18,6 +18,7 @@ from tuneship.service.catalogues.base_models import Catalogue, CataloguedModel
 from tuneship.settings import ServiceSettings
 from tuneship.store.audit_heads import heads_file
 from tuneship.store.database import SQLITE_FILE
+from tuneship.store.open_blobs import readable_root
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +26,21 @@ TEST_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
 
-def worker_folder(data_dir: Path, kind: str) -> Path:
-    """The folder of the stored objects of one kind. Created here, since a process can only be given what exists."""
-    folder = data_dir / "blobs" / kind
+def worker_folder(settings: ServiceSettings, kind: str) -> Path:
+    """The folder in which workers find the stored objects of one kind: the files themselves, or copies from a bucket.
+
+    Created here, since a process can only be given what exists.
+    """
+    folder = readable_root(settings) / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
-def training_places(data_dir: Path, work: Path, bases: Iterable[CataloguedModel]) -> Places:
+def training_places(
+    settings: ServiceSettings, work: Path, bases: Iterable[CataloguedModel]
+) -> Places:
     """The folders that a training process may read and write before it has a job; then only the job's remain."""
-    datasets = worker_folder(data_dir, "datasets")
+    datasets = worker_folder(settings, "datasets")
     return Places((*(base.path for base in bases), datasets), (work,))
 
 
@@ -61,9 +67,10 @@ def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
         *(settings.master_key, heads_file(settings.audit_heads, data_dir)),
         *(data_dir / name for name in ("credentials.json", SQLITE_FILE, "lock")),
     ]
-    folders = [data_dir, *(data_dir / name for name in ("scratch", "work", "logs"))]
+    others = (data_dir / name for name in ("scratch", "work", "logs", "blobs", "cache"))
+    folders = [data_dir, *(path for path in others if path.is_dir())]
     bases = Catalogue(settings.model_catalogue)
-    places = Places((*(base.path for base in bases), worker_folder(data_dir, "models")))
+    places = Places((*(base.path for base in bases), worker_folder(settings, "models")))
     ours, theirs = socket.socketpair()
     with (
         ours,
@@ -73,7 +80,7 @@ def intrusion_outcomes(settings: ServiceSettings) -> dict[str, str]:
             data_dir / "scratch",
             processes={"the service": os.getpid()},
             secrets=[str(file) for file in files if file.is_file()],
-            folders=[str(path) for path in (*folders, worker_folder(data_dir, "datasets"))],
+            folders=[str(path) for path in (*folders, worker_folder(settings, "datasets"))],
             descriptors=[theirs.fileno()],
         ) as targets,
     ):

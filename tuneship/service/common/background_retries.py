@@ -1,13 +1,14 @@
 """Counts failures of background work by name, with a growing pause before each retry, until the work is given up.
 
-Kept in memory: a restart, which may have removed the cause, starts the count again. While the database is away nothing
-is given up, since that is no fault of the work.
+Kept in memory: a restart, which may have removed the cause, starts the count again. While the database or the store of
+files is away nothing is given up, since that is no fault of the work.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tuneship.store.blobs import BlobsAway
 from tuneship.store.database import is_away
 
 TRIES = 5
@@ -41,7 +42,7 @@ class BackgroundRetries:
         """Note a failure and return the number of those that count; `counts` is false for what passes by itself."""
         before, now = self._by_name.get(name), self._clock()
         consecutive, counted = (before.consecutive, before.counted) if before else (0, 0)
-        counted += counts and not is_away(error)
+        counted += counts and not (is_away(error) or isinstance(error, BlobsAway))
         pause = min(LONGEST_PAUSE, timedelta(seconds=2 ** min(consecutive, 10)))
         if counted == self._tries and before and counted > before.counted:
             pause = timedelta()  # there is no retry to wait for: the owner only has to be told

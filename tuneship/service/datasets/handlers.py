@@ -3,6 +3,7 @@
 A file is read by `reading.py`, a big one later by `processing.py`. It is accepted whole or not at all.
 """
 
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import sqlalchemy as sa
@@ -40,7 +41,7 @@ from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopp
 from tuneship.service.models.handlers import base_of
 from tuneship.store import job_records, tables
 from tuneship.store import queries as rows
-from tuneship.store.blobs import DATA_FILE, StagedFile
+from tuneship.store.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.identifiers import new_id
 from tuneship.store.list_counters import DATASETS
 from tuneship.store.outbox import emit
@@ -180,8 +181,16 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     A file that a kill leaves without a row is set aside at the next start.
     """
     blobs = context.parts.blobs
-    context.after_rollback.append(lambda: _remove_unless_stored(context.parts, row["id"]))
-    blobs.keep(staged, row["blob"])  # before the transaction, for which other writers would wait
+    undo = partial(_remove_unless_stored, context.parts, row["id"])
+    context.after_rollback.append(undo)
+    try:
+        blobs.keep(
+            staged, row["blob"]
+        )  # before the transaction, for which other writers would wait
+    except BlobsAway:
+        # The removal would wait for the same store; the supervisor finds what the upload may have left.
+        context.after_rollback.remove(undo)
+        raise
 
     settings, table = context.parts.settings, tables.datasets
     query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(

@@ -23,8 +23,9 @@ from tuneship.service.datasets.handlers import (
     verdict,
 )
 from tuneship.service.datasets.reading import BYTE_ORDER_MARK, FILE_LIMIT, LINES_LIMIT
-from tuneship.store.blobs import StagedFile, check_digest
+from tuneship.store.blobs import StagedFile
 from tuneship.store.row_types import DatasetRow
+from tuneship.store.stored_files import dataset_file
 
 BLOCK_BYTES = 1 << 20
 
@@ -87,12 +88,14 @@ def _sources(context: Context, dataset_ids: Sequence[str]) -> list[DatasetRow]:
 
 def _append(context: Context, source: DatasetRow, staged: StagedFile) -> None:
     """Copy a dataset's lines, the last one with a line end."""
-    path, last = context.parts.blobs.local(source["blob"]), b"\n"
+    last = b"\n"
     try:
         with context.read() as connection:
             key = context.parts.keyring.find(connection, context.client_id, object_of(source))
-        check_digest(path, source["sha256"])
-        with open_plain(path, key) as file:
+        with (
+            dataset_file(context.parts.blobs, source, is_checked=True) as path,
+            open_plain(path, key) as file,
+        ):
             staged.write(file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK))
             while block := file.read(BLOCK_BYTES):
                 staged.write(block)

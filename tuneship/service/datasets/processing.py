@@ -25,6 +25,7 @@ from tuneship.store import queries as rows
 from tuneship.store import tables
 from tuneship.store.outbox import emit
 from tuneship.store.row_types import DatasetRow
+from tuneship.store.stored_files import dataset_file
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +118,12 @@ class DatasetProcessing:
         catalogue = self._parts.catalogue
         base = None if row["num_examples"] else catalogue.get(row["tokenizer"]) or catalogue.default
         plan = Plan(row["format"], base, self._stopped.is_set)
-        path = self._parts.blobs.local(row["blob"])
         with self._parts.database.read() as connection:
             key = self._parts.keyring.find(connection, row["client_id"], object_of(row))
-        with open_plain(path, key) as file:
+        with (
+            dataset_file(self._parts.blobs, row) as path,
+            open_plain(path, key) as file,
+        ):
             return read_dataset(file, row["bytes"], plan)
 
     def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ from tuneship.service.context.bindings import serves
 from tuneship.service.context.context import Context
 from tuneship.service.context.lists import own_page
 from tuneship.service.context.quotas import check_quota, is_name_taken
-from tuneship.service.models.handlers import ServedModel, job_of, served_model
+from tuneship.service.models.handlers import FoundModel, find_model, job_of, served_model
 from tuneship.service.models.instances import require_serving_type
 from tuneship.service.models.safeguards import in_force, is_sealed_as_asked, refuse_what_others_lack
 from tuneship.store import deployment_records, endpoint_records, tables
@@ -78,8 +78,11 @@ def create_deployment(context: Context, deployment: DeploymentCreate) -> Deploym
         row["max_replicas"] = max(1, deployment.min_replicas)
     _check_replicas(row)
 
+    # The model's files are tried before the transaction, for which other writers would wait.
+    with context.read() as reading:
+        served_model(reading, context.parts, context.client_id, deployment.model_name)
     connection = context.transaction
-    served = served_model(connection, context.parts, context.client_id, deployment.model_name)
+    served = find_model(connection, context.parts, context.client_id, deployment.model_name)
     row["generation"] = _merged_configuration(served.base, {}, deployment.generation)
     _check_safeguards(context, deployment, served)
     require_serving_type(context.parts, deployment, served.base)
@@ -102,11 +105,12 @@ def _refuse_unknown_networks(deployment: DeploymentCreate) -> None:
         raise refused("vpc_config", "names networks that this installation does not know")
 
 
-def _check_safeguards(context: Context, deployment: DeploymentCreate, served: ServedModel) -> None:
+def _check_safeguards(context: Context, deployment: DeploymentCreate, served: FoundModel) -> None:
     """Refuse a model that cannot be served under the deployment's security settings."""
     safeguards = deployment.security_settings
     refuse_what_others_lack(safeguards, served.base)
-    if served.object_id and not is_sealed_as_asked(context, safeguards, served.object_id):
+    files = served.files
+    if files is not None and not is_sealed_as_asked(context, safeguards, files.prefix):
         text = "the model's files were stored unsealed by an earlier version: tune it again"
         raise DeploymentError(text, param="model_name")
     if safeguards.compliance_mode != HIPAA:
@@ -257,7 +261,7 @@ def _checked_changes(
             raise refused("tags", f"must have at most {MAX_TAGS} keys together")
         faults_of(tags, allowed=context.parts.settings.allow_fault_injection)
     if update.generation is not None:
-        served = served_model(
+        served = find_model(
             context.transaction, context.parts, context.client_id, row["model_name"]
         )
         changes["generation"] = _merged_configuration(

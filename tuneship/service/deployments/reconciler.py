@@ -14,8 +14,7 @@ from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
 from tuneship.parity import Parity, reads_alike
-from tuneship.runtime.replica_protocol import Adapter
-from tuneship.security.sealed_files import ObjectDamaged
+from tuneship.runtime.replica_protocol import Adapter, FilesAway
 from tuneship.service.catalogues.base_models import CatalogueFault
 from tuneship.service.common.background_retries import BackgroundRetries, GivenUp
 from tuneship.service.common.shutdown import end_tasks
@@ -27,7 +26,7 @@ from tuneship.service.models.safeguards import SafeguardLost, check_kept, check_
 from tuneship.serving.replica_client import ServingError
 from tuneship.store import deployment_records, tables
 from tuneship.store import queries as rows
-from tuneship.store.blobs import check_digest
+from tuneship.store.blobs import FileDamaged
 from tuneship.store.database import is_away
 from tuneship.store.row_types import DeploymentRow
 
@@ -98,7 +97,7 @@ class DeploymentKeeper:
                     await self._load(row, served)
         except Exception as error:  # one deployment must not stop the others
             logger.exception("a deployment could not be settled: %s", row["id"])
-            self._retries.add(row["id"], error)
+            self._retries.add(row["id"], error, counts=not isinstance(error, FilesAway))
         else:
             self._retries.end(row["id"])
 
@@ -109,6 +108,8 @@ class DeploymentKeeper:
         try:
             check_served(self._parts, row["security_settings"], served)
             await group.ready(served.adapter, wanted)
+        except FilesAway:
+            raise  # the next try finds the files again
         except (SafeguardLost, ServingError) as error:
             await self._record_failure(row, error)
             return
@@ -132,18 +133,16 @@ class DeploymentKeeper:
         """The model of a deployment, after its files were read and checked. Raises `CANNOT_BE_SERVED`."""
         with self._parts.database.read() as connection:
             served = served_model(connection, self._parts, row["client_id"], row["model_name"])
-            model = rows.fetch(connection, tables.models, row["model_name"], client_id=None)
         try:
             _ = served.base.tokenizer
         except CatalogueFault as fault:
             raise FilesDamaged(f"the base model cannot be used: {fault}") from fault
-        if model is not None and served.adapter is not None:
-            for name, digest in model["sha256"].items():
-                try:
-                    check_digest(served.adapter.path / name, digest)
-                except ObjectDamaged:
-                    raise FilesDamaged(f"the stored file {name} is damaged") from None
-            check_tokens(served, served.adapter)
+        if served.adapter is not None and served.files is not None:
+            try:
+                with self._parts.blobs.fetched(served.files, is_checked=True):
+                    check_tokens(served, served.adapter)
+            except FileDamaged as damage:
+                raise FilesDamaged(f"the stored file {damage.name} is damaged") from None
         return served
 
     async def _remove(self, row: DeploymentRow, given_up: GivenUp | None) -> None:

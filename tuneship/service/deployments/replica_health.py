@@ -18,12 +18,12 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
+from tuneship.runtime.replica_protocol import Adapter, FilesAway, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
-from tuneship.service.models.handlers import ServedModel, served_model
+from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
 from tuneship.store import deployment_records, tables
 from tuneship.store.database import is_away
@@ -60,7 +60,7 @@ class WatchedDeployment:
     """A deployment under health checks; its row has the columns `ROW_COLUMNS`."""
 
     row: Row
-    served: ServedModel
+    served: FoundModel
     wanted: int = 0
     """Replicas that this check has decided on."""
 
@@ -91,7 +91,7 @@ class HealthChecks:
         """By base model."""
         self._retries = BackgroundRetries(parts.clock)
         self._news = ReplicaNews()
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[str, FoundModel] = {}
         self.threads = Threads("deployment rounds", 2)
 
     def begin(self) -> None:
@@ -155,7 +155,7 @@ class HealthChecks:
 
     def _find_model(self, connection: sa.Connection, row: Row) -> None:
         try:
-            self._models[row["id"]] = served_model(
+            self._models[row["id"]] = find_model(
                 connection, self._parts, row["client_id"], row["model_name"]
             )
             # A failure to find the model is no failure to start: starts are counted from zero.
@@ -235,7 +235,8 @@ class HealthChecks:
         return changes
 
     def _failed_start(self, deployment: WatchedDeployment, error: Exception) -> dict[str, Any]:
-        failures = self._retries.add(deployment.id, error)
+        # Files that cannot be had now are no fault of the replicas: they are asked for again.
+        failures = self._retries.add(deployment.id, error, counts=not isinstance(error, FilesAway))
         if isinstance(error, OSError):
             why = "a stored file cannot be read"
         elif isinstance(error, ServingError):

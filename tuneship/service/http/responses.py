@@ -16,6 +16,7 @@ from tuneship.security.vault import Vault
 from tuneship.service.context.context import Context
 from tuneship.service.http import profiles
 from tuneship.store import idempotency
+from tuneship.store.blobs import BlobsAway
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ def refusal_of(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ClientDisconnect):
         return InvalidRequestError("the body broke off")
     logger.error("%s failed", request.state.request_id, exc_info=error)
+    if isinstance(error, BlobsAway):
+        return InternalError("the store of files is not available", status=503, retry_after=5)
     is_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
     is_disconnected = isinstance(error, DBAPIError) and (
         error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY_SQLSTATE

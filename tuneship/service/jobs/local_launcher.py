@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Runtime, Worker
@@ -19,6 +21,7 @@ from tuneship.service.jobs.attempts import remaining_seconds
 from tuneship.service.jobs.launcher import Training, TrainingNews, TrainingOrder, TrainingProgress
 from tuneship.service.jobs.warm_trainer import WarmTrainer, trainer_spec
 from tuneship.store.blobs import Blobs
+from tuneship.store.stored_files import dataset_file
 from tuneship.training.spec import (
     CANCEL_FILE,
     LOG_FILE,
@@ -67,11 +70,13 @@ class LocalProgress:
 class LocalTraining(LocalProgress):
     """A training process that this service has started."""
 
-    def __init__(self, folder: Path, threads: Threads, worker: Worker, blobs: Blobs) -> None:
-        """`folder` is the attempt's; adapters are stored in `blobs`."""
+    def __init__(
+        self, folder: Path, threads: Threads, worker: Worker, files: "TrainingFiles"
+    ) -> None:
+        """`folder` is the attempt's; adapters are stored in the blobs of `files`."""
         super().__init__(folder, threads)
         self._worker = worker
-        self._blobs = blobs
+        self._files = files
         self._is_killed = False
 
     @property
@@ -103,7 +108,7 @@ class LocalTraining(LocalProgress):
     def _store_adapter(self, key: str) -> Mapping[str, str]:
         adapter = self._folder / OUTPUT / "adapter"
         return {
-            file.name: self._blobs.put(file, f"{key}/{file.name}")
+            file.name: self._files.blobs.put(file, f"{key}/{file.name}")
             for file in sorted(adapter.iterdir())
         }
 
@@ -115,6 +120,15 @@ class LocalTraining(LocalProgress):
         """Kill the process group, from any thread."""
         self._worker.kill()
         self._is_killed = True
+        self._files.held.close()
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """The store of files, and the holds on those that a training reads."""
+
+    blobs: Blobs
+    held: ExitStack
 
 
 class LocalTrainingLauncher:
@@ -128,7 +142,7 @@ class LocalTrainingLauncher:
         self._threads = threads
         self._running: list[LocalTraining] = []
         log = parts.settings.data_dir / "logs" / "trainer.log"
-        self._places = training_places(parts.settings.data_dir, work, parts.catalogue)
+        self._places = training_places(parts.settings, work, parts.catalogue)
         self._warm = WarmTrainer(runtime, log, self._places, parts.clock())
 
     async def start(self, order: TrainingOrder) -> Training:
@@ -137,10 +151,14 @@ class LocalTrainingLauncher:
         Raises `OSError` when no process can be started.
         """
         folder = attempt_folder(self._work, order.job["id"], order.job["attempt"])
-        await self._threads.run(self._write_spec, folder, order)
+        held = await self._threads.run(self._write_spec, folder, order)
         # Nothing may be awaited from here on: a process that nobody knows of could not be ended.
-        worker = self._spawn(Order(folder, order.keys))
-        training = LocalTraining(folder, self._threads, worker, self._parts.blobs)
+        with held:
+            worker = self._spawn(Order(folder, order.keys))
+            held = held.pop_all()  # from now on they are the training's
+        training = LocalTraining(
+            folder, self._threads, worker, TrainingFiles(self._parts.blobs, held)
+        )
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 
@@ -159,27 +177,33 @@ class LocalTrainingLauncher:
             os.close(writer)
             os.close(reader)
 
-    def _write_spec(self, folder: Path, order: TrainingOrder) -> None:
-        """Write paths and numbers: no address and no secret."""
-        job, blobs, validation = order.job, self._parts.blobs, order.validation
+    def _write_spec(self, folder: Path, order: TrainingOrder) -> ExitStack:
+        """Write paths and numbers: no address and no secret. Returns the holds on the files that it names."""
+        job = order.job
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
-        spec = TrainingSpec(
-            base_model=str(order.base),
-            training_file=blobs.local(order.training["blob"]),
-            validation_file=None if validation is None else blobs.local(validation["blob"]),
-            dataset_format=order.training["format"],
-            output_dir=folder / OUTPUT,
-            checkpoint_dir=folder.parent / CHECKPOINTS,
-            validation_frequency=job["validation_frequency"],
-            max_runtime_seconds=remaining_seconds(job),
-            threads=0,
-            hyperparameters=ResolvedHyperparameters(**hyperparameters),
-            devices=self._parts.settings.training_devices,
-        )
-        for directory in (folder, spec.output_dir, spec.checkpoint_dir):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_text(spec.to_json())
+        with ExitStack() as held:
+            training, validation = (
+                None if one is None else held.enter_context(dataset_file(self._parts.blobs, one))
+                for one in (order.training, order.validation)
+            )
+            spec = TrainingSpec(
+                base_model=str(order.base),
+                training_file=cast("Path", training),
+                validation_file=validation,
+                dataset_format=order.training["format"],
+                output_dir=folder / OUTPUT,
+                checkpoint_dir=folder.parent / CHECKPOINTS,
+                validation_frequency=job["validation_frequency"],
+                max_runtime_seconds=remaining_seconds(job),
+                threads=0,
+                hyperparameters=ResolvedHyperparameters(**hyperparameters),
+                devices=self._parts.settings.training_devices,
+            )
+            for directory in (folder, spec.output_dir, spec.checkpoint_dir):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / SPEC_FILE).write_text(spec.to_json())
+            return held.pop_all()
 
     def earlier(self, job_id: str, attempt: int) -> TrainingProgress:
         """The progress file of an attempt, which may be missing."""

@@ -9,8 +9,8 @@ from tuneship.service.jobs.launcher import TrainingOrder
 from tuneship.service.models.safeguards import check_kept, check_sealed
 from tuneship.store import queries as rows
 from tuneship.store import tables
-from tuneship.store.blobs import check_digest
 from tuneship.store.queries import Row
+from tuneship.store.stored_files import dataset_file
 from tuneship.training.spec import DataKeys
 
 
@@ -21,7 +21,7 @@ class DataDamaged(Exception):
 def training_order(parts: Parts, job: Row) -> TrainingOrder:
     """Check everything that the job refers to. Reads whole files, so it may take long.
 
-    Raises `SafeguardLost`, `DataDamaged`, `ObjectDamaged`.
+    Raises `SafeguardLost`, `DataDamaged`, `ObjectDamaged`, and `BlobsAway`.
     """
     check_kept(parts, job["security_settings"])
     base = parts.catalogue.get(job["base_model"])
@@ -30,10 +30,10 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
 
     keyring, client_id = parts.keyring, job["client_id"]
     with parts.database.read() as connection:
-        training, validation = _dataset(parts, connection, job, job["dataset_id"]), None
+        training, validation = _dataset(connection, job, job["dataset_id"]), None
         validation_key = None
         if job["validation_dataset_id"] is not None:
-            validation = _dataset(parts, connection, job, job["validation_dataset_id"])
+            validation = _dataset(connection, job, job["validation_dataset_id"])
             validation_key = keyring.find(connection, client_id, object_of(validation))
         keys = DataKeys(
             training=keyring.find(connection, client_id, object_of(training)),
@@ -42,6 +42,10 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
             adapter=keyring.find(connection, client_id, f"models/{job['id']}"),
         )
 
+    # After the read: files that come from another machine would keep its snapshot open for long.
+    for dataset in (training, validation):
+        if dataset is not None:
+            _check_file(parts, dataset)
     needed = [keys.training, keys.checkpoints, keys.adapter]
     if validation is not None:
         needed.append(validation_key)
@@ -49,14 +53,18 @@ def training_order(parts: Parts, job: Row) -> TrainingOrder:
     return TrainingOrder(job, base.path, training, validation, keys)
 
 
-def _dataset(parts: Parts, connection: sa.Connection, job: Row, dataset_id: str) -> Row:
+def _dataset(connection: sa.Connection, job: Row, dataset_id: str) -> Row:
     row = rows.fetch(connection, tables.datasets, dataset_id, client_id=job["client_id"])
     if row is None:
         raise DataDamaged("a dataset of the job no longer exists")
+    return row
+
+
+def _check_file(parts: Parts, dataset: Row) -> None:
     try:
-        check_digest(parts.blobs.local(row["blob"]), row["sha256"])
+        with dataset_file(parts.blobs, dataset, is_checked=True):
+            pass
     except ObjectDamaged:
         raise DataDamaged("a stored dataset is damaged") from None
     except FileNotFoundError:
         raise DataDamaged("a stored file is missing") from None
-    return row

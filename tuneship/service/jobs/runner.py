@@ -26,6 +26,7 @@ from tuneship.service.models.safeguards import SafeguardLost
 from tuneship.store import job_leases as leases
 from tuneship.store import job_queue, job_records, tables
 from tuneship.store import queries as rows
+from tuneship.store.blobs import BlobsAway
 from tuneship.store.database import is_away
 from tuneship.store.job_leases import JobLease, LeaseLost
 from tuneship.store.row_types import JobRow
@@ -200,8 +201,9 @@ class TrainingKeeper:
     async def _start_again(self, claim: JobLease, job: JobRow, error: Exception) -> None:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
         why, now = error_kind(error), self._parts.clock()
-        # A database that does not answer is no attempt: it would fail every waiting job.
-        fruitless = job["attempts_without_progress"] + (not is_away(error))
+        # A database or a store that does not answer is no attempt: it would fail every waiting job.
+        is_fruitless = not (is_away(error) or isinstance(error, BlobsAway))
+        fruitless = job["attempts_without_progress"] + is_fruitless
         if fruitless >= FRUITLESS_ATTEMPTS:
             message = (
                 f"{fruitless} attempts ended without progress: the training process could not be started ({why}); "

@@ -4,9 +4,8 @@ The limits of a model are in `limits.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -24,23 +23,31 @@ from tuneship.service.context.lists import own_page
 from tuneship.service.models.limits import limits_of_base, limits_of_tuned
 from tuneship.store import deployment_records, job_records, tables
 from tuneship.store import queries as rows
+from tuneship.store.blobs import Blobs, ObjectRef
 from tuneship.store.list_counters import MODELS
 from tuneship.store.row_types import JobRow, ModelRow
-from tuneship.template import PromptTemplate
+from tuneship.store.stored_files import model_ref
+from tuneship.template import TEMPLATE_FILES, PromptTemplate
 
 # Prefix of the id of every fine-tuned model, and of no base model.
 TUNED = "ft:"
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A model ready to be served: its base model, and its adapter if it is a fine-tuned one."""
+class FoundModel:
+    """A model as the rows describe it: its base model, and its adapter if it is a fine-tuned one."""
 
     base: CataloguedModel
-    adapter: Adapter | None
-    template: PromptTemplate
-    object_id: str = ""
-    """The key of the adapter's files, also the name of their data key; empty for a base model."""
+    adapter: Adapter | None = None
+    files: ObjectRef | None = None
+    """The adapter's files, whose prefix is also the name of their data key; None for a base model."""
+
+
+@dataclass(frozen=True)
+class ServedModel(FoundModel):
+    """A model ready to be served."""
+
+    template: PromptTemplate = field(kw_only=True)
 
 
 @serves(contract.list_models)
@@ -179,28 +186,50 @@ def base_of(parts: Parts, identifier: str, param: str) -> CataloguedModel:
     return base
 
 
-def served_model(
+def find_model(
     connection: sa.Connection, parts: Parts, client_id: str, identifier: str
-) -> ServedModel:
-    """Look a model up for serving.
+) -> FoundModel:
+    """Look a model up without reading its files, as a write transaction may.
 
-    Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its files are
+    Raises `ModelNotFound`, for a missing one and for another tenant's alike, and `DeploymentError` where its key is
     damaged.
     """
     if not identifier.startswith(TUNED):
-        base = base_of(parts, identifier, "model_name")
-        return ServedModel(base, None, base.template)
+        return FoundModel(base_of(parts, identifier, "model_name"))
     row = rows.fetch(connection, tables.models, identifier, client_id=client_id)
     if row is None:
         raise ModelNotFound("model_name names a model that does not exist", param="model_name")
     base = base_of(parts, row["base_model"], "model_name")
-    folder: Path = parts.blobs.local(row["blob"])
+    files = model_ref(row)
     try:
         key = parts.keyring.find(connection, client_id, row["blob"])
-        template = _template(folder, key)
     except ObjectDamaged as damage:
-        raise DeploymentError(f"the model cannot be served: {damage}", status=409) from damage
-    return ServedModel(base, Adapter(identifier, folder, key), template, row["blob"])
+        raise _cannot_be_served(damage) from damage
+    # Files in the data directory are where they are read; others must be here while a replica reads them.
+    hold = partial(parts.blobs.fetched, files) if parts.blobs.is_remote else None
+    adapter = Adapter(identifier, parts.blobs.path_of(files.prefix), key, hold)
+    return FoundModel(base, adapter, files)
+
+
+def served_model(
+    connection: sa.Connection, parts: Parts, client_id: str, identifier: str
+) -> ServedModel:
+    """Look a model up with its prompt template. Never call it inside a write transaction: it may read files.
+
+    Raises as `find_model` does, `DeploymentError` also where the template is damaged; and `BlobsAway`.
+    """
+    found = find_model(connection, parts, client_id, identifier)
+    if found.adapter is None or found.files is None:
+        return ServedModel(found.base, template=found.base.template)
+    try:
+        template = _template(parts.blobs, found.files.only(*TEMPLATE_FILES), found.adapter.key)
+    except ObjectDamaged as damage:
+        raise _cannot_be_served(damage) from damage
+    return ServedModel(found.base, found.adapter, found.files, template=template)
+
+
+def _cannot_be_served(damage: ObjectDamaged) -> DeploymentError:
+    return DeploymentError(f"the model cannot be served: {damage}", status=409)
 
 
 def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow | None:
@@ -212,6 +241,7 @@ def job_of(connection: sa.Connection, client_id: str, identifier: str) -> JobRow
 
 
 @lru_cache(maxsize=256)
-def _template(folder: Path, key: str | None) -> PromptTemplate:
+def _template(blobs: Blobs, files: ObjectRef, key: str | None) -> PromptTemplate:
     """Load a stored model's template. Models never change, and compiling one takes longer than generating a token."""
-    return PromptTemplate.load(folder, key)
+    with blobs.fetched(files) as folder:
+        return PromptTemplate.load(folder, key)

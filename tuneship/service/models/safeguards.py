@@ -14,7 +14,7 @@ from tuneship.service.access import hipaa
 from tuneship.service.catalogues.base_models import CataloguedModel
 from tuneship.service.common.refusals import refused
 from tuneship.service.context.context import Context, Parts
-from tuneship.service.models.handlers import ServedModel
+from tuneship.service.models.handlers import FoundModel
 from tuneship.store.row_types import DeploymentRow
 
 # Values that request nothing. Every stored file is sealed in any case; `maximum` insists on it.
@@ -87,7 +87,7 @@ def check_sealed(settings: Mapping[str, Any], keys: Iterable[str | None]) -> Non
         raise SafeguardLost(text)
 
 
-def check_served(parts: Parts, settings: Mapping[str, Any], served: ServedModel) -> None:
+def check_served(parts: Parts, settings: Mapping[str, Any], served: FoundModel) -> None:
     """Raise `SafeguardLost` where a deployment's settings cannot be enforced for the model that it serves."""
     check_kept(parts, settings)
     if lacked := _lacked_by_others(settings, served.base):

