@@ -20,7 +20,15 @@ from tuneship.store.row_types import DeploymentRow
 from tuneship.store.tables import deployments
 
 SUPERVISOR = "supervisor"
+# The states in which a deployment has replicas, or is to have some.
+SERVING = (DeploymentStatus.CREATING, DeploymentStatus.RUNNING, DeploymentStatus.UPDATING)
 SCALING = ("min_replicas", "max_replicas", "auto_scaling", "current_replicas")
+
+
+def with_replicas(connection: sa.Connection, columns: Sequence[str]) -> list[Row]:
+    """These columns of every client's deployments that have replicas, or are to have some."""
+    query = sa.select(*(deployments.c[name] for name in columns))
+    return rows.fetch_all(connection, query.where(deployments.c.status.in_(SERVING)))
 
 
 def live_ids_of_model(connection: sa.Connection, client_id: str, model_name: str) -> list[str]:

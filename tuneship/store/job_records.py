@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract.jobs import ALIVE
-from tuneship.store.queries import fetch_all
+from tuneship.store.queries import fetch_all, matching
 from tuneship.store.row_types import JobLogRow, JobMetricsRow, JobRow
 from tuneship.store.tables import job_logs, job_metrics, jobs
 
@@ -62,7 +62,7 @@ def security_settings_by_id(
 
 def alive(connection: sa.Connection) -> Sequence[JobRow]:
     """The jobs of all tenants that have not ended."""
-    return fetch_all(connection, sa.select(jobs).where(jobs.c.status.in_(ALIVE)))
+    return matching(connection, jobs, jobs.c.status.in_(ALIVE))
 
 
 def add_log(

@@ -66,6 +66,13 @@ def fetch_all(connection: sa.Connection, query: "sa.Select[Any]") -> list[Any]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
+def matching(
+    connection: sa.Connection, table: "TypedTable[R]", *where: sa.ColumnElement[bool]
+) -> list[R]:
+    """Every row of a table that meets all conditions."""
+    return fetch_all(connection, sa.select(table).where(*where))
+
+
 def change(
     connection: sa.Connection,
     table: "TypedTable[Any]",

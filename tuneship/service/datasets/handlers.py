@@ -39,7 +39,7 @@ from tuneship.service.context.lists import own_page
 from tuneship.service.datasets.advice import suggestions
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
 from tuneship.service.models.handlers import base_of
-from tuneship.store import job_records, tables
+from tuneship.store import dataset_records, job_records, tables
 from tuneship.store import queries as rows
 from tuneship.store.blobs import DATA_FILE, BlobsAway, StagedFile
 from tuneship.store.identifiers import new_id
@@ -184,19 +184,15 @@ def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     undo = partial(_remove_unless_stored, context.parts, row["id"])
     context.after_rollback.append(undo)
     try:
-        blobs.keep(
-            staged, row["blob"]
-        )  # before the transaction, for which other writers would wait
+        # Before the transaction, for which other writers would wait.
+        blobs.keep(staged, row["blob"])
     except BlobsAway:
         # The removal would wait for the same store; the supervisor finds what the upload may have left.
         context.after_rollback.remove(undo)
         raise
 
-    settings, table = context.parts.settings, tables.datasets
-    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).where(
-        table.c.client_id == context.client_id
-    )
-    number, size = context.transaction.execute(query).one()
+    settings = context.parts.settings
+    number, size = dataset_records.usage_of(context.transaction, context.client_id)
     if number >= settings.maximum_datasets:
         most = settings.maximum_datasets
         raise QuotaExceeded(f"this client has {most} datasets, the most it may have")

@@ -10,8 +10,6 @@ import logging
 import threading
 from typing import Any
 
-import sqlalchemy as sa
-
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.host.waiting import wait_for_event
@@ -21,8 +19,8 @@ from tuneship.service.common.background_retries import BackgroundRetries
 from tuneship.service.context.context import Parts
 from tuneship.service.datasets.handlers import announce, counts, object_of, verdict
 from tuneship.service.datasets.reading import DatasetReading, Plan, ReadingStopped, read_dataset
+from tuneship.store import dataset_records, tables
 from tuneship.store import queries as rows
-from tuneship.store import tables
 from tuneship.store.outbox import emit
 from tuneship.store.row_types import DatasetRow
 from tuneship.store.stored_files import dataset_file
@@ -60,18 +58,12 @@ class DatasetProcessing:
 
     def _process_next(self) -> bool:
         """Process the oldest dataset that is due; return whether to continue at once."""
-        table = tables.datasets
-        query = (
-            sa.select(table.c.id)
-            .where(table.c.status == DatasetStatus.PROCESSING)
-            .order_by(table.c.created_at, table.c.id)
-        )
         try:
             with self._parts.database.read() as connection:
-                waiting = list(connection.scalars(query))
+                waiting = dataset_records.ids_to_process(connection)
                 self._retries.keep_only(waiting)
                 due = next((one for one in waiting if not self._retries.is_waiting(one)), "")
-                row = rows.fetch(connection, table, due, client_id=None) if due else None
+                row = rows.fetch(connection, tables.datasets, due, client_id=None) if due else None
         except Exception:  # the database is away: the next look tries again
             logger.exception("datasets could not be looked for")
             return False
@@ -128,11 +120,9 @@ class DatasetProcessing:
 
     def _end(self, row: DatasetRow, values: dict[str, Any]) -> None:
         """Write the outcome with its event, unless the dataset was deleted meanwhile."""
-        now, table = self._parts.clock(), tables.datasets
-        is_waiting = (table.c.id == row["id"]) & (table.c.status == DatasetStatus.PROCESSING)
+        now = self._parts.clock()
         with self._parts.database.write() as connection:
-            change = sa.update(table).where(is_waiting).values(updated_at=now, **values)
-            if connection.execute(change).rowcount != 1:
+            if not dataset_records.end_processing(connection, row["id"], now, values):
                 return
             ended = {**row, **values}
             if values["status"] == DatasetStatus.PROCESSED:

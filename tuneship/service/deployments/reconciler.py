@@ -76,9 +76,8 @@ class DeploymentKeeper:
         self._health_checks.start_when_due()
 
     def _rows(self, condition: sa.ColumnElement[bool]) -> list[DeploymentRow]:
-        query = sa.select(tables.deployments).where(condition)
         with self._parts.database.read() as connection:
-            return rows.fetch_all(connection, query)
+            return rows.matching(connection, tables.deployments, condition)
 
     async def _settle(self, row: DeploymentRow) -> None:
         given_up = self._retries.given_up(row["id"])

@@ -25,7 +25,7 @@ from tuneship.service.deployments.replica_log import Listener, ReplicaNews
 from tuneship.service.deployments.replica_plan import ReplicaPlan, is_asleep
 from tuneship.service.models.handlers import FoundModel, find_model
 from tuneship.serving.replica_client import ServingError
-from tuneship.store import deployment_records, tables
+from tuneship.store import deployment_records
 from tuneship.store.database import is_away
 from tuneship.store.deployment_logs import LogEntry
 from tuneship.store.queries import Row
@@ -33,7 +33,6 @@ from tuneship.store.queries import Row
 logger = logging.getLogger(__name__)
 
 # States in which a deployment needs replicas.
-LOADED = (DeploymentStatus.CREATING, DeploymentStatus.RUNNING, DeploymentStatus.UPDATING)
 ROW_COLUMNS = (
     "id",
     "client_id",
@@ -136,11 +135,8 @@ class HealthChecks:
 
     def watched(self) -> list[WatchedDeployment]:
         """The deployments that need replicas and have a model."""
-        table = tables.deployments
-        columns = [table.c[name] for name in ROW_COLUMNS]
-        query = sa.select(*columns).where(table.c.status.in_(LOADED))
         with self._parts.database.read() as connection:
-            live = [dict(row) for row in connection.execute(query).mappings()]
+            live = deployment_records.with_replicas(connection, ROW_COLUMNS)
             for row in live:
                 if row["id"] not in self._models and not self._retries.is_waiting(row["id"]):
                     self._find_model(connection, row)

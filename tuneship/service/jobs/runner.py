@@ -11,8 +11,6 @@ import signal
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
-
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
@@ -110,10 +108,10 @@ class TrainingKeeper:
                 self._retries.add(job["id"], error)
 
     def _cancelling(self) -> list[JobRow]:
-        query = sa.select(tables.jobs).where(tables.jobs.c.status == JobStatus.CANCELLING)
         with self._parts.database.read() as connection:
-            cancelling: list[JobRow] = rows.fetch_all(connection, query)
-        return cancelling
+            return rows.matching(
+                connection, tables.jobs, tables.jobs.c.status == JobStatus.CANCELLING
+            )
 
     # Starting.
 
