@@ -197,9 +197,8 @@ def staged_in(folder: Path) -> Generator[StagedFile]:
     try:
         yield file
     finally:
-        with suppress(
-            OSError
-        ):  # the file is removed next, so a failure to finish it does not matter
+        # The file is removed next, so a failure to finish it does not matter.
+        with suppress(OSError):
             file.finish()
         file.path.unlink(missing_ok=True)
 

@@ -178,7 +178,7 @@ def new_row(context: Context, form: DatasetUpload | DatasetMerge) -> dict[str, A
 def store(context: Context, row: Row, staged: StagedFile) -> dict[str, Any]:
     """Store the file, then its row; return the row as it is shown.
 
-    A file that a kill leaves without a row is set aside at the next start.
+    A file that a kill leaves without a row is set aside later.
     """
     blobs = context.parts.blobs
     undo = partial(_remove_unless_stored, context.parts, row["id"])
@@ -276,7 +276,7 @@ def list_datasets(
 def delete_dataset(context: Context, dataset_id: str) -> Deleted:
     """Remove row and key in the transaction, and the file after it.
 
-    A file that a kill leaves behind is set aside at the next start.
+    A file that a kill leaves behind is set aside later.
     """
     connection = context.transaction
     row = own_dataset(context, dataset_id)

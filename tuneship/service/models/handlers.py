@@ -130,7 +130,7 @@ def get_model_limits(context: Context, model_id: str) -> ModelLimits:
 
 @serves(contract.delete_model)
 def delete_model(context: Context, model_id: str) -> Deleted:
-    """Remove the row, then the files; files that a kill leaves behind are set aside at the next start."""
+    """Remove the row, then the files; files that a kill leaves behind are set aside later."""
     if not model_id.startswith(TUNED):
         base_of(context.parts, model_id, "model_id")
         raise InvalidRequestError("a base model cannot be deleted", status=409)
