@@ -351,7 +351,7 @@ def test_a_file_system_without_links_is_backed_up_too(
     def refused(*_: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(backup_module.os, "link", refused)
+    monkeypatch.setattr("os.link", refused)
     assert "3 files were copied" in done(embedded, "backup", tmp_path / "backup")
 
 
