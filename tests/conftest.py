@@ -1,9 +1,9 @@
-"""What all tests share: which database they run on, and how generated examples are made.
+"""Configuration of all tests: which database they run on, and how Hypothesis generates examples.
 
-A test file that says `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, where its fixtures
-come to rest on `database_settings`; all others run on SQLite. Examples are not timed (machines differ), and leave no
-files in the checkout. They are the same in every run, so that a change is judged by what it did; `make soak` draws
-others.
+A test file with `pytestmark = pytest.mark.both_databases` runs on SQLite and on Postgres, provided its fixtures use
+`database_settings`; all other files run on SQLite. Examples have no time limit, because machines differ, and leave no
+files in the checkout. Every run generates the same examples, so a failure comes from the change under test;
+`make soak` generates new ones.
 """
 
 import os
@@ -32,7 +32,7 @@ settings.load_profile("tuneship")
 
 os.environ.setdefault(
     "TUNESHIP_WARM_TRAINER", "false"
-)  # seconds of work for each service; two tests turn it on
+)  # it costs every service seconds at start; two tests turn it on
 
 BOTH = ("sqlite", pytest.param("postgres", marks=pytest.mark.postgres))
 
@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def database_settings(request: pytest.FixtureRequest) -> Callable[[], dict[str, Any]]:
-    """Makes the setting that gives a service a database of its own; nothing for SQLite in its data folder."""
+    """Return a function that makes a new database and returns its setting (no setting for SQLite)."""
     if getattr(request, "param", "sqlite") == "sqlite":
         return dict
     cluster = request.getfixturevalue("postgres")
@@ -54,13 +54,13 @@ def database_settings(request: pytest.FixtureRequest) -> Callable[[], dict[str, 
 
 @pytest.fixture(autouse=True)
 def _temporary_files_have_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that a test starts in this process moves it, into a folder that no other user can enter."""
+    """Restore `tempfile.tempdir` after each test: a service that runs in this process changes it."""
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
 
 
 @pytest.fixture(autouse=True)
 def _databases_are_used_again(request: pytest.FixtureRequest) -> Iterator[None]:
-    """It is set up before, and so ended after, what a test has of its own."""
+    """Give a test's Postgres databases back for reuse; as it is set up first, it does so after the test's fixtures."""
     if request.node.get_closest_marker("postgres") is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The README keeps its promises: its commands, files and settings exist."""
+"""The commands, files and settings that the README names exist."""
 
 import re
 from pathlib import Path

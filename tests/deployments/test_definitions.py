@@ -1,4 +1,4 @@
-"""What a person has set in the Prefect UI is still there after the next set-up."""
+"""A new set-up keeps the settings that a person has changed in the Prefect UI."""
 
 from typing import Any
 
@@ -26,15 +26,17 @@ def schedule(slug: str | None, *, active: bool, **times: Any) -> dict[str, Any]:
 
 def test_parameters_that_were_set_stay_and_those_of_the_file_come() -> None:
     file = wanted() | {"parameters": {"a": 1, "b": 1}}
-    made = merged(file, found(parameters={"b": 2, "release": {"model_name": "m"}}, paused=True), {})
-    assert made["parameters"] == {"a": 1, "b": 2, "release": {"model_name": "m"}}
-    assert made["paused"] is True
+    result = merged(
+        file, found(parameters={"b": 2, "release": {"model_name": "m"}}, paused=True), {}
+    )
+    assert result["parameters"] == {"a": 1, "b": 2, "release": {"model_name": "m"}}
+    assert result["paused"] is True
 
 
 def test_a_schedule_stays_on_or_off_and_its_times_are_the_files() -> None:
     switched_on = schedule("weekly", active=True, cron="0 3 * * 0", timezone="UTC")
-    made = merged(wanted(), found(schedules=[switched_on]), {})
-    assert made["schedules"] == [{**CRON, "slug": "weekly", "active": True}]
+    result = merged(wanted(), found(schedules=[switched_on]), {})
+    assert result["schedules"] == [{**CRON, "slug": "weekly", "active": True}]
 
 
 def test_a_schedule_that_the_file_does_not_know_stays() -> None:
@@ -42,8 +44,8 @@ def test_a_schedule_that_the_file_does_not_know_stays() -> None:
         schedule(None, active=True, interval=3600.0, anchor_date="2026-01-01T00:00:00Z"),
         schedule("mine", active=False, rrule="FREQ=DAILY", timezone=None),
     ]
-    made = merged(wanted(), found(schedules=own), {})
-    assert made["schedules"] == [
+    result = merged(wanted(), found(schedules=own), {})
+    assert result["schedules"] == [
         *wanted()["schedules"],
         {"active": True, "interval": 3600.0, "anchor_date": "2026-01-01T00:00:00Z"},
         {"active": False, "slug": "mine", "rrule": "FREQ=DAILY"},

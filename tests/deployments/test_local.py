@@ -1,4 +1,4 @@
-"""`make up` and `make down` as a user runs them, in an empty home: everything real, on free ports."""
+"""`make up` and `make down` work in an empty home folder, with real processes on free ports."""
 
 from typing import Any
 
@@ -45,8 +45,8 @@ def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret
     flow = machine.ask("GET", "/deployments/name/retrain/retrain-on-dataset")
     automations = machine.ask("POST", "/automations/filter", {})
     trigger = next(one for one in automations if one["name"] == "tuneship-dataset-processed")
-    place = f"/deployments/{flow['id']}"
-    machine.ask("PATCH", place, {"parameters": {"release": {"model_name": "mine"}}})
+    path = f"/deployments/{flow['id']}"
+    machine.ask("PATCH", path, {"parameters": {"release": {"model_name": "mine"}}})
     machine.ask("PATCH", f"/automations/{trigger['id']}", {"enabled": True})
     (machine.home / ".tuneship" / "webhook.json").unlink()
     before = machine.records
@@ -57,8 +57,8 @@ def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret
     automations = machine.ask("POST", "/automations/filter", {})
     (trigger,) = (one for one in automations if one["name"] == trigger["name"])
     machine.ask("PATCH", f"/automations/{trigger['id']}", {"enabled": False})
-    kept = machine.ask("GET", place)["parameters"]
-    machine.ask("PATCH", place, {"parameters": {}})
+    kept = machine.ask("GET", path)["parameters"]
+    machine.ask("PATCH", path, {"parameters": {}})
     assert (kept, trigger["enabled"]) == ({"release": {"model_name": "mine"}}, True)
 
 
@@ -66,16 +66,18 @@ def test_what_happens_in_the_service_becomes_one_event_of_prefect(machine: Machi
     line = b'{"instruction":"a","response":"b"}\n'
     file = machine.home / "rows.jsonl"
     file.write_bytes(line * 2)
-    with machine.client() as client, file.open("rb") as opened:
-        made = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
+    with machine.client() as client, file.open("rb") as content:
+        dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), content)
     wanted = {"filter": {"event": {"name": ["dataset.processed"]}}}
 
-    def told() -> list[Any]:
+    def dataset_events() -> list[Any]:
         found = machine.ask("POST", "/events/filter", wanted)["events"]
-        return [one for one in found if one["payload"]["id"] == made.id]
+        return [one for one in found if one["payload"]["id"] == dataset.id]
 
-    until(lambda: len(told()) == 1, 600)
-    assert told()[0]["resource"]["prefect.resource.id"] == f"tuneship.dataset.{made.id}"
+    until(lambda: len(dataset_events()) == 1, 600)
+    assert (
+        dataset_events()[0]["resource"]["prefect.resource.id"] == f"tuneship.dataset.{dataset.id}"
+    )
 
 
 def test_a_tenants_webhook_does_not_reach_the_prefect_server(machine: Machine) -> None:
@@ -104,7 +106,7 @@ def test_the_worker_runs_the_guard(machine: Machine) -> None:
 
 
 def test_schedules_make_runs(machine: Machine) -> None:
-    """Prefect's scheduler fails silently where its database library does not suit it."""
+    """Runs are really scheduled: Prefect's scheduler fails silently with an incompatible database library."""
     wanted = {
         "deployments": {"name": {"any_": ["guard"]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},

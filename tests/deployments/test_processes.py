@@ -1,4 +1,4 @@
-"""Recorded processes: only the very process that was started is ever ended."""
+"""Processes are recorded when they start, and no process but the recorded one is ever ended."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_what_ends_before_it_is_ready_is_an_error_with_its_last_words_and_log(
 
 def test_a_process_that_cannot_be_recorded_does_not_stay(tmp_path: Path) -> None:
     processes = ProcessFolder(tmp_path)
-    (tmp_path / "one.json").mkdir()  # as bad as a full disk
+    (tmp_path / "one.json").mkdir()  # writing the record fails, as it would on a full disk
     before = children()
     with pytest.raises(OSError, match=r"one\.json"):
         processes.start("one", SLEEP, os.environ, lambda: True)
@@ -54,7 +54,7 @@ def test_a_process_that_cannot_be_recorded_does_not_stay(tmp_path: Path) -> None
 
 
 def children() -> set[str]:
-    """Of this process, those too that nobody has waited for."""
+    """Ids of this process's children, including ended ones that nobody has waited for."""
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # a thread of another test has just ended
@@ -64,16 +64,16 @@ def children() -> set[str]:
 
 def test_an_interrupted_wait_leaves_nothing(tmp_path: Path) -> None:
     processes = ProcessFolder(tmp_path)
-    seen: list[RecordedProcess | None] = []
+    recorded: list[RecordedProcess | None] = []
 
     def interrupt() -> bool:
-        seen.append(processes.running("one"))
+        recorded.append(processes.running("one"))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         processes.start("one", SLEEP, os.environ, interrupt)
-    assert seen[0] is not None
-    assert not seen[0].is_alive
+    assert recorded[0] is not None
+    assert not recorded[0].is_alive
     assert processes.running("one") is None
 
 
@@ -89,7 +89,7 @@ def test_a_process_id_that_somebody_else_has_now_is_left_alone(tmp_path: Path) -
     processes = ProcessFolder(tmp_path)
     (tmp_path / "one.json").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
     assert processes.running("one") is None
-    assert not processes.stop("one")  # or this test would end here
+    assert not processes.stop("one")  # otherwise it would have killed this test
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": "x"}'])
@@ -118,7 +118,7 @@ def test_nothing_is_started_where_a_port_is_taken(
 
 
 def test_a_service_that_may_not_call_the_bridge_is_told_how_to_start(tmp_path: Path) -> None:
-    """As one that a script has brought for itself."""
+    """A service that was started by a script, for example, does not allow calls to the bridge."""
     local = Local(LocalSettings(bridge_port=14_299), ServiceSettings())
     with Service(tmp_path) as service:
         service.listen()

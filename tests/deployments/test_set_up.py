@@ -1,4 +1,4 @@
-"""Which Prefect server is set up is never guessed."""
+"""The set-up never guesses which Prefect server to use."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A flow whose process is gone, and nobody noticed: its heartbeats stop, it is marked Crashed, and the guard starts."""
+"""When a flow's process dies unnoticed, its heartbeats stop, the run is marked Crashed, and the guard starts."""
 
 import json
 import signal
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 LONG_S = 600.0
 ENDPOINT = "waiting"
 SHORTEST = timedelta(seconds=10)
-"""Of a trigger on what does not happen; the shipped one waits for three heartbeats."""
+"""The shortest wait that a trigger on a missing event allows; the shipped trigger waits for three heartbeats."""
 
 
 @pytest.fixture
-def waiting(
+def waiting_script(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A script that waits for its turn, which this process has, and does nothing else."""
+    """Start a release script that only waits, because this process holds the lock of its endpoint."""
     home = machine.home / ".tuneship"
     monkeypatch.setenv("TUNESHIP_RECORDS", str(home / "records"))
     monkeypatch.setenv("TUNESHIP_DATA_DIR", str(home / "data"))
@@ -70,31 +70,32 @@ def resource(run: dict[str, Any]) -> str:
     return f"prefect.flow-run.{run['id']}"
 
 
-def of_chain(machine: Machine) -> dict[str, dict[str, Any]]:
-    """The runs of the chain by their resources; without those of other tests, which use another endpoint."""
+def release_runs(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Runs of `tune-and-deploy` on this test's endpoint, by resource id."""
     found = runs(machine, "tune-and-deploy")
     names = [one["parameters"]["release"]["endpoint"]["name"] for one in found]
     return {resource(one): one for one, name in zip(found, names, strict=True) if name == ENDPOINT}
 
 
-def beating(machine: Machine) -> set[str]:
-    """The resources that had a heartbeat."""
+def with_heartbeat(machine: Machine) -> set[str]:
+    """Ids of the resources that have sent a heartbeat."""
     wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}}
     events = machine.ask("POST", "/events/filter", wanted)["events"]
     return {one["resource"]["prefect.resource.id"] for one in events}
 
 
 def test_a_run_that_falls_silent_is_marked_crashed_and_the_guard_starts(
-    machine: Machine, waiting: "subprocess.Popen[bytes]"
+    machine: Machine, waiting_script: "subprocess.Popen[bytes]"
 ) -> None:
     bring_up_to_date(silent_runs_crash(SHORTEST))
     try:
-        until(lambda: bool(beating(machine) & set(of_chain(machine))), LONG_S)
-        waiting.send_signal(signal.SIGKILL)
-        # On a slow machine the automation may have been quicker: heartbeats are further apart than it waits here.
-        (run,) = beating(machine) & set(of_chain(machine))
-        until(lambda: of_chain(machine)[run]["state_type"] != "RUNNING", LONG_S)
-        ended = of_chain(machine)[run]
+        until(lambda: bool(with_heartbeat(machine) & set(release_runs(machine))), LONG_S)
+        waiting_script.send_signal(signal.SIGKILL)
+        # The automation waits for 10 s here, less than the 30 s between heartbeats, so on a slow machine it may
+        # already have marked the run.
+        (run,) = with_heartbeat(machine) & set(release_runs(machine))
+        until(lambda: release_runs(machine)[run]["state_type"] != "RUNNING", LONG_S)
+        ended = release_runs(machine)[run]
         assert (ended["state_type"], ended["state"]["message"]) == ("CRASHED", "no heartbeat")
     finally:
         bring_up_to_date(silent_runs_crash())

@@ -1,4 +1,4 @@
-"""The automation that is shipped as an example starts for the alarm that the guard sends, and for nothing else."""
+"""The example automation starts for the guard's alarm and for no other event."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What end-to-end tests share: one service and one Prefect server, started as the scripts start them."""
+"""Fixtures of the end-to-end tests: a service and a Prefect server, started in the same way as by the scripts."""
 
 import json
 import os
@@ -17,20 +17,20 @@ from tuneship.settings import ClientSettings, PipelineSettings
 ROOT = Path(__file__).parents[2]
 SURROUNDINGS = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TUNESHIP_"))},
-    "PYTHONPATH": str(ROOT),  # also where tuneship is not installed
+    "PYTHONPATH": str(ROOT),  # so that the scripts find tuneship even if it is not installed
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 
 
 @dataclass(frozen=True)
-class Place:
-    """A running service, and the environment in which a user works with it."""
+class RunningServices:
+    """A running service and Prefect server, and the environment variables with which a user works with them."""
 
     settings: ClientSettings
     environment: Mapping[str, str]
 
     def start(self, *arguments: str, **changes: str) -> "subprocess.Popen[str]":
-        """`python ARGUMENTS` in the repository, as a user types it."""
+        """Start `python ARGUMENTS` in the repository, as a user would."""
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
@@ -43,7 +43,7 @@ class Place:
     def release(
         self, folder: Path, release: Mapping[str, Any], **changes: str
     ) -> "tuple[int, str, dict[str, Any]]":
-        """Run the chain: exit code, what it said, the result file."""
+        """Run a release with `tune_and_deploy.py`; return its exit code, its standard error and its result file."""
         params, result = folder / "release.json", folder / "out" / "result.json"
         params.write_text(json.dumps(release))
         run = self.start(
@@ -55,15 +55,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """One service and one Prefect server for all tests of a file."""
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServices]:
+    """Start one service and one Prefect server for all tests of a file."""
     folder = tmp_path_factory.mktemp("place")
     own = {**SURROUNDINGS, "PREFECT_HOME": str(folder / "prefect")}
     with (
         embedded_service(PipelineSettings(data_dir=folder / "data"), own) as settings,
         prefect_server(own, folder / "prefect.log") as prefect_url,
     ):
-        yield Place(
+        yield RunningServices(
             settings,
             own
             | {

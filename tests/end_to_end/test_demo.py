@@ -1,4 +1,4 @@
-"""The three acts, smaller: fewer rows, and no latency gates, because a machine that tests is a busy one."""
+"""The demo's three acts run with fewer rows, and without latency gates because test machines are busy."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def test_a_release_is_promoted_bad_data_is_refused_bad_behaviour_is_rolled_back(
 
 
 def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> None:
-    """Whole percents that sum to 100, and the candidate's share only rises."""
+    """Check that the shares add up to 100 at every step, and that the candidate's share only rises to 100."""
     shares = [change["weights"][candidate] for change in history]
     assert all(sum(change["weights"].values()) == 100 for change in history)
     assert shares == sorted(shares)
@@ -52,13 +52,13 @@ def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> 
 
 
 def _left_running(folder: Path) -> list[str]:
-    """Processes that still name the demo's folder in their command line or environment."""
+    """Ids of running processes that name the demo's folder in their arguments or environment."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except OSError:
             continue
-        if str(folder).encode() in told:
+        if str(folder).encode() in text:
             found.append(process.name)
     return found

@@ -1,4 +1,4 @@
-"""A release that asks for `compliance_mode: hipaa`, against a real service: what it makes is in the mode."""
+"""A release with `compliance_mode: hipaa` creates its job and deployments in that mode, on a real service."""
 
 import json
 from pathlib import Path
@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Place
+from tests.end_to_end.conftest import RunningServices
 from tuneship.client import Client
 
 pytestmark = pytest.mark.slow
-OF_JOB = {
+JOB_SETTINGS = {
     "audit_logging": True,
     "compliance_mode": "hipaa",
     "encryption_level": "maximum",
     "network_isolation": True,
 }
-OF_DEPLOYMENT = {**OF_JOB, "private_endpoints": True}
+DEPLOYMENT_SETTINGS = {**JOB_SETTINGS, "private_endpoints": True}
 
 
 def release(folder: Path) -> dict[str, Any]:
-    """As quick as a real one can be: what its gates decide is not the question."""
+    """Parameters of the quickest real release; its gates are lenient because they are not tested here."""
     rows = [{"instruction": f"what is case {n}?", "response": f"ward {n % 4}"} for n in range(64)]
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -49,21 +49,21 @@ def release(folder: Path) -> dict[str, Any]:
 
 
 def test_what_a_hipaa_release_makes_is_in_the_mode_and_no_other_release_follows_it(
-    place: Place, tmp_path: Path
+    services: RunningServices, tmp_path: Path
 ) -> None:
-    code, said, result = place.release(tmp_path, release(tmp_path))
+    code, said, result = services.release(tmp_path, release(tmp_path))
     assert (code, result["outcome"]) == (0, "promoted"), said
-    with Client(place.settings) as client:
+    with Client(services.settings) as client:
         job = client.jobs.get(result["job_id"])
-        assert job.security_settings == OF_JOB
+        assert job.security_settings == JOB_SETTINGS
         for role in ("baseline", "candidate"):
-            made = client.deployments.get(result[f"{role}_deployment_id"])
-            assert made.security_settings == OF_DEPLOYMENT, role
+            deployment = client.deployments.get(result[f"{role}_deployment_id"])
+            assert deployment.security_settings == DEPLOYMENT_SETTINGS, role
         actions = {row.action for row in client.audit.iterate(limit=1000)}
     assert {"generate_by_endpoint", "get_deployment_metrics", "get_job"} <= actions, "reads too"
     wanted = {**release(tmp_path), "security_settings": {"audit_logging": True}}
-    code, said, result = place.release(tmp_path, wanted)
+    code, said, result = services.release(tmp_path, wanted)
     assert (code, result["outcome"]) == (1, "aborted"), said
     assert "security_settings.compliance_mode: what serves the endpoint has hipaa" in said
-    with Client(place.settings) as client:
+    with Client(services.settings) as client:
         assert [one.id for one in client.jobs.iterate()] == [job.id], "refused before it trained"

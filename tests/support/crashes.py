@@ -1,9 +1,9 @@
-"""The places at which a service may die, and a program that plays services which die there by SIGKILL.
+"""The points at which tests kill a service, and a program that runs services which kill themselves there by SIGKILL.
 
-Every place is armed from outside by exchanging a function of the product for one that kills; the n-th pass is deadly.
-The services are children of one process, so that Python and its modules are loaded once. An order is a line of JSON
-on standard input (the fields of `Order`), the answer is `killed`; `system/test_crash_points.py` starts it and looks
-at what is left.
+A point is armed from outside, by replacing a function of the product with one that kills the process at its n-th call.
+The services are children of one process, so that Python and its modules are loaded once. Each line of
+standard input is an order, as JSON with the fields of `Order`; the answer is `killed`. `system/test_crash_points.py`
+starts it and checks the data that is left.
 """
 
 import json
@@ -38,13 +38,16 @@ from tuneship.store.local_blobs import LocalBlobs
 from tuneship.training import checkpoints
 
 HISTORY = "history.jsonl"
-"""In the data folder: every change that was asked for, and behind it the answer."""
+"""A file in the data folder that lists every requested change, followed by the answer."""
 Changed = Callable[..., bool]
 
 
 @dataclass(frozen=True)
 class Order:
-    """Who dies where; `url` of the database, "" for SQLite in the folder; `receiver` of webhooks."""
+    """An order to kill a service at the `number`-th pass of `point`.
+
+    `url`: of the database, "" for SQLite in `folder`. `receiver`: the address to which webhooks are sent.
+    """
 
     point: str
     number: int
@@ -54,20 +57,20 @@ class Order:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the service that dies and of the one that goes on."""
+        """Settings of the service that is killed and of the one that continues after it."""
         local = {"webhook_allow_cidrs": ["127.0.0.0/8"], "webhook_allow_http_hosts": ["127.0.0.1"]}
         return local | ({"database_url": self.url} if self.url else {})
 
 
 class Tenant:
-    """Alice, who writes down what she asks and what she is answered."""
+    """A client for the tenant Alice that records each request and each answer in a file."""
 
     def __init__(self, service: Service, folder: Path) -> None:
         self.service = service
         self._file = folder / HISTORY
 
     def ask(self, method: str, path: str, key: str, **options: Any) -> dict[str, Any]:
-        """A change under an `Idempotency-Key`."""
+        """Send a change with an `Idempotency-Key`."""
         self._write({"kind": "asked", "request": [method, path, key], "body": options.get("json")})
         answer = send(self.service, method, path, key, **options)
         assert answer.status_code < 300, answer.text
@@ -95,7 +98,7 @@ class Tenant:
 
 
 def send(service: Service, method: str, path: str, key: str, **options: Any) -> httpx.Response:
-    """The request that a death may interrupt, and its repetition."""
+    """Send a request; if a kill interrupts it, the test repeats it by the same call."""
     if path == "/v1/datasets":
         options = {"data": {"name": "d", "format": "instruction"}}
         options["files"] = {"file": ("x", jsonl(*LINES))}
@@ -103,14 +106,14 @@ def send(service: Service, method: str, path: str, key: str, **options: Any) -> 
 
 
 class Death:
-    """Comes at the n-th pass of the place that is armed."""
+    """Kills the process at the n-th pass of the point `place`."""
 
     def __init__(self, number: int, place: str) -> None:
         self._left = number
         self._place = place
 
     def arm(self) -> None:
-        """From now on passes are counted."""
+        """Start to count passes."""
         POINTS[self._place].arm(self)
 
     def passed(self) -> None:
@@ -119,12 +122,12 @@ class Death:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def at(self, place: str) -> None:
-        """A place within what is played."""
+        """Count a pass if this is the point; for points that lie in the test's own code."""
         if place == self._place:
             self.passed()
 
     def before(self, owner: Any, name: str, when: Changed = lambda *_, **__: True) -> None:
-        """Before the work of `owner.name`, when its arguments are such."""
+        """Count a pass before each call of `owner.name` whose arguments satisfy `when`."""
         work = getattr(owner, name)
 
         def deadly(*given: Any, **named: Any) -> Any:
@@ -135,7 +138,7 @@ class Death:
         _exchange(owner, name, deadly)
 
     def after(self, owner: Any, name: str, when: Changed = lambda *_, **__: True) -> None:
-        """After the work, when its result and its arguments are such."""
+        """Count a pass after each call of `owner.name` whose result and arguments satisfy `when`."""
         work = getattr(owner, name)
 
         def deadly(*given: Any, **named: Any) -> Any:
@@ -148,12 +151,12 @@ class Death:
 
 
 def _exchange(owner: Any, name: str, value: Any) -> None:
-    """Also in an operation's frozen record."""
+    """Set an attribute, even of an operation, which is a frozen dataclass."""
     change = object.__setattr__ if owner in SERVED.values() else setattr
     change(owner, name, value)
 
 
-# What the services do
+# The work that the services do
 
 
 def accepts(tenant: Tenant, death: Death) -> None:
@@ -176,7 +179,7 @@ def merges(tenant: Tenant, death: Death) -> None:
 
 
 def trains(tenant: Tenant, death: Death) -> None:
-    """Two jobs, one after the other, each with two real checkpoints."""
+    """Train two jobs, one after the other, each with two real checkpoints."""
     service, dataset = tenant.service, tenant.upload("data")
     death.arm()
     for number, key in enumerate(("one", "two")):
@@ -189,7 +192,7 @@ def trains(tenant: Tenant, death: Death) -> None:
             service.until(lambda job=job, step=step: _step_of(service, job) == step)
             death.at("train: mid-epoch")
             kept.save(step, {"step": step}, {"weights": torch.full((4,), float(step))})
-        trainer.complete(end=number == 0)  # the model counts also before its process has left
+        trainer.complete(end=number == 0)  # the model also counts while its process still runs
         service.until(lambda job=job: service.job_status(job) == "completed")
 
 
@@ -198,7 +201,7 @@ def _step_of(service: Service, job: str) -> int:
 
 
 def deploys(tenant: Tenant, death: Death) -> None:
-    """Two deployments; their replica is lost and comes again; both are deleted."""
+    """Make two deployments, lose their replica, wait for the new one, and delete both deployments."""
     service = tenant.service
     death.arm()
     made = [tenant.deploy("one"), tenant.deploy("two")]
@@ -225,16 +228,16 @@ def tells(tenant: Tenant, death: Death) -> None:
     death.arm()
     tenant.service.start_deliveries()
     tenant.upload("one")
-    tenant.service.until(lambda: False)  # the delivery is what it dies of
+    tenant.service.until(lambda: False)  # the service is killed by the delivery
 
 
 def opens(tenant: Tenant, death: Death) -> None:
-    """Nothing: it dies when it opens its database."""
+    """Do no work: the service is killed when it opens its database."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """`life` passes the place at least twice, once `arm` has made it deadly."""
+    """A point that `arm` makes deadly; the work `life` then passes it at least twice."""
 
     life: Callable[[Tenant, Death], None]
     arm: Callable[[Death], None]
@@ -253,7 +256,7 @@ def _becomes(status: str) -> Changed:
 
 
 def _written_in_half(death: Death) -> None:
-    """The first half of a block reaches the file, the rest does not."""
+    """Count a pass when half of a block has been written to the file."""
     write = StagedFile.write
 
     def half(file: StagedFile, block: Any) -> None:
@@ -315,7 +318,7 @@ POINTS = {
 
 
 def play(order: Order) -> None:
-    """In a child: a service that lives until it passes its point for the n-th time."""
+    """Run a service in a child process, until it passes its point for the n-th time."""
     point, death = POINTS[order.point], Death(order.number, order.point)
     if point.life is opens:
         death.arm()

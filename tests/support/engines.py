@@ -1,7 +1,7 @@
-"""A place for workers that starts no process: replicas that answer over their socket, trainers that the test plays.
+"""Replacements for worker processes: replicas that answer over their socket, and trainers that a test controls.
 
-Both obey the same protocols as the real ones (`tuneship/runtime/worker_protocol.py`, the line protocol of
-`tuneship/serving/replica_client.py`, the progress lines of `tuneship/training/`).
+Both follow the protocols of the real workers: `tuneship/runtime/worker_protocol.py`, the messages of
+`tuneship/serving/replica_client.py`, and the progress file of `tuneship/training/`. No process is started.
 """
 
 import json
@@ -23,7 +23,7 @@ from tuneship.training.spec import Order
 
 
 class PlayedWorker:
-    """A worker whose end the test decides."""
+    """A worker whose exit code is set by the test."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -41,13 +41,13 @@ class PlayedWorker:
 
 
 class PlayedTrainer(PlayedWorker):
-    """Writes the progress lines that the test tells it to."""
+    """A trainer that writes progress when the test asks for it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self._line = os.dup(spec.inherited[0])
         if "--wait" not in spec.arguments:
-            _ = self.order  # its line is there already, and whoever is killed can still be asked
+            _ = self.order  # read the order, which has been sent, while the pipe is open: tests ask killed trainers too
 
     def kill(self) -> None:
         super().kill()
@@ -57,11 +57,11 @@ class PlayedTrainer(PlayedWorker):
 
     @cached_property
     def order(self) -> Order:
-        """Its job, for which one that was started to wait waits."""
+        """The order for its job; a trainer that was started in advance waits until it gets one."""
         line, self._line = (
             self._line,
             -1,
-        )  # of one that nobody asks, the end leaves it to the process
+        )  # if it is never read, `kill` or the end of the process closes it
         with os.fdopen(line) as opened:
             order = Order.from_line(opened.readline())
         assert order is not None
@@ -136,7 +136,7 @@ class PlayedTrainer(PlayedWorker):
 
 
 class PlayedReplica(PlayedWorker):
-    """Answers every generation with the same tokens, when the test lets it."""
+    """A replica that answers every generation with the same tokens as soon as the test allows it."""
 
     def __init__(self, spec: WorkerSpec, engines: "PlayedEngines") -> None:
         super().__init__(spec)
@@ -150,7 +150,7 @@ class PlayedReplica(PlayedWorker):
 
     def kill(self) -> None:
         super().kill()
-        with suppress(OSError):  # it may have hung up by itself
+        with suppress(OSError):  # it may already have closed the connection
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, frame: dict[str, Any]) -> None:
@@ -159,7 +159,11 @@ class PlayedReplica(PlayedWorker):
 
     def _serve(self) -> None:
         facts = {"pid": 1, "parameters": 1, "context_length": 512, "vocabulary": 9, "dtype": "f"}
-        with self._socket, self._socket.makefile("rb") as lines, suppress(OSError):  # hung up
+        with (
+            self._socket,
+            self._socket.makefile("rb") as lines,
+            suppress(OSError),
+        ):  # the service has disconnected
             self.engines.may_start.wait(120)
             if self.engines.refusal:
                 self._send({"refused": self.engines.refusal})
@@ -212,7 +216,7 @@ class PlayedReplica(PlayedWorker):
         tokens = [[name, token] for token in self.engines.answer[: frame["max_tokens"]]]
         reason = "stop" if len(tokens) == len(self.engines.answer) else "length"
         first = self.engines.tokens_before_pause
-        with suppress(OSError):  # the service may have hung up
+        with suppress(OSError):  # the service may have disconnected
             if self.engines.error is not None and self.running.pop(name, "gone") != "gone":
                 self._send({"id": name, **self.engines.error})
                 return
@@ -224,9 +228,10 @@ class PlayedReplica(PlayedWorker):
 
 
 class PlayedEngines:
-    """Obeys `Runtime`. `may_answer`, `may_start` and `may_probe` hold back while cleared.
+    """A `Runtime` that starts played workers.
 
-    With `refusal` no replica starts.
+    While `may_answer`, `may_start` or `may_probe` is cleared, replicas wait before that action. With `refusal`, no
+    replica starts.
     """
 
     def __init__(self, answer: Sequence[int]) -> None:
@@ -240,25 +245,25 @@ class PlayedEngines:
         self.probes = 0
         self.refusal = ""
         self.cannot_run = ""
-        """The adapter (or `the base`) that loads and then computes nothing finite."""
+        """The adapter (or `the base`) that loads, but whose outputs are not finite."""
         self.hangs_after_loading = False
-        """A replica answers nothing any more once it has loaded an adapter."""
+        """Whether a replica stops answering once it has loaded an adapter."""
         self.rows = 32
-        """Requests that a replica says it runs at once."""
+        """The number of requests that a replica claims to run at once."""
         self.tokens_before_pause = 0
-        """So many tokens come at once, the others when `may_go_on` is set."""
+        """The number of tokens that are sent at first; the others follow when `may_go_on` is set."""
         self.may_go_on = threading.Event()
         self.base_model_pause_s = 0.0
-        """Before each answer of a model without an adapter, for those who compare times."""
+        """Seconds before each answer of a model without an adapter, for tests that compare latencies."""
         self.start_error: Exception | None = None
-        """What every start of a training raises."""
+        """The error that every start of a training raises, if any."""
         self.trains_at_once = False
-        """Every new training completes by itself, for those who do not play it."""
+        """Whether every new training completes by itself, for tests that do not control it."""
         self.prompts: list[tuple[int, ...]] = []
         self.asked: list[dict[str, Any]] = []
-        """The frames that asked for generations."""
+        """The frames with which generations were requested."""
         self.error: dict[str, Any] | None = None
-        """What every generation is answered instead of tokens."""
+        """The error that answers every generation instead of tokens, if any."""
         self.replicas: list[PlayedReplica] = []
         self.trainers: list[PlayedTrainer] = []
 

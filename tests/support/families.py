@@ -1,4 +1,4 @@
-"""One tiny random model of each family of base models, each with what makes the family different from a plain Llama."""
+"""Tiny random models, one of each family of base models, with the features that distinguish it from a plain Llama."""
 
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"model_type": "bloom"},
 }  # fmt: skip
 UNPACKED = {"bloom"}
-"""Positions are inside of its attention."""
+"""Families that cannot be trained on packed rows, because their attention computes the positions itself."""
 
 
 def build_family(directory: Path, name: str, **changes: Any) -> Path:
-    """A model directory. Norms and biases are random too: with their usual start a lost one would not be noticed."""
+    """Build a model directory; norms and biases are random too, so that a lost one would be noticed."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,18 +1,18 @@
-"""Files of a folder in which other processes work: what goes while one looks is not there, and no error."""
+"""Read folders in which other processes work: files that vanish meanwhile are skipped without an error."""
 
 import os
 from pathlib import Path
 
 
 def paths_below(folder: Path) -> list[Path]:
-    """Folders and files; unlike `Path.rglob`, it goes on where a folder goes away before it is read."""
+    """List folders and files; unlike `Path.rglob`, skip a folder that vanishes before it is read."""
     return [
         Path(path, name) for path, folders, files in os.walk(folder) for name in (*folders, *files)
     ]
 
 
 def contents_below(folder: Path) -> dict[Path, bytes]:
-    """Of every file that was still there."""
+    """Read every file that still exists."""
     found: dict[Path, bytes] = {}
     for path in paths_below(folder):
         try:

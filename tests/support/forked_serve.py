@@ -1,7 +1,8 @@
-"""A program that runs `tuneship serve` in children of its own, so that a start takes no loading of modules.
+"""A program that runs `tuneship serve` in forked children, so that a start does not load the modules again.
 
-Every line `start` on standard input makes a child, which says `ready <url>` as the service does; `kill` ends it with
-SIGKILL and says `killed`. It is the service's own composition root; only its workers are played, and train at once.
+The command `start` on standard input forks a child, which prints `ready <url>` like the service; `kill` ends it with
+SIGKILL and prints `killed`. The child runs the real `serve`, but its workers are played, and trainings complete at
+once.
 """
 
 import json
@@ -23,11 +24,11 @@ from tuneship.service import serve
 from tuneship.settings import ServiceSettings
 
 NOBODY_WORKS = "nobody-works"
-"""While this file is in the data folder, no replica of a service that starts gets ready."""
+"""A file in the data folder: while it exists, no replica of a newly started service becomes ready."""
 
 
 class ForkedServe:
-    """`tuneship serve`, killed and started again (`forked_serve.py`)."""
+    """A `tuneship serve` that a test can kill and start again quickly."""
 
     def __init__(
         self, data_dir: Path, database_url: str, starter: Starter = processes.start
@@ -39,7 +40,7 @@ class ForkedServe:
         with self.log.open("a") as log:
             self.program = starter(*command, stdin=subprocess.PIPE, stderr=log)
         self.start()
-        self.ready_s.clear()  # the program had to load everything
+        self.ready_s.clear()  # the first start includes loading the modules
 
     def start(self) -> None:
         begun = time.monotonic()
@@ -71,7 +72,7 @@ def run(data_dir: Path, url: str) -> None:
     if (data_dir / NOBODY_WORKS).exists():
         engines.may_start.clear()
     serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
-    serve.can_isolate = lambda _: True  # what it would find out is about real workers
+    serve.can_isolate = lambda _: True  # the check concerns real workers
     settings = ServiceSettings(
         data_dir=data_dir,
         port=0,
@@ -81,7 +82,9 @@ def run(data_dir: Path, url: str) -> None:
         maximum_deployments=10**6,
         maximum_datasets=10**6,
     )
-    serve.serve(settings, with_parent=os.getppid())  # a test that fails leaves nothing running
+    serve.serve(
+        settings, with_parent=os.getppid()
+    )  # so that a failing test leaves no process running
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The whole service in one thread of the test's process, called over ASGI; only its workers are played."""
+"""Run the whole service in a thread of the test's process, with played workers, and call it over ASGI."""
 
 import asyncio
 import json
@@ -64,13 +64,13 @@ def jsonl(*lines: Any) -> bytes:
 
 
 class Clock:
-    """The wall clock, and the time that has passed, as the test wants them."""
+    """A wall clock and a monotonic clock that a test can move."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
-        """Time that has passed although nobody waited for it."""
+        """How far the service's clocks run ahead, as if this time had passed."""
         self.jumped = timedelta()
-        """How far somebody has set the wall clock, while no time passed."""
+        """How far the wall clock has been set forward or back, without time passing."""
 
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self.ahead + self.jumped
@@ -80,7 +80,7 @@ class Clock:
 
 
 class Lines(logging.Handler):
-    """Every log line as text."""
+    """A handler that keeps all log messages as text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Lines(logging.Handler):
 
 
 class Service:
-    """Two tenants, `alice` and `bob`, and a data folder."""
+    """A service on a data folder, with the two tenants `alice` and `bob`."""
 
     def __init__(
         self,
@@ -109,10 +109,10 @@ class Service:
         tokenizer: Any = CATALOGUE.default.tokenizer
         self.engines = PlayedEngines(tokenizer.encode(ANSWER, add_special_tokens=False).ids)
         self.clock = Clock()
-        dice = random.Random(7)  # noqa: S311 - a draw of a test
+        dice = random.Random(7)  # noqa: S311 - only for tests
         self.draws: Callable[[], int] = lambda: dice.randrange(10_000)
         self.names: dict[str, Sequence[str]] = {"receiver.test": ["9.9.9.9"]}
-        """Host names and what they resolve to; any other name is asked of the system."""
+        """Addresses by host name; the system resolves all other names."""
         self.database = Database(url_of(self.settings.database_url, data_dir))
         self.parts = Parts(
             settings=self.settings,
@@ -151,7 +151,7 @@ class Service:
         self.url = "http://service.test"
 
     def limit(self, rates: RateLimits | None = None, **places: Any) -> None:
-        """Build the app again: with these rates (none, unless given) and other fields of its `Boundary`."""
+        """Build the app again, with these rate limits (none by default) and other fields of its `Boundary`."""
         none = RateLimits(0, 0, self.clock)
         self.app = build_app(
             SERVED.values(),
@@ -165,7 +165,7 @@ class Service:
         return self.names.get(host) or resolve(host, port)
 
     def start_deliveries(self, timing: DeliveryTiming | None = None) -> None:
-        """Webhooks go out, as `tuneship serve` sends them."""
+        """Start to send webhooks, as `tuneship serve` does."""
         parts, sender = self.parts, Sender(self.parts.receivers)
         deliverer = Deliverer(
             parts.database, parts.vault, sender, self.clock, random.random, timing
@@ -198,10 +198,10 @@ class Service:
         budgets: Mapping[str, int] | None = None,
         timing: ServerTiming | None = None,
     ) -> None:
-        """From now on calls go through sockets and the HTTP server, set up as `tuneship serve` does.
+        """Start the HTTP server as `tuneship serve` does; from now on calls go through sockets.
 
-        `together`: how many connections it keeps open, all of them from one address if need be. `budgets`: of log
-        lines, by logger; none, unless given, so that tests find every line.
+        `together`: how many connections it keeps open, even if all come from one address. `budgets`: how many log
+        messages are allowed by logger; unlimited by default, so that tests find every message.
         """
         with listener_on("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -229,7 +229,7 @@ class Service:
         logging.getLogger("tuneship").removeHandler(self.log)
 
     def _what_is_left(self) -> str:
-        """Where every task and thread stands; those that are stuck do not keep pytest from ending, too."""
+        """Describe where every task and thread waits, and let pytest end although some of them are stuck."""
         pool = self._threads._threads
         for thread in pool:
             futures_threads._threads_queues.pop(thread, None)
@@ -242,21 +242,21 @@ class Service:
         self.loop.set_default_executor(self._threads)
 
     async def _finish_threads(self) -> None:
-        """Of tasks that have ended: who cancels one does not wait for its thread."""
+        """Wait for the threads of ended tasks, because cancelling a task does not wait for its thread."""
         before = self._threads
         self._use_new_threads()
         await asyncio.to_thread(before.shutdown)
         await asyncio.to_thread(until, lambda: self.parts.threads.is_idle)
 
     def go_on(self) -> None:
-        """The supervisor works: from the start, and again after a `rest`."""
+        """Start the supervisor; called at the start, and again after a `rest`."""
         self.run(self._supervise())
 
     async def _supervise(self) -> None:
         self._supervision = asyncio.create_task(self.supervisor.run())
 
     def rest(self) -> None:
-        """The supervisor has ended, and whatever its threads were at: from now on only calls change anything."""
+        """Stop the supervisor and wait for its threads, so that from now on only calls change anything."""
         self.run(self._rest())
 
     async def _rest(self) -> None:
@@ -267,14 +267,14 @@ class Service:
         await self._finish_threads()
 
     def halt(self) -> None:
-        """Nothing runs any more but what calls ask for: another service may take the folder over."""
+        """Stop all background work, so that another service may take over the folder; calls still work."""
         self.run(self._halt())
 
     async def _halt(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
-            # Tasks of anyio's groups end with their group: cancelled before its first step, one of them would leave
-            # the coroutine that it wraps unawaited.
+            # Tasks of an anyio group end with their group. If one were cancelled before its first step, the coroutine
+            # that it wraps would never be awaited.
             if not getattr(task.get_coro(), "__qualname__", "").startswith("TaskHandle."):
                 task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -288,7 +288,7 @@ class Service:
         await asyncio.get_running_loop().shutdown_default_executor()
 
     def come_over_tls(self, days: int | None = 90) -> None:
-        """From now on calls come over TLS, and Alice has a key that lives so long."""
+        """From now on send calls over TLS, and give Alice a key that is valid for so many days (None: for ever)."""
         self.url = "https://service.test"
         lifetime = None if days is None else timedelta(days=days)
         self.headers["alice"] = self.key_headers("alice", lifetime=lifetime)
@@ -297,7 +297,7 @@ class Service:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
 
     def transport(self) -> httpx.AsyncBaseTransport:
-        """From an address of its own, so that failed authentications do not add up over tests."""
+        """Make a transport with its own client address, so that failed authentications do not add up across tests."""
         number = next(self._addresses)
         if self._server is not None:
             return httpx.AsyncHTTPTransport(
@@ -313,7 +313,7 @@ class Service:
         try:
             return await self._ask(self.transport(), method, path, headers=headers, **options)
         except (httpx.LocalProtocolError, h11.LocalProtocolError):
-            # No client would send that, but the service must refuse it.
+            # No client library sends such headers, but the service must refuse them: pass them in directly.
             below = httpx.ASGITransport(self.app, client=("10.1.0.1", 1))
             return await self._ask(below, method, path, headers=headers, **options)
 
@@ -335,7 +335,7 @@ class Service:
         settings = ClientSettings(url=self.url, api_key=SecretStr(key), client_id=tenant)
         return AsyncClient(settings, transport=self.transport())
 
-    # What many tests need first.
+    # Objects that many tests need first.
 
     def dataset(self, client: str = "alice", content: bytes | None = None, **form: Any) -> str:
         form = {"name": "data", "format": "instruction"} | form
@@ -366,7 +366,7 @@ class Service:
         return self.engines.trainers[number]
 
     def trainer_of(self, job_id: str) -> Any:
-        """The trainer of the job's newest attempt; those of other jobs may start at any time."""
+        """Wait for the trainer of a job's newest attempt; trainers of other jobs are ignored."""
         found: list[Any] = []
 
         def has_started() -> bool:
@@ -380,7 +380,7 @@ class Service:
         return self.call("GET", f"/v1/fine-tuning/jobs/{job_id}", client).json()["status"]
 
     def model(self, client: str = "alice") -> str:
-        """A fine-tuned model, out of a played training."""
+        """Make a fine-tuned model by a played training, and return its id."""
         job_id = self.job(client)
         trainer = self.trainer_of(job_id)
         trainer.start_of(2)

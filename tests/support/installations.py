@@ -1,4 +1,4 @@
-"""An installation that tests take apart: its rows and files are made by the product's own parts, no server runs."""
+"""An installation that tests may damage; its rows and files are made by the product, but no server runs."""
 
 import hashlib
 import shutil
@@ -30,7 +30,7 @@ from tuneship.store.identifiers import new_id
 
 
 class Installed:
-    """A data directory and its database, as a service that has been started once leaves them."""
+    """A data directory and its database, in the state in which a service leaves them after its first start."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
         self.data_dir = data_dir
@@ -45,7 +45,7 @@ class Installed:
 
     @contextmanager
     def started(self, later: timedelta = timedelta(), **options: Any) -> Iterator[Installation]:
-        """What a service does before it takes requests, and its first key."""
+        """Open the installation as a service does before it takes requests, and issue a first key."""
         clock = lambda: datetime.now(UTC) + later  # noqa: E731
         opened = open_for_service(self.settings, clock(), **options)
         try:
@@ -61,13 +61,13 @@ class Installed:
         Keys(opened.database, pepper, lambda: datetime.now(UTC), chain).issue("acme", SCOPES, None)
 
     def sign_head(self, opened: Installation) -> None:
-        """As the service does every minute."""
+        """Sign the head of the audit chain, as the service does every minute."""
         file = heads_file(self.settings.audit_heads, self.data_dir)
         heads = Heads(file, derived_secret(opened.secret, "audit heads"))
         sign_head(opened.database, heads, datetime.now(UTC))
 
     def add_dataset(self, opened: Installation, content: bytes = b"{}\n") -> str:
-        """A stored and sealed dataset of the tenant `acme`."""
+        """Store a sealed dataset of the tenant `acme` and return its id."""
         now, identifier = datetime.now(UTC), new_id("ds")
         blob = f"datasets/{identifier}/{DATA_FILE}"
         blobs = opened.blobs
@@ -87,7 +87,7 @@ class Installed:
         return identifier
 
     def add_model(self, opened: Installation) -> str:
-        """A stored model whose files are plain, as an earlier version made them; answers its job's id."""
+        """Store a model with unsealed files, as an earlier version did, and return the id of its job."""
         now, job_id = datetime.now(UTC), new_id("ft")
         folder = self.data_dir / "blobs" / "models" / job_id
         folder.mkdir(parents=True)
@@ -103,16 +103,16 @@ class Installed:
         return job_id
 
     def files(self) -> dict[Path, bytes]:
-        """Everything that users own on the disk."""
+        """Contents of all files that belong to users."""
         return contents_below(self.data_dir / "blobs") | contents_below(self.data_dir / "work")
 
     def serve(self, *arguments: str) -> Result:
-        """`tuneship serve`, which a test expects to be refused."""
+        """Run a `tuneship serve` that must refuse to start."""
         place = ["--port", "0", "--data-dir", str(self.data_dir)]
         return CliRunner().invoke(app, ["serve", *place, *arguments], env=self._environment())
 
     def run(self, *arguments: str) -> Result:
-        """Another command of `tuneship`."""
+        """Run another command of `tuneship`."""
         place = ["--data-dir", str(self.data_dir)]
         return CliRunner().invoke(app, [*arguments, *place], env=self._environment())
 
@@ -120,7 +120,7 @@ class Installed:
         return {f"TUNESHIP_{name.upper()}": str(value) for name, value in self.options.items()}
 
     def refused(self, *arguments: str) -> str:
-        """The one line of a start that is refused, after which every file is as it was."""
+        """Check that a start is refused with one message and changes no file; return the message."""
         before = self.files()
         done = self.serve(*arguments)
         assert done.exit_code == 1, done.output
@@ -133,7 +133,7 @@ class Installed:
 
 
 class Sqlite:
-    """What an operator can do to an SQLite file."""
+    """Actions of an operator on an SQLite file."""
 
     def __init__(self, file: Path) -> None:
         self.url = sqlite_url(file)
@@ -150,12 +150,12 @@ class Sqlite:
         self._file.unlink()
 
     def move(self) -> str:
-        """Under another name; answers the URL."""
+        """Rename the file and return its new URL."""
         return sqlite_url(self._file.rename(self._file.with_name("moved.sqlite")))
 
 
 class Postgres:
-    """What an operator can do to a database of a server."""
+    """Actions of an operator on a database of a Postgres server."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster

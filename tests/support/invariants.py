@@ -1,6 +1,7 @@
-"""What holds after every fault, read off the database and the files, whoever asked for what.
+"""Checks of the database and the files that must pass after every fault.
 
-`settled` is for a service that has come to rest: no job or deployment is under way and no webhook is due.
+`check_settled` is for a service that has finished its work: no job is active, no deployment is changing, and no webhook
+is due.
 """
 
 import json
@@ -30,7 +31,7 @@ def rows_of(connection: sa.Connection, table: sa.Table) -> list[Row]:
 
 
 def told_by_resource(connection: sa.Connection, *where: Any) -> Mapping[str, Sequence[Row]]:
-    """Every event, by its resource, in order; the numbers of each have no gap and none twice."""
+    """Return all events by resource, in order, and check that each resource's numbers have no gap or duplicate."""
     found: defaultdict[str, list[Row]] = defaultdict(list)
     query = sa.select(tables.events).where(*where).order_by(tables.events.c.position)
     for row in connection.execute(query).mappings():
@@ -41,7 +42,7 @@ def told_by_resource(connection: sa.Connection, *where: Any) -> Mapping[str, Seq
 
 
 def check_job_events(status: str, told: Sequence[Row]) -> None:
-    """Queued first, started at most once, and exactly one end, last, if it has ended."""
+    """Check that a job is queued first, started at most once, and has exactly one final event if it has ended."""
     kinds = [one["type"].rpartition(".")[2] for one in told]
     assert kinds[0] == "queued"
     assert kinds.count("queued") == 1
@@ -52,7 +53,7 @@ def check_job_events(status: str, told: Sequence[Row]) -> None:
 
 
 def check_moves(told: Sequence[Row]) -> None:
-    """A deployment's states are a path through the declared graph."""
+    """Check that a deployment's states form a path through the declared graph."""
     moves = [one["data"] for one in told if one["type"].endswith("status_changed")]
     for move in moves:
         assert move["to"] in DEPLOYMENT_MOVES[move["from"]]
@@ -61,7 +62,7 @@ def check_moves(told: Sequence[Row]) -> None:
 
 
 def check_rows(connection: sa.Connection) -> None:
-    """One model of a completed job and of no other, splits that sum to 100, states that the events have told."""
+    """Check that exactly the completed jobs have a model, shares add up to 100, and states agree with events."""
     told = told_by_resource(connection)
     models = [one["job_id"] for one in rows_of(connection, tables.models)]
     jobs = rows_of(connection, tables.jobs)
@@ -91,7 +92,7 @@ def _check_splits(connection: sa.Connection) -> None:
 
 
 def check_at_rest(connection: sa.Connection) -> None:
-    """Nothing is under way."""
+    """Check that no work is in progress."""
     jobs, datasets = rows_of(connection, tables.jobs), rows_of(connection, tables.datasets)
     assert not [one["id"] for one in jobs if one["status"] in ALIVE]
     assert not [one for one in datasets if one["status"] == DatasetStatus.PROCESSING]
@@ -100,7 +101,7 @@ def check_at_rest(connection: sa.Connection) -> None:
 
 
 def check_settled(connection: sa.Connection, data_dir: Path) -> None:
-    """Nothing is under way, and every file belongs to a row, or was set aside by the start after a kill."""
+    """Check that no work is in progress, and that stored files and rows match, with no temporary files left."""
     check_at_rest(connection)
     assert not [one for one in rows_of(connection, tables.idempotency) if one["body"] is None]
     assert _names(data_dir / "blobs" / "datasets") == {
@@ -117,7 +118,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def check_audit(connection: sa.Connection, chain: Chain, answers: Mapping[str, int]) -> None:
-    """The chain verifies and has at least one row for every answer: `answers` by resource."""
+    """Check that the audit chain verifies and has at least as many rows per resource as `answers` says."""
     assert chain.fault(audit.rows_of(connection)) is None
     rows = rows_of(connection, tables.audit)
     for resource, number in answers.items():
@@ -125,7 +126,7 @@ def check_audit(connection: sa.Connection, chain: Chain, answers: Mapping[str, i
 
 
 def check_told(connection: sa.Connection, received: Collection[str]) -> None:
-    """Every event reached the receiver that asked for all of them: at least once, under its id."""
+    """Check that a receiver subscribed to all events got each of them at least once, under its id."""
     events = {one["id"] for one in rows_of(connection, tables.events)}
     delivered = [one for one in rows_of(connection, tables.deliveries) if one["attempts"] > 0]
     assert {one["event_id"] for one in delivered} == events
@@ -134,5 +135,5 @@ def check_told(connection: sa.Connection, received: Collection[str]) -> None:
 
 
 def read_history(file: Path) -> list[dict[str, Any]]:
-    """Lines of a history; none without the file."""
+    """Read the entries of a history; a missing file has none."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []

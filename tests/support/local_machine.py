@@ -1,4 +1,4 @@
-"""What `make up` makes of an empty home, once for all tests that need it: everything real, on free ports."""
+"""An empty home folder in which `make up` has run, shared by all tests that need it: real processes on free ports."""
 
 import json
 import os
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Machine:
-    """An empty home and the ports that are used in it."""
+    """The home folder, and the environment with the ports that are used in it."""
 
     home: Path
     environment: dict[str, str]
 
     def run(self, command: str) -> str:
-        """`python -m deployments.local COMMAND`; returns what it said."""
+        """Run `python -m deployments.local COMMAND` and return its output."""
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "deployments.local", command],
             cwd=ROOT,
@@ -43,17 +43,17 @@ class Machine:
 
     @property
     def records(self) -> dict[str, Any]:
-        """Of the processes that run, by name."""
+        """Records of the running processes, by name."""
         folder = self.home / ".tuneship" / "run"
         return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
     @property
     def prefect(self) -> str:
-        """The Prefect server's API."""
+        """The address of the Prefect server's API."""
         return f"http://127.0.0.1:{self.environment['TUNESHIP_PREFECT_PORT']}/api"
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """What the Prefect server answers; while SQLite is locked it says 503, which every client repeats."""
+        """Call the Prefect server, and repeat the call while it answers 503 because its SQLite is locked."""
         url = f"{self.prefect}{path}"
         for _ in range(30):
             answer = httpx.request(method, url, json=body, trust_env=False, timeout=300)
@@ -64,14 +64,14 @@ class Machine:
         return answer.json() if answer.content else None
 
     def client(self) -> Client:
-        """Of the service that runs here."""
+        """Make a client of the service that runs here."""
         credentials = self.home / ".tuneship" / "data" / "credentials.json"
         return Client(ClientSettings.from_credentials(credentials))
 
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Up, and down again at the end of all tests."""
+    """Run `up` in an empty home folder, and `down` after all tests."""
     home = tmp_path_factory.mktemp("home")
     ports = {name: str(free_port()) for name in ("PORT", "PREFECT_PORT", "BRIDGE_PORT")}
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}

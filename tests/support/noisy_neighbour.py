@@ -1,7 +1,7 @@
-"""A tenant that asks as much as it can, as a program of its own: `python -m tests.support.noisy_neighbour PORT ...`.
+"""A program that sends as many requests as it can: `python -m tests.support.noisy_neighbour PORT ...`.
 
-Sends the requests of a folder, one file each, over some connections at once, again and again, until its standard input
-ends; then it prints how often it was answered with which status. With `--unread` nothing of the answers is read.
+It repeats the requests in a folder, one file each, over several connections at once, until its standard input ends;
+then it prints the number of answers by status. With `--unread` it does not read the answers.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from itertools import cycle
 from pathlib import Path
 
 UNREAD_S = 2.0
-"""How long an answer is left lying before its connection is given up for another one."""
+"""Seconds for which an answer stays unread before the connection is replaced by another one."""
 
 
 async def ask(port: int, requests: "cycle[bytes]", answers: Counter[str], *, reads: bool) -> None:
@@ -44,7 +44,7 @@ async def ask(port: int, requests: "cycle[bytes]", answers: Counter[str], *, rea
 
 
 async def main() -> None:
-    os.nice(10)  # a real one computes on a machine of its own
+    os.nice(10)  # a real one would run on another machine
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path)

@@ -1,6 +1,6 @@
-"""An S3 server of the test run's own: SeaweedFS on the loopback interface, which ends with the run.
+"""An S3 server for the test run: SeaweedFS on the loopback interface, which ends with the run.
 
-`bucket` is the fixture for tests: an empty place on the server, with the credentials in the environment.
+The fixture `bucket` gives a test an empty prefix on the server, and sets the credentials in the environment.
 """
 
 import json
@@ -29,7 +29,7 @@ PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.p
 
 
 class ObjectServer:
-    """One server, which a test may stop, start again and hold still."""
+    """A server that a test may stop, start again and freeze."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -51,7 +51,7 @@ class ObjectServer:
         self.start()
 
     def start(self) -> None:
-        """Returns when objects can be written."""
+        """Start the server and wait until objects can be written."""
         parent = os.getpid()
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
@@ -77,13 +77,13 @@ class ObjectServer:
         from obstore.exceptions import BaseError
 
         with suppress(BaseError):
-            # The first object of a new server waits until it has made room for it.
+            # A new server must create a volume for its first object.
             obstore.put(self.store("s3://tuneship-tests/ready"), "ready", b"ready")
             return True
         return False
 
     def store(self, url: str) -> Any:
-        """The server without the product."""
+        """Access the server directly, without the product."""
         from obstore.store import from_url
 
         keys: Any = {"access_key_id": WRITER, "secret_access_key": SECRET, "region": "us-east-1"}
@@ -92,7 +92,7 @@ class ObjectServer:
         )
 
     def objects(self, url: str) -> set[str]:
-        """Every key below a prefix."""
+        """List all keys below a prefix."""
         import obstore
 
         return {one["path"] for page in obstore.list(self.store(url)) for one in page}
@@ -102,14 +102,14 @@ class ObjectServer:
         self.process.wait()
 
     def hold_still(self) -> None:
-        """It accepts connections and answers nothing."""
+        """Freeze the server: it accepts connections, but does not answer."""
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
     def place(self) -> str:
-        """The URL of an empty prefix."""
+        """Return the URL of an empty prefix."""
         return f"s3://tuneship-tests/{next(self._numbers)}"
 
     def environment(self, user: str = WRITER) -> dict[str, str]:
@@ -137,7 +137,7 @@ def object_server() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def bucket(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty place on the server."""
+    """The URL of an empty prefix on the server, with the credentials set in the environment."""
     for name, value in object_server.environment().items():
         monkeypatch.setenv(name, value)
     return object_server.place()

@@ -1,4 +1,4 @@
-"""What the requests of the OpenAPI document find: real resources under the ids that the document offers."""
+"""Real resources for requests that are generated from the OpenAPI document, which gets their ids."""
 
 import json
 import re
@@ -17,13 +17,13 @@ ABSENT = "0" * 24
 ID_PATTERN = re.compile(r"\^(c?\??ep|[a-z]+)_\[0-9a-z\]\{20,32\}\$")
 MODEL_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$"
 ENDING = {"cancel_job"}
-"""Beside every DELETE: what may be done only once to a resource."""
+"""Operations that, like every DELETE, can be done only once to a resource."""
 
 
 class Watch:
-    """Between the HTTP server and the service: counts answers by operation, status and code.
+    """An ASGI middleware that counts answers by operation, status and code.
 
-    Each request seems to come from an address of its own, so that refused keys do not add up to a blocked address.
+    It gives each request a different client address, so that refused keys never lead to a blocked address.
     """
 
     def __init__(self, app: Any) -> None:
@@ -57,7 +57,7 @@ def _code(status: int, heard: list[Json]) -> str | None:
 
 
 def resources(service: Service) -> tuple[Ids, Ids]:
-    """Ids by their prefix: what stays, and what requests may end."""
+    """Make resources; return the ids, by prefix, of those that stay and of those that requests may delete."""
     deployments = [service.deployment(f"own {number}") for number in range(2)]
     models = [service.model() for _ in range(3)]
     webhooks = [_webhook(service) for _ in range(6)]
@@ -66,7 +66,9 @@ def resources(service: Service) -> tuple[Ids, Ids]:
     kept = {
         "dep": deployments,
         "ds": [service.dataset() for _ in range(2)],
-        "ft": [one["id"] for one in ended.json()["jobs"]],  # a stream of an ended job ends
+        "ft": [
+            one["id"] for one in ended.json()["jobs"]
+        ],  # because the stream of an ended job ends
         "cep": [service.canary("own", {deployments[0]: 90, deployments[1]: 10})],
         "ep": [service.endpoint("own plain", deployments[0])],
         "wh": webhooks[:1],
@@ -91,7 +93,7 @@ def _webhook(service: Service) -> str:
 
 
 def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
-    """The service's document, with real ids in its examples and instead of the patterns of ids."""
+    """Return the service's OpenAPI document with real ids in its examples and in place of id patterns."""
     service.names["hooks.example.com"] = ["9.9.9.9"]
     real_values = {
         examples.MODEL: kept["model"][1],
@@ -114,7 +116,7 @@ def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
             entry["parameters"] = _with_ids(entry["parameters"], lost if is_ending else kept)
             for one in entry["parameters"] if is_ending else ():
                 one.pop("example", None)
-    # The other two profiles leave fields out; tests/service/http/test_profiles.py looks at them.
+    # The other two profiles omit fields; tests/service/http/test_profiles.py covers them.
     whole["components"]["parameters"]["X-API-Profile"]["schema"]["enum"] = ["auto"]
     whole["components"]["schemas"] = _with_ids(whole["components"]["schemas"], kept)
     return whole

@@ -1,4 +1,4 @@
-"""What the sealed files of a service say to whoever has its master key."""
+"""Decrypt the sealed files of a service with its master key."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tuneship.service.access.data_keys import keyring_of
 
 
 def opened(connection: sa.Connection, data_dir: Path, table: sa.Table) -> dict[str, bytes]:
-    """Of the datasets or the models, by the path of their files. Raises `ObjectDamaged`."""
+    """Decrypt the files of all datasets or models, by path; raise `ObjectDamaged` for a damaged one."""
     keyring = keyring_of(read_or_make_secret(data_dir / "master.key"))
     found: dict[str, bytes] = {}
     for row in rows_of(connection, table):

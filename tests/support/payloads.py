@@ -1,6 +1,6 @@
-"""Texts that would do something where they are shown unescaped: scripts, links, pictures, markup, new lines.
+"""Texts that take effect if they are shown unescaped: scripts, links, pictures, markup and line breaks.
 
-Every script would open a dialog, so that a browser can tell whether one ran.
+Every script opens a dialog, so that a browser test can detect whether one ran.
 """
 
 SCRIPTS = (
@@ -54,4 +54,4 @@ SCRIPTS = (
     "%3Cscript%3Ealert(1)%3C/script%3E",
 )
 BREAKS = ("\r\n", "\n", "\r", "\x1b[2J", "\x85", "\u2028", "\x00")
-"""What would begin another line of a log or another row of a table, or steer a terminal."""
+"""Texts that would start a new entry of a log or a new row of a table, or control a terminal."""

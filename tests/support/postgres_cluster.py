@@ -1,7 +1,7 @@
-"""A Postgres of the test run's own: a cluster in a temporary folder, behind a Unix socket, ended by its process id.
+"""A Postgres server for the test run: a cluster in a temporary folder, reached through a Unix socket.
 
-Nothing of it outlives the run, and it may forget on power loss (`fsync=off`): tests kill the service, never this.
-`Cluster.new_database()` copies a migrated template, or empties one that a test has left.
+It is removed after the run. It may lose data on a power failure (`fsync=off`), because tests kill the service but never
+this server. `Cluster.new_database()` copies a migrated template, or empties a database that a test no longer uses.
 """
 
 import os
@@ -35,7 +35,7 @@ TEMPLATE = "tuneship_template"
 
 
 def programs() -> Path | None:
-    """The folder of `initdb` and `postgres`: Debian does not put it on PATH."""
+    """Find the folder of `initdb` and `postgres`, which Debian does not put on PATH."""
     on_path = shutil.which("initdb")
     if on_path is not None:
         return Path(on_path).resolve().parent
@@ -44,7 +44,7 @@ def programs() -> Path | None:
 
 
 def unprivileged() -> dict[str, Any]:
-    """Postgres refuses to run as root: who runs it then, as options of `subprocess`."""
+    """Options of `subprocess` that run Postgres as `nobody` if the tests run as root, which Postgres refuses."""
     if os.getuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -52,7 +52,7 @@ def unprivileged() -> dict[str, Any]:
 
 
 class Cluster:
-    """One Postgres server."""
+    """A Postgres server and the databases that tests use on it."""
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
@@ -60,7 +60,7 @@ class Cluster:
         self._numbers = count(1)
         self._free: list[str] = []
         self.lent: list[str] = []
-        """Databases handed out, in order."""
+        """Names of the databases that were given to tests, in order."""
         self.folder = Path(tempfile.mkdtemp(prefix="tuneship-postgres-"))
         if self._owner:
             os.chown(self.folder, self._owner["user"], self._owner["group"])
@@ -100,7 +100,7 @@ class Cluster:
                 return
 
     def stop(self) -> None:
-        """At once: sessions are ended, not waited for."""
+        """Stop the server at once, without waiting for open sessions."""
         self.process.send_signal(signal.SIGINT)
         self.process.wait(120)
 
@@ -112,14 +112,14 @@ class Cluster:
         return f"postgresql+psycopg://tuneship@/{database}?host={self.folder}"
 
     def run(self, statement: str, database: str = "postgres") -> list[Any]:
-        """One statement outside any transaction; answers its rows."""
+        """Run one statement outside any transaction and return its rows."""
         engine = sa.create_engine(self.url(database), poolclass=sa.NullPool)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             result = connection.exec_driver_sql(statement)
             return list(result.all()) if result.returns_rows else []
 
     def new_database(self) -> str:
-        """The URL of an empty database with every table."""
+        """Return the URL of an empty database with all tables."""
         name = self._emptied() if self._free else self._copied(next(self._numbers))
         self.lent.append(name)
         return self.url(name)
@@ -132,16 +132,16 @@ class Cluster:
         return f"tuneship_{number}"
 
     def _emptied(self) -> str:
-        """Hundreds of copies would be gigabytes."""
+        """Empty a database for reuse, because hundreds of copies would take gigabytes."""
         name = self._free.pop()
         self.run(f"truncate {', '.join(tables.METADATA.tables)} restart identity", name)
         return name
 
     def take_back(self, since: int) -> None:
-        """Use again what was lent since and nobody is connected to: the service of one test, not of many."""
+        """Reuse the databases lent since then to which nobody is connected; services shared by tests keep theirs."""
         names = self.lent[since:]
         query = "select datname from pg_stat_activity where datname like 'tuneship_%%'"
-        end = time.monotonic() + 0.3  # an ended session is seen a little longer
+        end = time.monotonic() + 0.3  # an ended session stays visible for a moment
         while in_use := {row[0] for row in self.run(query)} & {*names}:
             if time.monotonic() > end:
                 break
@@ -149,13 +149,13 @@ class Cluster:
         self._free += [name for name in names if name not in in_use]
 
     def refuse(self, url: str, *, refuses: bool) -> None:
-        """Let one database be down, and up again."""
+        """Make a database refuse connections, or accept them again."""
         name = sa.make_url(url).database
         self.run(f"alter database {name} allow_connections {str(not refuses).lower()}")
         end_sessions = (
-            f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"  # noqa: S608 - of ours
+            f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"  # noqa: S608 - the name is ours
         )
-        while refuses and self.run(end_sessions):  # one that was being opened is seen later
+        while refuses and self.run(end_sessions):  # a session that was being opened appears later
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""`tuneship serve` as a user starts it, with its real workers, and what the operating system says of them."""
+"""Start `tuneship serve` as a user does, with its real workers, and find them in the operating system."""
 
 import json
 import os
@@ -23,13 +23,13 @@ COLOURS = ("red", "green", "blue", "black")
 
 
 def start(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
-    """A module as a program; `options`: those of Popen."""
+    """Run a module as a program; `options` are passed to Popen."""
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
 
 
 class Serve:
-    """One service process on a data folder; started again on the same folder after a kill."""
+    """A service process on a data folder, which can be started again on the same folder after a kill."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Serve:
         self._options = options
         self._preload = preload
         self.starter = starter
-        """Of the next start, e.g. one that takes something away from the host."""
+        """The function for the next start, e.g. one whose host lacks a feature."""
         self._settings = {f"TUNESHIP_{name.upper()}": value for name, value in settings.items()}
         self._clients: list[Client] = []
         self.process = self.start()
@@ -59,7 +59,7 @@ class Serve:
                 | {
                     "PYTHONPATH": str(ROOT),
                     "TUNESHIP_PRELOAD_BASE_MODELS": str(self._preload).lower(),
-                    "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # tests poll faster than people
+                    "TUNESHIP_CONTROL_REQUESTS_PER_MINUTE": "0",  # because tests poll faster than people
                     **self._settings,
                 },
                 stderr=log,
@@ -76,7 +76,7 @@ class Serve:
         return self._clients[-1]
 
     def kill(self) -> None:
-        """As a power failure would."""
+        """Kill the process, as a power failure would."""
         self.process.kill()
         self._wait()
 
@@ -94,14 +94,14 @@ class Serve:
         self._clients.clear()
 
     def workers(self, module: str) -> list[int]:
-        """Process ids of this service's live workers."""
+        """Process ids of this service's running workers."""
         found: list[int] = []
         for one in Path("/proc").glob("[0-9]*"):
             try:
                 command = (one / "cmdline").read_bytes().split(b"\0")
                 state, parent, *_ = (one / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             is_child = int(parent) == self.process.pid
             is_ours = is_child or str(self.data_dir).encode() in b" ".join(command)
             if module.encode() in command and is_ours and state != "Z":
@@ -119,7 +119,7 @@ def rows_file(path: Path, count: int) -> Path:
 
 
 def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = False) -> str:
-    """A job on `file`; with 64 rows an epoch has 8 steps."""
+    """Start a job on the rows of `file`; with 64 rows an epoch has 8 steps."""
     with file.open("rb") as opened:
         dataset = client.datasets.upload(DatasetUpload(name="d", format="instruction"), opened)
     return client.jobs.create(
@@ -135,8 +135,9 @@ def start_job(client: Client, file: Path, *, epochs: int = 1, isolated: bool = F
 
 
 def trainer_at_work(serve: Serve, job_id: str, steps: int) -> int:
-    """The process of a job's first attempt, when it has done so many steps: by what it says, not by what its service
-    has read, which may be late.
+    """Wait until a job's first attempt has done more than `steps` steps; return its process id.
+
+    The steps are counted in its progress file, because the service may read that file late.
     """
     folder = serve.data_dir / "work" / job_id / "attempt-1"
     (trainer,) = until(lambda: serve.workers(str(folder)))

@@ -1,9 +1,9 @@
-"""The operating system as a test wants it: chosen system calls of a program fail, are done in half, or are its death.
+"""Make chosen system calls of a program fail, do only half of their work, or kill the program.
 
-The program starts under a filter of the kernel's own (seccomp) that asks this process what becomes of every call that
-could meet a bad disk, also in its children. Nothing is attached or let go: what is asked is answered at once, and a
-program that is killed meanwhile is simply gone. So a fault is exact (which file, which pass), and it is known whether
-it came. `python -m tests.support.refusing_kernel DESCRIPTOR MODULE ARGUMENTS...` starts a module so.
+The program starts under a kernel filter (seccomp) that asks this process to decide about every call that a bad disk
+could affect, including calls of its children. No debugger is attached: each question is answered at once, and a program
+may be killed at any time. A fault therefore hits exactly one file and pass, and the test can check that it happened.
+`python -m tests.support.refusing_kernel DESCRIPTOR MODULE ARGUMENTS...` starts a module in this way.
 """
 
 import ctypes
@@ -44,10 +44,10 @@ NUMBERS = {
     },
 }  # fmt: skip
 NAMED_AT = {"rename": 1, "renameat": 3, "renameat2": 3, "mkdir": 0, "mkdirat": 1}
-"""Which argument says the name that will be there; other calls name an open file in their first one."""
+"""Index of the argument with the new name; the first argument of all other calls is an open file."""
 FLUSH, RENAME, MAKE = ("fsync", "fdatasync"), ("rename", "renameat", "renameat2"), ("mkdir", "mkdirat")  # fmt: skip
 SET_FILTER, WITH_LISTENER, UNTIL_DEATH = 1, 1 << 3, 1 << 5
-"""The last: once this process has heard of a call, no signal but a deadly one takes it back."""
+"""Flags of seccomp; with `UNTIL_DEATH`, only a deadly signal interrupts a call that this process has received."""
 ASK = 0x7FC00000
 RECEIVE, ANSWER = 0xC0502100, 0xC0182101
 CARRY_ON = 1
@@ -56,7 +56,7 @@ LONGEST_NAME = 4096
 
 @dataclass(frozen=True)
 class Call:
-    """A system call that waits for its answer."""
+    """A system call that waits for a decision."""
 
     identifier: int
     thread: int
@@ -65,7 +65,10 @@ class Call:
 
     @property
     def file(self) -> str:
-        """Whose bytes or name it changes. Raises `OSError`: the caller is gone, or may not be looked into."""
+        """The path whose contents or name the call changes.
+
+        Raises `OSError` if the caller has ended or may not be inspected.
+        """
         if self.name not in NAMED_AT:
             return str(Path(f"/proc/{self.thread}/fd/{self.arguments[0]}").readlink())
         name = self._memory(self.arguments[NAMED_AT[self.name]], LONGEST_NAME)
@@ -77,10 +80,10 @@ class Call:
             return memory.read(size)
 
     def kill(self) -> None:
-        os.kill(self.thread, signal.SIGKILL)  # its whole process
+        os.kill(self.thread, signal.SIGKILL)  # this ends the whole process
 
     def do_half(self) -> int:
-        """Write the first half, as a disk that has no room for the rest; answers how many bytes."""
+        """Write the first half, as if the disk had no room for the rest, and return the number of bytes."""
         size = self.arguments[2] // 2
         block = self._memory(self.arguments[1], size)
         status = Path(f"/proc/{self.thread}/status").read_text()
@@ -100,23 +103,23 @@ class Call:
 
 @dataclass
 class Fault:
-    """What becomes of calls on files whose path the pattern finds, from the `first` to the `last` (None: for ever)."""
+    """A fault of calls on files whose path matches a pattern, from the `first` to the `last` one (None: for ever)."""
 
     calls: Sequence[str]
     error: str = ""
-    """`EIO`, `ENOSPC`, ...: the call is not done and says this."""
+    """The error with which the call fails, such as `EIO` or `ENOSPC`."""
     is_half: bool = False
-    """The first half is written; the call says so, which is no error."""
+    """Whether only the first half is written; the call reports this number of bytes and no error."""
     is_deadly: bool = False
-    """The process dies of the call; with `is_half`, when half was written."""
+    """Whether the call kills the process; with `is_half`, after half was written."""
     path: str = ""
     first: int = 1
     last: int | None = None
     after: "Fault | None" = None
-    """Passes count from when this one has come."""
+    """Another fault that must have happened before calls are counted."""
     passes: int = 0
     came: list[str] = field(default_factory=list[str])
-    """The file of each call that met the fault."""
+    """The files of the calls that had this fault."""
 
     def meets(self, call: Call) -> bool:
         if call.name not in self.calls or (self.after and not self.after.came):
@@ -127,7 +130,7 @@ class Fault:
         return self.first <= self.passes <= (self.last or self.passes)
 
     def answer(self, call: Call) -> bytes:
-        """To the kernel: `struct seccomp_notif_resp`."""
+        """Apply the fault and return the answer to the kernel, a `struct seccomp_notif_resp`."""
         file = call.file
         written = call.do_half() if self.is_half else 0
         self.came.append(file)
@@ -138,14 +141,14 @@ class Fault:
 
 
 class Kernel:
-    """Answers for the programs that it has started and for their children, until the last of them has ended."""
+    """Answers the calls of the programs that it has started, and of their children, until all have ended."""
 
     def __init__(self) -> None:
         self._faults: tuple[Fault, ...] = ()
         self._names = {number: name for name, number in NUMBERS[platform.machine()].items()}
 
     def start(self, module: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
-        """As `processes.start` does. Skips the test where no program can be watched."""
+        """Start a module like `processes.start`; skip the test if programs cannot be watched here."""
         here, there = socket.socketpair()
         with here:
             with there:
@@ -161,7 +164,7 @@ class Kernel:
 
     @contextmanager
     def injected(self, *faults: Fault) -> Iterator[None]:
-        """While the block lasts; each comes once at least."""
+        """Apply these faults during the block, and check that each happens at least once."""
         self._faults = faults
         try:
             yield
@@ -173,9 +176,9 @@ class Kernel:
     def _serve(self, listener: int) -> None:
         waiting = select.poll()
         waiting.register(listener, select.POLLIN)
-        while waiting.poll()[0][1] & select.POLLIN:  # else nobody is left to ask
+        while waiting.poll()[0][1] & select.POLLIN:  # otherwise all watched programs have ended
             block = bytearray(80)
-            with suppress(OSError):  # it has died meanwhile
+            with suppress(OSError):  # the program may have ended meanwhile
                 fcntl.ioctl(listener, RECEIVE, block)
                 fcntl.ioctl(listener, ANSWER, self._answer(block))
         os.close(listener)
@@ -200,7 +203,7 @@ def _system_call(name: str, *arguments: Any) -> int:
 
 
 def _watch() -> int:
-    """Ask, from now on and for good, before any of the calls is done; answers the descriptor that hears of them."""
+    """Make this program wait for a decision before each of the calls; return the descriptor that receives them."""
     names = ("write", "pwrite64", "writev", "ftruncate", *FLUSH, *RENAME, *MAKE)
     numbers = [
         NUMBERS[platform.machine()][one] for one in names if one in NUMBERS[platform.machine()]
@@ -220,7 +223,7 @@ def _watch() -> int:
 
 
 def main() -> None:
-    """Start a module under the filter; the other end of the socket gets what hears of its calls."""
+    """Start a module under the filter, after sending the descriptor that receives its calls over the socket."""
     _, descriptor, *program = sys.argv
     with socket.socket(fileno=int(descriptor)) as teller:
         try:

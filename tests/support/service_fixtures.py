@@ -1,4 +1,4 @@
-"""Services of their own for tests that change much, and one shared by tests that only look or are refused."""
+"""Fixtures: new services for tests that change much, and shared ones for tests that only read or are refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ def shared(
 
 @pytest.fixture
 def start(tmp_path: Path, database_settings: DatabaseSettings) -> Iterator[Callable[..., Service]]:
-    """Starts a service: `start(maximum_deployments=1)`."""
+    """Return a function that starts a service with settings, e.g. `start(maximum_deployments=1)`."""
     numbers = count()
     with ExitStack() as opened:
         yield lambda **settings: opened.enter_context(
@@ -60,7 +60,7 @@ def tenants(world: World) -> Tenants:
 
 @pytest.fixture(params=BOTH)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Sqlite | Postgres:
-    """One that an operator can do everything to, outside the data directory."""
+    """A database outside the data directory, which an operator may copy, restore, delete or rename."""
     if request.param == "sqlite":
         return Sqlite(tmp_path / "elsewhere.sqlite")
     return Postgres(request.getfixturevalue("postgres"))

@@ -1,4 +1,4 @@
-"""Two tenants that have one of everything, made by every create that is declared. Alice asks."""
+"""Two tenants that own a resource of each kind, made by all declared create operations; requests come from Alice."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,10 @@ from tuneship.store import tables
 
 @dataclass(frozen=True)
 class Tenants:
-    """Ids by kind (`ft`, `ds`, `dep`, `ep`, `cep`, `wh`, `evt`, `model`), and what valid bodies refer to."""
+    """Two tenants, with the ids of their resources and the objects that valid request bodies refer to.
+
+    `own` and `theirs`: ids of Alice and Bob by kind (`ft`, `ds`, `dep`, `ep`, `cep`, `wh`, `evt`, `model`).
+    """
 
     world: World
     alice: Own

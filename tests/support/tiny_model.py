@@ -1,4 +1,4 @@
-"""Builds a real but tiny random Llama with a byte-level tokenizer, for tests that load a model."""
+"""Build a tiny random Llama with a byte-level tokenizer, for tests that load a real model."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 
 
 def build_tiny_model(directory: Path) -> Path:
-    """A Hugging Face model directory: 2 layers of width 32, 256 bytes + 5 special tokens."""
+    """Build a Hugging Face model directory: 2 layers of width 32, tokens for 256 bytes and 5 special ones."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -28,7 +28,7 @@ def build_tiny_model(directory: Path) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
-        initializer_range=0.3,  # random but decided: such a model learns, and its greedy choices are clear
+        initializer_range=0.3,  # so large that the model learns and its greedy choices are clear
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
@@ -42,7 +42,7 @@ def build_tiny_model(directory: Path) -> Path:
 
 
 def save_tokenizer(directory: Path) -> int:
-    """Bytes and special tokens, with a chat template; returns how many tokens it knows."""
+    """Save a tokenizer of bytes and special tokens with a chat template; return the size of its vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,7 +1,7 @@
-"""`tuneship serve` with one of its seals removed, to see whether the tests that look for plain text would see any.
+"""Run `tuneship serve` without one kind of encryption, to prove that the tests that search for plain text find it.
 
-`python -m tests.support.unsealed KIND tuneship.cli.main serve ...`; KIND is one of `REMOVALS`. All else is the real
-service.
+Usage: `python -m tests.support.unsealed KIND tuneship.cli.main serve ...`, where KIND is one of `REMOVALS`. The rest of
+the service is unchanged.
 """
 
 import runpy
@@ -17,7 +17,7 @@ from tuneship.training.spec import DataKeys, Order
 
 
 class PlainWriter:
-    """In the place of `SealingWriter`."""
+    """A replacement of `SealingWriter` that writes plain text."""
 
     def __init__(self, file: BinaryIO, *_: str) -> None:
         self._file = file
@@ -36,7 +36,7 @@ def unseal_datasets() -> None:
 
 
 def without_key(name: str) -> Callable[[], None]:
-    """The training process is told to write this in plain."""
+    """Make training processes write this kind of file in plain text, by leaving out its key."""
 
     def order(folder: Path, keys: DataKeys) -> Order:
         return Order(folder, replace(keys, **{name: None}))

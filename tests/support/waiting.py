@@ -1,4 +1,4 @@
-"""What tests that start processes share: waiting for a condition, never for a time, and what is free or alive."""
+"""Helpers for tests that start processes: wait for conditions, find free ports, and look at processes."""
 
 import asyncio
 import random
@@ -11,16 +11,16 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 PATIENCE_S = 300.0
-"""How long a condition is waited for: many times what it takes, because a busy host stands still for seconds."""
+"""Limit for each wait: many times the usual time, because a busy host may stall for seconds."""
 LOWEST_FREE = 10_000
 LOWEST_OF_MOST = 32_768
-"""Of the ports that a system gives to connections."""
+"""The lowest port that most systems choose for connections by themselves."""
 _GIVEN = set[int]()
-"""By `free_port`: who was given one may not listen there yet."""
+"""Ports returned by `free_port`, on which the caller may not listen yet."""
 
 
 def until(holds: Callable[[], Found], patience_s: float = PATIENCE_S) -> Found:
-    """Poll, bounded; what was found when it was true."""
+    """Poll until `holds` returns a true value, and return it; fail after `patience_s`."""
     end = time.monotonic() + patience_s
     while not (found := holds()):
         assert time.monotonic() < end, "it never became true"
@@ -29,14 +29,14 @@ def until(holds: Callable[[], Found], patience_s: float = PATIENCE_S) -> Found:
 
 
 async def until_async(holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """The same without holding up the event loop."""
+    """Poll until `holds` returns a true value, without blocking the event loop."""
     async with asyncio.timeout(patience_s):
-        while not holds():  # noqa: ASYNC110 - another process
+        while not holds():  # noqa: ASYNC110 - the condition lies in another process
             await asyncio.sleep(0.02)
 
 
 def is_alive(process: int) -> bool:
-    """Whether it runs; one that nobody has waited for yet does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -45,8 +45,9 @@ def is_alive(process: int) -> bool:
 
 
 def free_port() -> int:
-    """Nobody listens there now, and the system gives it to nobody by itself, as it does with the ports that it chooses
-    for listeners and connections: there, another test could get it before it is used.
+    """Choose a port on which nobody listens.
+
+    It lies below the range from which the system chooses ports, where another test could get it before it is used.
     """
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(file.read_text().split()[0]) if file.is_file() else LOWEST_OF_MOST
@@ -59,13 +60,13 @@ def free_port() -> int:
 
 
 def children(process: int) -> list[int]:
-    """Live processes that it started."""
+    """Ids of running child processes."""
     found: list[int] = []
     for one in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent, *_ = one.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         if int(parent) == process and state != "Z":
             found.append(int(one.parent.name))
     return found

@@ -1,7 +1,7 @@
-"""Runs a command as on a weaker host: the kernel refuses something to the command and its children.
+"""Run a command as if the kernel lacked a security feature, for the command and its children.
 
-`python -m tests.support.weak_host COMMAND ARGUMENTS...`: no process may set a filter of system calls, as on some
-container hosts. With `--no-landlock` before the command: the kernel has no Landlock, as older ones have none.
+`python -m tests.support.weak_host COMMAND ARGUMENTS...` forbids filters of system calls, as some container hosts do.
+With `--no-landlock` before the command, Landlock is missing instead, as in older kernels.
 """
 
 import errno
@@ -23,13 +23,13 @@ from tuneship.runtime.system_calls import (
 )
 
 CALLS = {"x86_64": (157, 317), "aarch64": (167, 277)}
-"""`prctl` and `seccomp`."""
+"""Numbers of the system calls `prctl` and `seccomp`."""
 FIRST_ARGUMENT_AT = 16
-"""Where `struct seccomp_data` holds the lower half of a call's first argument."""
+"""Offset of the lower half of a call's first argument in `struct seccomp_data`."""
 
 
 def forbid_filters() -> None:
-    """`seccomp` fails, and of `prctl` what sets a filter."""
+    """Make `seccomp` fail, and `prctl` if it would set a filter."""
     prctl, seccomp = CALLS[platform.machine()]
     refuse = 0x00050000 | errno.EPERM
     _set_filter(
@@ -44,7 +44,7 @@ def forbid_filters() -> None:
 
 
 def forbid_landlock() -> None:
-    """No set of rules can be made; nobody is told a version."""
+    """Make Landlock unavailable: no rules can be created, and no version is reported."""
     _set_filter(
         (LOAD, 0, 0, NUMBER_AT),
         (JUMP_IF_EQUAL, 1, 0, CREATE_RULESET),

@@ -1,7 +1,7 @@
-"""A valid request of every declared operation, so that a law over all of them needs no list of its own.
+"""Valid requests of all declared operations, for tests of rules that hold for every operation.
 
-`BODIES` is the one table by hand: an operation with a body that is not in it fails by name. Everything else, paths
-and their ids included, comes from the declarations.
+`BODIES` is written by hand; an operation that needs a body but is missing there fails by name. The rest, including
+paths and their ids, comes from the declarations.
 """
 
 import json
@@ -33,7 +33,7 @@ PREFIXES = {
 
 @dataclass(frozen=True)
 class Own:
-    """What a tenant's valid bodies refer to."""
+    """Objects of a tenant to which valid request bodies refer."""
 
     dataset: str
     dataset_2: str
@@ -83,7 +83,7 @@ def body_of(operation: Operation[..., Any], own: Own) -> dict[str, Any]:
 
 
 def options_of(operation: Operation[..., Any], own: Own) -> dict[str, Any]:
-    """The httpx options of a valid request."""
+    """Return the httpx options of a valid request."""
     if operation.body_parameter is None:
         return {}
     if not operation.is_form:
@@ -95,7 +95,7 @@ def options_of(operation: Operation[..., Any], own: Own) -> dict[str, Any]:
 
 
 def path_of(operation: Operation[..., Any], ids: Mapping[str, str]) -> str:
-    """`ids` by kind: `ft`, `ds`, `dep`, `ep`, `cep`, `wh`, `evt`, `model`."""
+    """Fill ids into an operation's path; `ids` has one of each kind, from `ft` and `ds` to `model`."""
 
     def identifier(found: re.Match[str]) -> str:
         kind = PREFIXES[found[1]]
@@ -106,12 +106,12 @@ def path_of(operation: Operation[..., Any], ids: Mapping[str, str]) -> str:
 
 
 def missing_ids() -> dict[str, str]:
-    """Well-formed ids that name nothing."""
+    """Make well-formed ids to which no resource belongs."""
     kinds = ("ft", "ds", "dep", "ep", "cep", "wh", "evt")
     made = {kind: new_id(kind) for kind in kinds}
     return {**made, "model": f"ft:tuneship-tiny:m:{made['ft'][3:11]}"}
 
 
 def replaced(body: Any, old: str, new: str) -> Any:
-    """The body with one id in the place of another, wherever it stands."""
+    """Replace an id in a body, in all places."""
     return json.loads(json.dumps(body).replace(json.dumps(old), json.dumps(new)))

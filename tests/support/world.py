@@ -1,4 +1,4 @@
-"""A service in the state that bad inputs start from: what every tenant owns, keys of every kind, ids by name."""
+"""A service with resources and API keys of every kind, on which tests try bad inputs."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ MANY: dict[str, Any] = {
 
 
 class World:
-    """A service in the state that the cases start from; its supervisor rests, so nothing else changes."""
+    """A service with resources of two tenants, by name; its supervisor is stopped, so that only requests change it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -88,7 +88,7 @@ class World:
         }
 
     def _webhooks(self) -> None:
-        """Receivers, one event queued for the first; nothing is sent: no delivery runs here."""
+        """Make webhooks and queue an event for the first one; none is sent, because deliveries are not started."""
         service = self.service
         service.names["private.test"] = ["10.0.0.1"]
         for name, client in (
@@ -156,7 +156,7 @@ class World:
             idempotency.begin(connection, key, datetime.now(UTC))
 
     def valid(self, send: str) -> dict[str, Any]:
-        """The smallest valid body of an operation."""
+        """Return the smallest valid body of an operation."""
         ids = self.ids
         members = split({ids["dep_own"]: 50, ids["dep_other"]: 50})
         job = {"base_model": "tuneship-tiny", "dataset_id": ids["ds_own"], "model_name": "m"}
@@ -178,7 +178,7 @@ class World:
         }[re.sub(r".*(generate)$|(PATCH /v1/.*/){.*", r"\1\2", send)]
 
     def words(self, value: Any) -> Any:
-        """Fill in ids and grow texts."""
+        """Replace placeholders for ids, such as `{ds_own}`, and for long texts, such as `<300 characters>`."""
         if isinstance(value, dict):
             return {key: self.words(one) for key, one in value.items()}
         if isinstance(value, list):
@@ -196,7 +196,7 @@ class World:
         return re.sub(r"{(\w+)}", lambda found: self.ids.get(found[1], found[0]), text)
 
     def state(self) -> tuple[Any, ...]:
-        """Every row but counters of metrics and the audit chain (it tells of refusals too), and every file."""
+        """Return all rows and files, except metrics, API keys and the audit chain, which also change on refusals."""
         ignored = {"metric_windows", "api_keys", "audit"}
         with self.service.database.read() as connection:
             rows = {
@@ -215,6 +215,6 @@ def _other_secret(authorization: str) -> str:
     from tuneship.service.access.api_keys import _checksum
 
     text = authorization.removeprefix("Bearer ")[:-7]
-    begin = len("tsk_") + 8 + 1  # a secret may hold an underscore, too
+    begin = len("tsk_") + 8 + 1  # cut by length, because a secret may contain an underscore
     text = text[:begin] + text[begin:][::-1]
     return f"Bearer {text}_{_checksum(text)}"

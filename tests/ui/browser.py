@@ -1,8 +1,8 @@
-"""Debian's Chromium without a screen, driven by what a person reads: labels, buttons, tabs.
+"""A headless Chromium (Debian's) that tests drive by the labels, buttons and tabs that a person reads.
 
-A form of Prefect's UI hands what was typed to the form around it 10 ms later, and that one to the next: a `Submit` that
-is pressed before the outermost has it is refused, although the field shows the text. So whatever changes a form ends
-with `settle`, and is looked at again.
+A form of Prefect's UI passes typed text to the enclosing form after 10 ms, which passes it on in the same way. A
+`Submit` that is pressed before the text has reached the outermost form is refused, although the field shows the text.
+So every method that changes a form ends with `settle` and then checks the field.
 """
 
 import shutil
@@ -27,14 +27,14 @@ from selenium.webdriver.support.ui import Select
 
 PROGRAMS = ("chromium", "chromedriver")
 PATIENCE_S = 600.0
-"""Two busy cores may need a minute for the largest form."""
+"""Limit for each wait: two busy cores may need a minute for the largest form."""
 CALL_S = 100.0
-"""For one call of the driver, of which Selenium itself hangs up after 120 s; then it is called again."""
+"""Limit for one call of the driver, after which it is repeated; Selenium itself gives up after 120 s."""
 REFUSALS = (
     "is a required property",
     "is not of type",
     "is not valid under any of",
-    "Something went wrong",  # the server said 503, its SQLite was locked; this page repeats no call
+    "Something went wrong",  # the server answered 503 because its SQLite was locked; this page does not retry
     "Failed to",
 )
 AGAIN_AFTER_S = 20.0
@@ -58,7 +58,7 @@ FLAGS = (
 NOT_YET = (
     NoSuchElementException,
     StaleElementReferenceException,
-    ElementClickInterceptedException,  # e.g. a notice lies over it, which the page takes away soon
+    ElementClickInterceptedException,  # e.g. because a notice covers it, which the page soon removes
     ElementNotInteractableException,
     TimeoutException,  # the page is too busy to answer
     AssertionError,
@@ -66,10 +66,10 @@ NOT_YET = (
 
 
 class Browser:
-    """One window. Whatever is looked for is waited for."""
+    """One browser window, whose methods wait until the thing that they look for appears."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` gets the profile, the driver's log and the pictures."""
+        """Start Chromium; its profile, the driver's log and screenshots are written to `folder`."""
         chromium, driver = (shutil.which(name) for name in PROGRAMS)
         options = Options()
         options.binary_location = str(chromium)
@@ -86,7 +86,7 @@ class Browser:
         self._driver.quit()
 
     def open(self, url: str, shows: str) -> None:
-        """Go there, and wait until the page says so."""
+        """Open a page and wait until it shows this text."""
         self.wait(lambda: self._load(url))
         self.wait_for_text(shows)
 
@@ -95,7 +95,7 @@ class Browser:
         return True
 
     def open_form(self, url: str) -> None:
-        """Go there, and wait until every default is filled in: one field shows only after another."""
+        """Open a form and wait until all its fields are there: some appear only after others."""
         self.open(url, shows="Validate parameters")
 
         def is_still() -> bool:
@@ -107,35 +107,35 @@ class Browser:
         self.wait(is_still)
 
     def settle(self) -> None:
-        """Until the page has done what it had put off, by its own clock."""
+        """Wait until the timers that the page has set have run, measured by the page's own timers."""
         self._driver.execute_async_script(SETTLE)
 
     @property
     def text(self) -> str:
-        """What a person can read now, one space between words."""
+        """The visible text of the page, with single spaces between words."""
         return " ".join(self._driver.find_element(By.TAG_NAME, "body").text.split())
 
     @property
     def source(self) -> str:
-        """The page as it is now, attributes and hidden parts included."""
+        """The HTML of the page as it is now, including attributes and hidden parts."""
         return self._driver.page_source
 
     def watch_dialogs(self) -> None:
-        """From the next page on, count what would open a dialog instead of opening it."""
+        """From the next page on, count calls that would open a dialog instead of opening it."""
         count = "window.dialogs = 0; window.alert = () => { top.dialogs += 1; };"
         self._driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": count})
 
     @property
     def dialogs(self) -> int:
-        """How many this page would have opened."""
+        """The number of dialogs that this page would have opened."""
         return self._driver.execute_script("return top.dialogs")
 
     def wait_for_text(self, text: str) -> None:
-        """Until the page says it."""
+        """Wait until the page shows this text."""
         self.wait(lambda: text in self.text or None)
 
     def wait(self, look: Callable[[], Any]) -> Any:
-        """Look until there is something; the last complaint is told when there never is."""
+        """Call `look` until it returns something; if it never does, fail with the last error and a screenshot."""
         end = time.monotonic() + PATIENCE_S
         while True:
             found, complaint = None, "nothing was found"
@@ -151,31 +151,33 @@ class Browser:
             time.sleep(0.2)
 
     def press(self, name: str) -> None:
-        """The button of this name; the last one where a dialog lies over the page."""
+        """Press the button of this name; if there are several, the last one, which lies in a dialog over the page."""
         self.wait(lambda: self._click(name))
 
     def _click(self, name: str) -> bool:
         path = f"//button[normalize-space()='{name}']"
         shown = [one for one in self._all(path) if one.is_displayed() and one.is_enabled()]
         assert shown, f"no button {name!r}"
-        # The notice of a call that failed stays as long as the pointer rests on it, and may lie over the button.
+        # A notice of a failed call stays while the pointer rests on it, and may cover the button.
         for cross in self._driver.find_elements(By.CSS_SELECTOR, ".p-toast__close-btn"):
             cross.click()
         shown[-1].click()
         return True
 
-    def submit(self, came: Callable[[], Any]) -> Any:
-        """Press `Submit` and wait for what comes of it; where the page shows that it failed, press again."""
+    def submit(self, get_result: Callable[[], Any]) -> Any:
+        """Press `Submit` and wait for its result; press again if the page shows that it failed."""
         pressed_at = [0.0]
 
         def press_or_look() -> Any:
-            if pressed_at[0] and (found := came()):
+            if pressed_at[0] and (found := get_result()):
                 return found
             if not pressed_at[0] or (self._refuses() and _since(pressed_at[0]) > AGAIN_AFTER_S):
                 self.settle()
-                self._click("Submit")  # not waited for: what was awaited may have closed the form
+                self._click(
+                    "Submit"
+                )  # without waiting: a late success may already have closed the form
                 pressed_at[0] = time.monotonic()
-            return came() or None
+            return get_result() or None
 
         return self.wait(press_or_look)
 
@@ -184,7 +186,7 @@ class Browser:
         return any(words in shown for words in REFUSALS)
 
     def tab(self, name: str) -> None:
-        """Turn to it."""
+        """Select the tab of this name."""
 
         def click() -> bool:
             self._one(f"//*[@role='tablist']/*[normalize-space()='{name}']").click()
@@ -193,11 +195,11 @@ class Browser:
         self.wait(click)
 
     def titles(self) -> list[str]:
-        """Of all fields of a form."""
+        """The titles of all fields of a form."""
         return self._shown("[...document.querySelectorAll('label')].map(read)")
 
     def write(self, title: str, text: str, under: str = "") -> None:
-        """Type into the field of this title (the first one below the title `under`), in place of what it holds."""
+        """Replace the text of the field with this title (with `under`, the first such field below that title)."""
 
         def type_in() -> bool:
             field = self._field(title, under)
@@ -211,7 +213,7 @@ class Browser:
         self.wait(type_in)
 
     def choose(self, title: str, option: str) -> None:
-        """One of the values that the field of this title offers."""
+        """Choose one of the options that the field with this title offers."""
 
         def pick() -> bool:
             Select(self._field(title)).select_by_visible_text(option)
@@ -223,11 +225,11 @@ class Browser:
         self.wait(pick)
 
     def value(self, title: str) -> str:
-        """What the field of this title holds."""
+        """The current value of the field with this title."""
         return str(self.wait(lambda: self._field(title).get_property("value")))
 
     def give_a_value(self, title: str, kind: str) -> None:
-        """A field that may be empty shows an input only after its kind of value was pressed; a list, `Add item`."""
+        """Press the button `kind` below an optional field, which shows its input only then (a list: `Add item`)."""
         path = f"{_label(title)}/following::button[normalize-space()='{kind}'][1]"
 
         def click() -> bool:
@@ -238,16 +240,16 @@ class Browser:
         self.wait(click)
 
     def rows(self) -> list[list[str]]:
-        """Every row of every table, cells as text."""
+        """The cells of all table rows, as text."""
         return self._shown("[...document.querySelectorAll('tr')].map(r => [...r.cells].map(read))")
 
     def picture_widths(self) -> dict[str, int]:
-        """By alternative text: pixels of every picture as Chromium has decoded it, 0 for a broken one."""
+        """Widths in pixels of all pictures as Chromium has decoded them, by alternative text; 0 for a broken one."""
         shown = "return [...document.images].map(i => [i.alt, i.complete ? i.naturalWidth : 0])"
         return dict(self._driver.execute_script(shown))
 
     def picture(self, name: str) -> Path:
-        """A screenshot, for people."""
+        """Save a screenshot for people to look at."""
         file = self._folder / f"{name}.png"
         self._driver.save_screenshot(str(file))
         return file
@@ -263,7 +265,7 @@ class Browser:
         return self._one(f"{label}/following::*[{kinds}][1]")
 
     def _shown(self, what: str) -> Any:
-        """In one call: hundreds of them, one for each element, would take a busy machine minutes."""
+        """Evaluate a script in one call: a call for each element would take a busy machine minutes."""
         read = "const read = e => e.innerText.trim().replace(/\\s+/g, ' ');"
         return self._driver.execute_script(f"{read} return {what}")
 

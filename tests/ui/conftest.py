@@ -1,7 +1,7 @@
-"""What the tests in a browser share: the machine of `make up`, whose flows work with a service that plays its engines.
+"""Fixtures of the browser tests: a machine set up by `make up`, whose flows use a service with played engines.
 
-Worker, Prefect server and service are real; a release takes seconds because nothing is computed. Every text of a
-patient that goes in holds `SECRET`, so that no page may show it.
+Worker, Prefect server and service are real; a release takes seconds because no model is computed. Every patient text
+that goes in contains `SECRET`, so tests can check that no page shows it.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.ui.browser import PROGRAMS, Browser
 
 SECRET = "Q7-planted-patient-text"
 SECRETS = (SECRET, ANSWER)
-"""Prompts and their references; what the models answer."""
+"""The text in all prompts and references, and the models' answer."""
 RETRAIN = "retrain-weekly"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 RUN_PATIENCE_S = 600.0
@@ -33,25 +33,25 @@ QUICK: dict[str, Any] = {
     "interval": "1s",
     "look_every_seconds": 1.0,
     "min_looks_per_step": 2,
-    "max_looks_per_step": 600,  # for as many requests as are needed, however slowly they come
+    "max_looks_per_step": 600,  # so many that the needed requests arrive even on a slow machine
     "max_looks": 1800,
     "bake_looks": 2,
     "lease_seconds": 120,
-    "latency_gates": None,  # a machine that tests is a busy one
+    "latency_gates": None,  # test machines are busy
 }
-"""A rollout of seconds."""
+"""Settings of a rollout that takes seconds."""
 
 
 @dataclass
 class Pace:
-    """How far a training may go."""
+    """`step`: the last step to which a played training may go."""
 
     step: int = STEPS
 
 
 @dataclass(frozen=True)
-class World:
-    """The machine, the service that its flows use, and files for them."""
+class PlayedInstallation:
+    """The machine, the service that its flows use, and a folder for their files."""
 
     machine: Machine
     service: Service
@@ -60,31 +60,33 @@ class World:
 
     @property
     def ui(self) -> str:
-        """Where the UI's pages are."""
+        """The address of the UI."""
         return self.machine.prefect.removesuffix("/api")
 
     def deployment(self, name: str) -> dict[str, Any]:
-        """A flow as it is registered."""
+        """A registered flow, as the Prefect server describes it."""
         flow = "retrain" if name == RETRAIN else name
         return self.machine.ask("GET", f"/deployments/name/{flow}/{name}")
 
     def runs(self, name: str) -> list[dict[str, Any]]:
-        """Of a registered flow, without those that its schedule planned."""
-        of = {"deployment_id": {"any_": [self.deployment(name)["id"]]}}
-        return self.machine.ask("POST", "/flow_runs/filter", {"flow_runs": of})
+        """All runs of a registered flow."""
+        chosen = {"deployment_id": {"any_": [self.deployment(name)["id"]]}}
+        return self.machine.ask("POST", "/flow_runs/filter", {"flow_runs": chosen})
 
     def submit(self, browser: Browser, name: str) -> dict[str, Any]:
-        """The run that the open form makes."""
+        """Submit the open form and return the run that it creates."""
         before = {one["id"] for one in self.runs(name)}
-        made = browser.submit(lambda: [one for one in self.runs(name) if one["id"] not in before])
-        return made[0]
+        created = browser.submit(
+            lambda: [one for one in self.runs(name) if one["id"] not in before]
+        )
+        return created[0]
 
     def state(self, run_id: str) -> dict[str, Any]:
-        """Of a flow run."""
+        """The state of a flow run."""
         return self.machine.ask("GET", f"/flow_runs/{run_id}")["state"]
 
     def wait_for_end(self, run_id: str) -> dict[str, Any]:
-        """The state in which a flow run ended."""
+        """Wait until a flow run has ended, and return its last state."""
         end = time.monotonic() + RUN_PATIENCE_S
         while (state := self.state(run_id))["type"] not in FINAL:
             assert time.monotonic() < end, f"{state['name']}; {self.last_lines(run_id)}"
@@ -92,13 +94,13 @@ class World:
         return state
 
     def last_lines(self, run_id: str) -> list[str]:
-        """Of the log of a flow run, newest first."""
+        """The last 20 messages in the log of a flow run, newest first."""
         wanted = {"flow_run_id": {"any_": [run_id]}}
         asked = {"logs": wanted, "sort": "TIMESTAMP_DESC", "limit": 20}
         return [one["message"] for one in self.machine.ask("POST", "/logs/filter", asked)]
 
     def rows(self, name: str, count: int) -> str:
-        """A file of examples, every one with the secret in it."""
+        """Write a file of examples that all contain the secret, and return its path."""
         file = self.folder / name
         lines = [
             json.dumps({"instruction": f"{SECRET} {name} {n}", "response": f"{SECRET} r{n}"})
@@ -108,7 +110,7 @@ class World:
         return str(file)
 
     def release(self) -> dict[str, Any]:
-        """What the form of `tune-and-deploy` holds at first; it lacks a name."""
+        """Initial values of the form of `tune-and-deploy`; the model name is missing."""
         return {
             "data": {
                 "files": [self.rows("train.jsonl", 400)],
@@ -121,14 +123,16 @@ class World:
         }
 
     def traffic(self) -> dict[str, Any]:
-        """The pipeline's own requests."""
+        """Settings of the requests that the pipeline itself sends during a rollout."""
         prompts = self.rows("prompts.jsonl", 20)
         return {"prompts": prompts, "requests_per_second": 60, "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
-def world(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The flows of the machine's worker call the service that is made here."""
+def installation(
+    machine: Machine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlayedInstallation]:
+    """Start a service, and make the flows of the machine's worker use it."""
     folder = tmp_path_factory.mktemp("world")
     pace = Pace()
     with (
@@ -136,29 +140,35 @@ def world(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         training_in_no_time(service, pace),
     ):
         service.listen()
-        made = World(machine, service, folder, pace)
+        installed = PlayedInstallation(machine, service, folder, pace)
         own = {
             "TUNESHIP_URL": service.url,
             "TUNESHIP_API_KEY": service.headers["alice"]["Authorization"].split()[1],
             "TUNESHIP_CLIENT_ID": "alice",
         }
-        quick = {"plan": QUICK | {"traffic": made.traffic()}}
-        configure(made, "tune-and-deploy", own, {"release": made.release()})
-        configure(made, "shift-traffic", own, quick)
-        configure(made, RETRAIN, own, {"release": made.release() | {"model_name": "weekly"}})
-        yield made
+        quick = {"plan": QUICK | {"traffic": installed.traffic()}}
+        configure(installed, "tune-and-deploy", own, {"release": installed.release()})
+        configure(installed, "shift-traffic", own, quick)
+        configure(
+            installed, RETRAIN, own, {"release": installed.release() | {"model_name": "weekly"}}
+        )
+        yield installed
         for name in ("tune-and-deploy", "shift-traffic", RETRAIN):
-            configure(made, name, {}, {})
+            configure(installed, name, {}, {})
 
 
-def configure(world: World, name: str, own: dict[str, str], parameters: dict[str, Any]) -> None:
-    """What `Deployments > Edit` does: variables of the flow's process, and what its form holds at first."""
+def configure(
+    installation: PlayedInstallation, name: str, own: dict[str, str], parameters: dict[str, Any]
+) -> None:
+    """Set the environment of a flow's process and the initial values of its form, as `Deployments > Edit` does."""
     changes = {"job_variables": {"env": own}, "parameters": parameters}
-    world.machine.ask("PATCH", f"/deployments/{world.deployment(name)['id']}", changes)
+    installation.machine.ask(
+        "PATCH", f"/deployments/{installation.deployment(name)['id']}", changes
+    )
 
 
 class training_in_no_time:  # noqa: N801 - read as a phrase
-    """Plays every trainer that the service starts, as fast as `pace` lets it: losses that fall, and a model."""
+    """Play every trainer that the service starts, as far as `pace` allows: its losses fall, and it makes a model."""
 
     def __init__(self, service: Service, pace: Pace) -> None:
         self._service, self._pace = service, pace
@@ -182,25 +192,25 @@ class training_in_no_time:  # noqa: N801 - read as a phrase
 
 
 def play(trainer: PlayedTrainer, pace: Pace) -> None:
-    """One epoch."""
+    """Play a training of one epoch."""
     trainer.start_of(STEPS)
     for number in range(1, STEPS + 1):
         while number > pace.step:
             time.sleep(0.05)
         loss = 2.0 - 0.15 * number
         measured = {"training_loss": loss, "validation_loss": loss, "perplexity": math.exp(loss)}
-        place = {"step": number, "epoch": number / STEPS, "current_epoch": 1}
+        position = {"step": number, "epoch": number / STEPS, "current_epoch": 1}
         rest = {"learning_rate": 1e-4, "accuracy": 0.5, "evaluated": True}
-        trainer.say({"kind": "step", **place, **measured, **rest})
+        trainer.say({"kind": "step", **position, **measured, **rest})
     trainer.complete()
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One window for the tests of a file; open pages would go on drawing beside other tests."""
+    """Open one window for the tests of a file, and close it after them: open pages would keep using the processor."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not found (Debian: chromium, chromium-driver)")
-    opened = Browser(tmp_path_factory.mktemp("browser"))
-    yield opened
-    opened.close()
+    window = Browser(tmp_path_factory.mktemp("browser"))
+    yield window
+    window.close()

@@ -1,4 +1,4 @@
-"""Texts that would run as scripts, on the pages where the Prefect UI shows them: none does."""
+"""No page of the Prefect UI runs a script that is contained in a text it shows."""
 
 import logging
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ RUNS_A_SCRIPT = "data:text/html,<p>shown</p><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def ui(machine: Machine) -> Iterator[str]:
-    """What is written here goes to the machine's Prefect server."""
+    """Direct the tests to the machine's Prefect server, and return the address of its UI."""
     with temporary_settings({PREFECT_API_URL: machine.prefect}):
         yield machine.prefect.removesuffix("/api")
 
@@ -35,7 +35,7 @@ def newest(machine: Machine, key: str) -> str:
 
 
 def everything(**fields: Any) -> Any:
-    """A release in whose every text each script stands."""
+    """A release result whose texts all contain every script."""
     whole = result_of(" ".join(SCRIPTS))
     return whole.model_copy(update={"notes": list(SCRIPTS), **fields})
 
@@ -57,7 +57,9 @@ def test_no_artifact_runs_a_script(
 ) -> None:
     release = release_of("tag")
     release.deployment.tags = dict(zip(SCRIPTS, SCRIPTS, strict=True))
-    result = everything(endpoint_id=None)  # its link asks the service, which is not here
+    result = everything(
+        endpoint_id=None
+    )  # its link would need the service, which does not run here
     text = report.report(result, release, [])
 
     @flow(name="scripts")

@@ -1,7 +1,8 @@
-"""A fake of the service's canary half on loopback: deployments, metrics, canary endpoints, leases, generation.
+"""A fake service on loopback for rollouts: deployments, metrics, canary endpoints, leases and generation.
 
-It obeys the contract that the flow relies on (`tuneship/contract/endpoints.py`, `metrics.py`), with scripted traffic
-instead of models. It can lose answers, refuse, or lack every extension; its clock moves a bucket a look, or by itself.
+It follows the contract that the flow relies on (`tuneship/contract/endpoints.py`, `metrics.py`), with scripted traffic
+instead of models. It can lose answers, refuse requests, or lack all extensions of the API. Its clock advances by one
+bucket per look, or with real time.
 """
 
 import json
@@ -21,7 +22,7 @@ BASELINE, CANDIDATE, ENDPOINT = "dep_baseline", "dep_candidate", "cep_shop"
 
 @dataclass
 class Arm:
-    """How a deployment behaves: shares and percentiles as functions of the bucket and of the candidate's weight."""
+    """The scripted behaviour of a deployment; its error share depends on the bucket and on the candidate's weight."""
 
     error_share: Callable[[int, int], float] = lambda _bucket, _weight: 0.003
     percentiles_ms: tuple[float, float, float] = (400.0, 900.0, 1500.0)
@@ -32,7 +33,7 @@ class Arm:
     owed: dict[str, float] = field(default_factory=dict)
 
     def rounded(self, kind: str, amount: float) -> int:
-        """Cumulative rounding: what is cut off now is paid later."""
+        """Round down, and add the remainder to the next amount of this kind."""
         total = self.owed.get(kind, 0.0) + amount
         self.owed[kind] = total - int(total + 1e-9)
         return int(total + 1e-9)
@@ -40,7 +41,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tally:
-    """What one deployment saw in one bucket."""
+    """The traffic of one deployment in one bucket."""
 
     requests: int
     errors: int
@@ -50,7 +51,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Patch:
-    """One change of the split as it was asked for."""
+    """A request to change the split, and its answer's status."""
 
     tick: int
     weights: dict[str, int]
@@ -64,12 +65,12 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class Refusal(Exception):
-    """An error answer."""
+    """An answer that refuses a request."""
 
     def __init__(
         self, status: int, code: str, message: str = "refused", served_by: str | None = None
     ) -> None:
-        """In the one body shape of every refusal."""
+        """Build the body, which has the same shape for every refusal."""
         super().__init__(message)
         self.headers = {"X-Deployment-ID": served_by} if served_by else {}
         body = {"code": code, "message": message, "type": code, "param": None, "details": []}
@@ -77,11 +78,11 @@ class Refusal(Exception):
 
 
 class LostAnswer(Exception):
-    """Applied, but the connection breaks before the answer."""
+    """Raised after a change was applied, to break the connection before the answer."""
 
 
 class FakeService:
-    """State, script and log of the fake; `url` while it is served (`with FakeService() as service`)."""
+    """The fake with its state, its script and a log of requests; it is served inside a `with` block, at `url`."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class FakeService:
         extensions: bool = True,
         seconds_per_bucket: float | None = None,
     ) -> None:
-        """`seconds_per_bucket` None: one bucket per look, counted by reads of the baseline's status."""
+        """Without `seconds_per_bucket`, each read of the baseline's status finishes one bucket."""
         self.arms = {BASELINE: baseline or Arm(), CANDIDATE: candidate or Arm()}
         self.requests_per_bucket = requests_per_bucket
         self.extensions = extensions
@@ -105,29 +106,29 @@ class FakeService:
         self.created = 0
         self.generations: list[str] = []
         self.routing_keys: list[str | None] = []
-        """Of each request to generate."""
+        """The routing key of each request to generate."""
         self.streams = False
-        """Whether a request for a stream is answered by one."""
+        """Whether a request for a stream is answered with a stream."""
         self.breaks_off = ""
-        """Where the connection of a generation ends: "before it" or "after the head"."""
+        """The point at which the connection of a generation breaks: "before it" or "after the head"."""
         self.at_tick: dict[int, Callable[[], object]] = {}
-        """What happens when so many buckets are finished."""
+        """Functions to call when so many buckets are finished."""
         self.before_patch: Callable[[], object] | None = None
-        """Happens once, just before the next PATCH is looked at."""
+        """A function to call once, just before the next PATCH is handled."""
         self.renewed_for = 0
         self.after_reads: dict[str, tuple[int, Callable[[], object]]] = {}
-        """Deployment -> what happens once it was read so many times."""
+        """By deployment: a number of reads, and a function to call after them."""
         self.refuse_generation: Refusal | None = None
         self.refused_at: list[float] = []
-        """Moments of `time.monotonic()`."""
+        """Times (`time.monotonic()`) of refused generations."""
         self.generation_gate: threading.Event | None = None
-        """While it is not set, generations wait; `waiting` counts them."""
+        """An event for which generations wait; `waiting` counts them."""
         self.waiting = 0
         self.metrics_down: Callable[[int], bool] = lambda _tick: False
         self.silent: dict[str, str] = {}
-        """Deployment -> how its missing requests are shown: "zeros", "empty" or "nulls"."""
+        """By deployment without requests: how its metrics show that, as "zeros", "empty" or "nulls"."""
         self.patch_script: list[str] = []
-        """Consumed from the left, one per PATCH: "lose" the answer, "fail" before applying, apply "twice", "ok"."""
+        """One action per PATCH: "lose" the answer, "fail" before applying it, apply it "twice", or "ok"."""
         self._lock = threading.RLock()
         self._started = time.monotonic()
         self._server: ThreadingHTTPServer | None = None
@@ -153,7 +154,7 @@ class FakeService:
 
     @property
     def url(self) -> str:
-        """Base address."""
+        """The base address of the fake."""
         if self._server is None:
             raise RuntimeError("not served")
         return f"http://127.0.0.1:{self._server.server_port}"
@@ -162,23 +163,23 @@ class FakeService:
 
     @property
     def weights(self) -> dict[str, int]:
-        """The split now, after leases."""
+        """The current split, after expired leases have been applied."""
         with self._lock:
             self._catch_up()
             return self._weights()
 
     @property
     def ticks(self) -> int:
-        """Finished buckets."""
+        """The number of finished buckets."""
         return len(self.buckets)
 
     @property
     def now(self) -> datetime:
-        """The service's clock."""
+        """The time on the fake's clock."""
         return EPOCH + self.ticks * BUCKET
 
     def tick(self, count: int = 1) -> None:
-        """Finish so many buckets under the present split."""
+        """Finish so many buckets with the current split."""
         with self._lock:
             for _ in range(count):
                 self._finish_bucket()
@@ -200,7 +201,7 @@ class FakeService:
             self.revert()
 
     def revert(self) -> None:
-        """What the service does when a lease is over."""
+        """Return to the fallback of the lease, as the service does when a lease expires."""
         with self._lock:
             if self.endpoint and self.endpoint["lease"]:
                 self._change(self.endpoint["lease"]["fallback"], None)
@@ -224,7 +225,7 @@ class FakeService:
     def answer(
         self, method: str, path: str, query: dict[str, str], body: Any, headers: Mapping[str, str]
     ) -> Answer:
-        """One request to one answer."""
+        """Answer a request."""
         if self.generation_gate is not None and path.endswith("/generate"):
             with self._lock:
                 self.waiting += 1
@@ -246,7 +247,7 @@ class FakeService:
             return self.other(method, parts, query, body)
 
     def other(self, method: str, parts: list[str], query: dict[str, str], body: Any) -> Answer:
-        """What this half of the service does not have."""
+        """Answer requests that this class does not know; subclasses add routes here."""
         raise Refusal(404, "resource_not_found", "no such route")
 
     def _deployments(self, method: str, rest: list[str], query: dict[str, str]) -> Answer:
@@ -275,7 +276,7 @@ class FakeService:
         return bool(lease) and any(one["id"] == name for one in lease["fallback"])
 
     def shown(self, name: str, arm: Arm) -> dict[str, Any]:
-        """A deployment as it is answered."""
+        """Describe a deployment in the format of the API."""
         return {
             "id": name,
             "model_name": "tiny",
@@ -291,7 +292,7 @@ class FakeService:
             raise Refusal(503, "internal_error", "metrics are down")
         start = datetime.fromisoformat(query.get("start_time", as_text(EPOCH)))
         first = max(0, -(-(start - EPOCH) // BUCKET))
-        nothing = Tally(0, 0, 0, self.arms[name].percentiles_ms)  # before it was made
+        nothing = Tally(0, 0, 0, self.arms[name].percentiles_ms)  # for buckets before it was made
         rows = [
             (number, self.buckets[number].get(name, nothing)) for number in range(first, self.ticks)
         ]
@@ -332,7 +333,7 @@ class FakeService:
         return 200, dict(self.endpoint)
 
     def make_endpoint(self, weights: Mapping[str, int], lease_seconds: int = 0) -> None:
-        """An endpoint that somebody else made."""
+        """Create an endpoint as if somebody else had made it."""
         members = [{"id": key, "traffic_percentage": value} for key, value in weights.items()]
         lease = {"seconds": lease_seconds, "fallback": members} if lease_seconds else None
         self._make("shop", members, lease)
@@ -411,7 +412,7 @@ class FakeService:
             self.lease_ends = time.monotonic() + lease["seconds"] if lease else None
 
     def change_from_outside(self, weights: Mapping[str, int]) -> None:
-        """Somebody else sets the split."""
+        """Change the split as if somebody else had done it."""
         with self._lock:
             members = [{"id": key, "traffic_percentage": value} for key, value in weights.items()]
             self._change(members, None)
@@ -440,12 +441,12 @@ class FakeService:
 
 
 def as_text(moment: datetime) -> str:
-    """A moment on the wire."""
+    """Format a time as in the API."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None) -> dict[str, Any]:
-    """The four metrics in the service's form; `silence` says how a deployment without requests looks."""
+    """Return the four metrics in the service's format; `silence` chooses how missing requests are shown."""
     if silence == "empty":
         rows = []
     seconds = BUCKET.total_seconds()
@@ -490,7 +491,7 @@ def _series(rows: list[tuple[int, Tally]], extensions: bool, silence: str | None
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = (
-        128  # with the default, 5, a moment's stall drops connections of the traffic driver
+        128  # with the default of 5, a short stall would drop connections of the traffic driver
     )
 
 
@@ -503,7 +504,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         content = self.rfile.read(length)
         kind = self.headers.get("Content-Type", "")
-        if kind.startswith("multipart/"):  # left to who knows forms
+        if kind.startswith("multipart/"):  # forms are parsed by the subclass
             body: Any = f"Content-Type: {kind}\r\n\r\n".encode() + content
         else:
             body = json.loads(content) if length else None
@@ -536,7 +537,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _stream(self, answer: dict[str, Any]) -> None:
-        """The answer as events: a piece of its text, then all of it."""
+        """Send the answer as events: first its text, then the whole answer."""
         self.close_connection = True
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -547,7 +548,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.service.breaks_off:
             self.wfile.write(f"event: done\ndata: {json.dumps(answer)}\n\n".encode())
 
-    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - names by http.server
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - the names are given by http.server
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""

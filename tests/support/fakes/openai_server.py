@@ -1,8 +1,8 @@
-"""A stand-in for `vllm serve`: the same options and wire (HTTP/1.1 over a Unix socket, chunked server-sent events).
+"""A stand-in for `vllm serve` with the same options and protocol (HTTP/1.1 over a Unix socket, server-sent events).
 
-It continues a prompt by counting on from its last token; an adapter counts in steps as large as its rank.
-The last token of a prompt may ask for trouble (see `Trouble`). What it was asked, and how that ended, it appends to a
-file, and it starts a child as vLLM does, which would outlive it.
+It continues a prompt by counting on from its last token; an adapter counts in steps of its rank. Certain last tokens
+make it misbehave (see `Trouble`). It appends each request and its end to a file. Like vLLM, it starts a child process,
+which would outlive it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Trouble(enum.IntEnum):
-    """Last tokens of prompts that are not simply continued."""
+    """Last tokens of prompts for which the server misbehaves."""
 
     NO_JSON = 9001
     NO_TOKEN_IDS = 9002
@@ -67,7 +67,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--enable-lora", action="store_true", required=True)
     for name in ("--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)
-    # What the tests want of it.
+    # Options that vLLM does not have.
     parser.add_argument("--seen", type=Path, required=True)
     parser.add_argument("--start-after", type=float, default=0.0)
     parser.add_argument("--die-at-start", action="store_true")
@@ -80,7 +80,7 @@ def note(options: argparse.Namespace, **what: Any) -> None:
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """One thread per connection."""
+    """A server with one thread per connection."""
 
     daemon_threads = True
 
@@ -93,13 +93,13 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as vLLM does."""
+    """Answers requests as vLLM does."""
 
     server: Server
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        """Silent."""
+        """Do not log requests."""
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -187,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         self.event([1], None)
         if trouble == Trouble.DIES:
             os._exit(3)
-        while trouble == Trouble.SILENT:  # until the caller hangs up
+        while trouble == Trouble.SILENT:  # until the caller disconnects
             self.chunk(b": nothing\n\n")
             time.sleep(0.02)
         if trouble == Trouble.CUT:

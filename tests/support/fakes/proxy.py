@@ -1,7 +1,7 @@
-"""A TCP proxy between the pipeline and the service that spoils what a script says. One connection, one request.
+"""A TCP proxy between the pipeline and the service that applies planned faults, with one request per connection.
 
-A fault is a coroutine that is given the request on its way (`Exchange`): it may pass it on, cut it, or answer itself.
-`Proxy.play` says which requests meet which faults, in turn; all others pass.
+A fault is a coroutine that gets the request (`Exchange`): it may pass it on, cut it off, or answer it itself.
+`Proxy.play` chooses the requests and their faults, one after the other; all other requests pass.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ BLOCK = 16_384
 
 @dataclass
 class Exchange:
-    """One request on its way: its first lines, the body still to be read, and the service behind."""
+    """A request whose head has been read but whose body has not, and the port of the service."""
 
     head: bytes
     reader: asyncio.StreamReader
@@ -31,12 +31,12 @@ class Exchange:
 
     @property
     def length(self) -> int:
-        """Bytes of the body."""
+        """The length of the request's body in bytes."""
         found = re.search(rb"\r\ncontent-length: *(\d+)", self.head, re.IGNORECASE)
         return int(found[1]) if found else 0
 
     async def pass_on(self, count: int | None = None) -> bytes:
-        """The service's answer; with `count` only so many bytes of the body reach it, and it has no answer."""
+        """Pass the request on and return the answer; with `count`, send only so much of the body and get no answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.service_port)
         try:
             await self.send_to(writer, count)
@@ -57,12 +57,12 @@ class Exchange:
             wanted -= len(block)
 
     async def answer(self, content: bytes) -> None:
-        """Send it to the client."""
+        """Send bytes to the client."""
         self.writer.write(content)
         await self.writer.drain()
 
     async def swallow(self) -> None:
-        """Read the whole body, so that the client is at its answer."""
+        """Read the whole body, so that the client waits for its answer."""
         await self.reader.readexactly(self.length)
 
 
@@ -71,7 +71,7 @@ Fault = Callable[[Exchange], Awaitable[None]]
 
 @dataclass
 class Rule:
-    """Which requests meet faults, and which: in turn, the last one for ever where it is said so."""
+    """The requests that `wanted` selects get these faults, one each; with `for_ever`, all of them get the first one."""
 
     wanted: Callable[[str, str], bool]
     faults: list[Fault]
@@ -79,10 +79,10 @@ class Rule:
 
 
 class Proxy:
-    """Listens on a port of its own while it is entered."""
+    """A proxy that listens on a free port inside its `with` block."""
 
     def __init__(self, service_port: int) -> None:
-        """Behind it, on this host."""
+        """Forward to a service on this port of the same host."""
         self._service_port = service_port
         self._rules: list[Rule] = []
         self._serving: set[asyncio.Task[None]] = set()
@@ -90,13 +90,13 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Start to listen."""
         self._thread.start()
         self._server = self.run(asyncio.start_server(self._begin, "127.0.0.1", 0))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close everything that is under way."""
+        """Stop listening and cancel all open exchanges."""
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -104,11 +104,11 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the proxy listens."""
         return self._server.sockets[0].getsockname()[1]
 
     def play(self, method: str, path: str, faults: Sequence[Fault], for_ever: bool = False) -> None:
-        """Requests whose method and path match as a whole meet these faults; earlier rules come first."""
+        """Plan faults for requests whose whole method and path match; earlier plans take precedence."""
         pattern = re.compile(path)
 
         def wanted(asked: str, target: str) -> bool:
@@ -120,11 +120,11 @@ class Proxy:
         self._rules.append(Rule(wanted, list(faults), for_ever))
 
     def heal(self) -> None:
-        """From now on everything passes."""
+        """Let all further requests pass."""
         self._rules.clear()
 
     def run(self, work: Any) -> Any:
-        """The result of a coroutine in the loop of the proxy."""
+        """Run a coroutine in the proxy's loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _close(self) -> None:
@@ -156,13 +156,13 @@ class Proxy:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """RST instead of FIN."""
+    """Close a connection by a reset (RST instead of FIN)."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()
 
 
 async def passed(exchange: Exchange) -> None:
-    """No fault. A stream passes piece by piece, so that its head is there before its end."""
+    """Pass a request without a fault; the answer passes in pieces, so that a stream starts before it is complete."""
     reader, writer = await asyncio.open_connection("127.0.0.1", exchange.service_port)
     try:
         await exchange.send_to(writer)
@@ -173,7 +173,7 @@ async def passed(exchange: Exchange) -> None:
 
 
 def canned(status: int, body: object = None, **headers: str) -> Fault:
-    """The proxy answers; the service sees nothing. A `str` is sent as it is, anything else as JSON."""
+    """A fault that answers without the service; a `str` is sent as it is, anything else as JSON."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     kind = "text/html" if isinstance(body, str) else "application/json"
     lines = [f"HTTP/1.1 {status} Told", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
@@ -188,13 +188,13 @@ def canned(status: int, body: object = None, **headers: str) -> Fault:
 
 
 def refused(status: int, code: str, **headers: str) -> Fault:
-    """A refusal in the service's own form."""
+    """A fault that answers with a refusal in the service's format."""
     error = {"code": code, "message": "refused", "type": code, "param": None, "details": []}
     return canned(status, {"error": error}, **headers)
 
 
 def cut_request(share: float) -> Fault:
-    """So much of the body reaches the service, then both sides are reset; 1: all of it, and the service acts."""
+    """A fault that passes on this share of the body and then resets; with 1, the service carries out the request."""
 
     async def fault(exchange: Exchange) -> None:
         if share < 1:
@@ -207,7 +207,7 @@ def cut_request(share: float) -> Fault:
 
 
 def cut_answer(share: float) -> Fault:
-    """So much of the answer's body comes, then the connection closes."""
+    """A fault that passes on this share of the answer's body and then closes the connection."""
 
     async def fault(exchange: Exchange) -> None:
         head, _, body = (await exchange.pass_on()).partition(HEAD_END)
@@ -217,13 +217,13 @@ def cut_answer(share: float) -> Fault:
 
 
 async def reset_unheard(exchange: Exchange) -> None:
-    """The whole request is taken, nothing of it reaches the service."""
+    """A fault that reads the request and resets the connection; none of it reaches the service."""
     await exchange.swallow()
     reset(exchange.writer)
 
 
 def lost(acted: threading.Event) -> Fault:
-    """The service acts, its answer never comes: the connection stays open until the client gives up."""
+    """A fault that withholds the answer after the service has acted, until the client disconnects."""
 
     async def fault(exchange: Exchange) -> None:
         await exchange.pass_on()
@@ -234,12 +234,12 @@ def lost(acted: threading.Event) -> Fault:
 
 
 async def half_open(exchange: Exchange) -> None:
-    """Accepted and never answered."""
+    """A fault that accepts the connection and never answers."""
     await exchange.reader.read(-1)
 
 
 def trickled(pause_s: float = 0.001) -> Fault:
-    """The answer comes whole, byte by byte."""
+    """A fault that sends the complete answer byte by byte."""
 
     async def fault(exchange: Exchange) -> None:
         answer = await exchange.pass_on()
@@ -251,7 +251,7 @@ def trickled(pause_s: float = 0.001) -> Fault:
 
 
 def rewritten(change: Callable[[dict[str, Any]], object]) -> Fault:
-    """The service acts; `change` spoils its JSON in place, or returns another text."""
+    """A fault that changes the JSON of the service's answer: `change` edits it in place or returns another text."""
 
     async def fault(exchange: Exchange) -> None:
         head, _, body = (await exchange.pass_on()).partition(HEAD_END)
@@ -266,5 +266,5 @@ def rewritten(change: Callable[[dict[str, Any]], object]) -> Fault:
 
 
 def merged(fields: Mapping[str, object]) -> Callable[[dict[str, Any]], None]:
-    """For `rewritten`: these fields on top."""
+    """Return a change for `rewritten` that sets these fields."""
     return lambda content: content.update(fields)

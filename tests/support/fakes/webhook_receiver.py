@@ -1,4 +1,4 @@
-"""A receiver of webhooks for tests: a plain HTTP server that answers as its path says and remembers what came."""
+"""An HTTP server that receives webhooks for tests, answers as planned for each path, and keeps the requests."""
 
 import asyncio
 import ssl
@@ -21,15 +21,15 @@ class Received:
 
 @dataclass
 class Receiver:
-    """`answers` holds the whole answer for a path, or None to stay silent; other paths get an empty 204."""
+    """A webhook receiver; `answers` has the whole answer for a path (None: no answer), and other paths get a 204."""
 
     port: int = 0
     received: list[Received] = field(default_factory=list)
     answers: dict[str, bytes | None] = field(default_factory=dict)
     server_names: list[str | None] = field(default_factory=list)
-    """What TLS asked for."""
+    """Server names that clients requested in TLS."""
     is_silent: bool = False
-    """Then answers wait for `speak`."""
+    """Whether answers wait until `speak` is set."""
     speak: asyncio.Event = field(default_factory=asyncio.Event)
 
     def url(self, path: str = "/", host: str = "127.0.0.1", scheme: str = "http") -> str:
@@ -73,13 +73,13 @@ async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver
 
 
 def opened(*names: str, cidrs: tuple[Network, ...] = (), **rules: object) -> AddressRules:
-    """Rules under which plain HTTP to `names` is allowed, and `cidrs` are open."""
+    """Make rules that allow plain HTTP to `names`, and any connection to `cidrs`."""
     return AddressRules(cidrs, frozenset(names), **rules)  # type: ignore[arg-type]
 
 
 @dataclass
 class Names:
-    """A resolver whose answers a test decides; one list of addresses for each call, the last for ever."""
+    """A resolver with planned answers by host: one list of addresses for each call, the last one for all others."""
 
     answers: dict[str, list[list[str]]]
 
@@ -91,7 +91,7 @@ class Names:
 
 
 class RecordingNetwork(httpcore.AsyncNetworkBackend):
-    """Real connections, and a list of where they went."""
+    """A network that makes real connections and records their hosts."""
 
     def __init__(self) -> None:
         self.connected: list[str] = []
@@ -103,5 +103,5 @@ class RecordingNetwork(httpcore.AsyncNetworkBackend):
 
 
 def receivers(rules: AddressRules, **names: list[list[str]]) -> Receivers:
-    """`receivers(rules, name=[[...]])`: `name.test` resolves as written."""
+    """Make receivers; with `name=[[...]]`, the host `name.test` resolves to these addresses."""
     return Receivers(rules, Names({f"{name}.test": plan for name, plan in names.items()}))

@@ -1,6 +1,6 @@
-"""The fake service with its other half: datasets, jobs and any number of deployments, so that whole chains can run.
+"""The fake service with datasets, jobs and any number of deployments in addition, so that whole releases can run.
 
-A job has ended when it is looked at; how well it did is scripted by its hyperparameters.
+A job ends when it is polled; its status and losses are functions of its hyperparameters.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.fakes.canary_service import Answer, Arm, FakeService, Refusal, as_text
 
 ANSWER_TIMEOUT_S = 0.1
-"""Long beside what a busy machine adds: the smoke test compares times."""
+"""Seconds until a generation is answered; much more than a busy machine adds, because the smoke test compares times."""
 TOKENS = {"prompt_tokens": 1, "response_tokens": 1}
 JOB: dict[str, Any] = {
     "hyperparameters": {},
@@ -25,24 +25,24 @@ JOB: dict[str, Any] = {
 
 
 class WholeService(FakeService):
-    """`datasets`, `jobs`, `models` by id, as they are answered."""
+    """The fake service; `datasets` and `jobs` by id as they are answered, `models` by id of the deployment."""
 
     def __init__(self, *, extensions: bool = True) -> None:
-        """Buckets of a twentieth of a second, so that a rollout takes a few of them."""
+        """Use buckets of a twentieth of a second, so that a rollout takes only seconds."""
         super().__init__(seconds_per_bucket=0.05, extensions=extensions)
         self.arms.clear()
         self.datasets: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.models: dict[str, str] = {}
         self.tags: dict[str, dict[str, str]] = {}
-        """Of the deployments."""
+        """Tags of each deployment."""
         self.losses: Callable[[Mapping[str, Any]], list[float]] = lambda _: [2.0, 1.5, 1.2, 1.0]
         self.status: Callable[[Mapping[str, Any]], str] = lambda _: "completed"
         self.polls_to_end = 1
-        """Looks at a job before it has ended."""
+        """The number of polls after which a job has ended."""
 
     def other(self, method: str, parts: list[str], query: dict[str, str], body: Any) -> Answer:
-        """What the canary half does not know."""
+        """Answer requests that the base class does not know."""
         if parts[0] == "datasets":
             return self._datasets(method, parts[1:], query, body)
         if parts[0] == "fine-tuning":
@@ -81,7 +81,7 @@ class WholeService(FakeService):
     def add_dataset(
         self, name: str, examples: int, *, source: list[str] | None = None, **tags: str
     ) -> dict[str, Any]:
-        """A processed dataset."""
+        """Add a processed dataset and return it."""
         dataset_id = f"ds_{len(self.datasets):010d}"
         self.datasets[dataset_id] = {
             "id": dataset_id,
@@ -190,17 +190,17 @@ class WholeService(FakeService):
         return 201, self.shown(deployment_id, self.arms[deployment_id])
 
     def shown(self, name: str, arm: Arm) -> dict[str, Any]:
-        """A deployment with the model that it was made of."""
+        """Describe a deployment, with its model and tags."""
         own = {"model_name": self.models[name], "tags": self.tags[name]}
         return super().shown(name, arm) | own
 
     def serving(self) -> str | None:
-        """The model that has all traffic."""
+        """Return the model that gets all traffic, if there is one."""
         return next((self.models[one] for one, share in self.weights.items() if share == 100), None)
 
 
 def _form(body: bytes) -> dict[str, bytes]:
-    """A multipart form; the fake is given its content type as the first line."""
+    """Parse a multipart form, whose content type stands before it."""
     message = BytesParser(policy=HTTP).parsebytes(body)
     return {
         str(part.get_param("name", header="content-disposition")): part.get_payload(decode=True)
@@ -209,7 +209,7 @@ def _form(body: bytes) -> dict[str, bytes]:
 
 
 def _listed(name: str, every: Iterable[dict[str, Any]], query: dict[str, str]) -> Answer:
-    """One page of those with these tags, newest first."""
+    """Answer with one page of the objects that have the requested tags, newest first."""
     wanted = {key[5:-1]: value for key, value in query.items() if key.startswith("tags[")}
     found = [one for one in every if wanted.items() <= one.get("tags", {}).items()]
     return 200, {name: found[::-1], "pagination": _page(len(found))}

@@ -1,8 +1,8 @@
-// A receiver as a user writes one, with the npm package `standardwebhooks`. Prints its port, then serves:
+// A webhook receiver as a user would write it, with the npm package `standardwebhooks`. Prints its port, then serves:
 //   PUT  /secret/<name>   the secret of the hook <name>, as text
-//   PUT  /mode/<name>     answer | silence: whether the hook answers at all
-//   POST /hook/<name>     a delivery: verified, remembered, answered 204 (401 when it is not genuine)
-//   GET  /received        what came, in its order
+//   PUT  /mode/<name>     answer | silence: whether the hook answers
+//   POST /hook/<name>     a delivery: it is verified, recorded and answered with 204 (401 if it is not genuine)
+//   GET  /received        all deliveries, in order
 //   POST /verify          [{secret, headers, payload (base64)}] -> [true | false]
 import http from "node:http";
 import { Webhook } from "standardwebhooks";
