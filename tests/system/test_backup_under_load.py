@@ -1,4 +1,4 @@
-"""A backup is taken while 32 clients upload and delete; restored elsewhere, everything acknowledged before is there."""
+"""A backup is taken while 32 clients upload and delete; a restored copy has everything acknowledged before it."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
 CLIENTS = 32
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 BEFORE, BETWEEN = 64, 64
-"""Uploads that are answered before the first and before the second backup begins."""
+"""Numbers of uploads answered before the first backup, and between it and the second."""
 
 
 class Load:
-    """What 32 clients were answered, and when."""
+    """32 clients that upload and delete, and the times of their answers."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._http = httpx.AsyncClient(
@@ -63,7 +63,7 @@ class Load:
             self.made[answer.json()["id"]] = time.monotonic()
             if deletes:
                 await self._delete(answer.json()["id"])
-            deletes = not deletes  # every second one goes at once
+            deletes = not deletes  # every second dataset is deleted at once
 
     async def _delete(self, dataset: str) -> None:
         self.to_be_deleted[dataset] = time.monotonic()
@@ -111,7 +111,7 @@ def test_everything_acknowledged_before_a_backup_under_load_is_restored_and_answ
         begun = asyncio.run(backed_up_twice(load, serve, tmp_path / "backup", chosen))
     finally:
         serve.stop()
-    # What is deleted while the backup runs may be in it or not, with row and file alike.
+    # A dataset that is deleted while the backup runs may be in it or not, but row and file agree.
     due = {one for one, at in load.made.items() if at < begun and one not in load.to_be_deleted}
     gone = {one for one, at in load.deleted.items() if at < begun}
     assert len(due) > CLIENTS // 2
@@ -142,7 +142,7 @@ def test_everything_acknowledged_before_a_backup_under_load_is_restored_and_answ
 async def backed_up_twice(
     load: Load, serve: Serve, folder: Path, settings: dict[str, str]
 ) -> float:
-    """Answers when the second backup, onto the first, was begun."""
+    """Back up twice into the same folder under load; return when the second backup began."""
     begun = 0.0
 
     async def back_up() -> None:

@@ -1,4 +1,4 @@
-"""200 clients at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
+"""200 clients work at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.slow
 CLIENTS = 200
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Never used: a client that is given none makes one, which takes longer than all its requests."""
+"""An unused TLS context, because a client without one creates its own, which takes longer than its requests."""
 SECONDS = 30.0
 LIST_OF = {
     "/v1/datasets": "datasets",
@@ -33,7 +33,7 @@ LIST_OF = {
 
 @dataclass
 class History:
-    """What was asked and answered: `made` and `gone` hold acknowledged ids by list."""
+    """A record of requests and answers; `made` (by list) and `gone` hold acknowledged creates and deletes."""
 
     deployment_id: str
     made: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
@@ -99,7 +99,7 @@ class Caller:
             await self.ask("GET", f"{path}/{made}")
 
     async def _change(self) -> None:
-        """Update or delete something of one's own."""
+        """Update or delete one of the caller's own resources."""
         if not self.own:
             return
         place = self.dice.randrange(len(self.own))
@@ -114,7 +114,7 @@ class Caller:
 
 
 def routes_of(document: dict[str, Any]) -> list[Any]:
-    """Method, shape of the path, template and declared statuses of every operation."""
+    """Return method, path pattern, template and declared statuses of every operation."""
     return [
         (
             method.upper(),
@@ -152,7 +152,7 @@ async def load(serve: Serve, history: History) -> None:
 
 
 def walked(serve: Serve, path: str) -> set[str]:
-    """Every id of a list, page by page."""
+    """Return every id of a list, read page by page."""
     found: set[str] = set()
     offset: int | None = 0
     credentials = json.loads((serve.data_dir / "credentials.json").read_text())
@@ -179,11 +179,11 @@ def test_two_hundred_clients_lose_nothing(serve: Serve, tmp_path: Path) -> None:
         assert made or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
         listed = walked(serve, path)
         assert made - history.gone <= listed
-        # A deployment is listed as `deleting` until what was under way is done.
+        # A deployment is listed as `deleting` until its running requests are done.
         until(lambda path=path, gone=made & history.gone: not gone & walked(serve, path))
     assert history.gone
     assert any(name.endswith("/generate") and status == 200 for name, status in history.answers)
     assert sum(history.answers.values()) > CLIENTS
     log = serve.log.read_text()
     assert "Traceback" not in log
-    print(dict(history.answers))  # noqa: T201 - the figures of the run
+    print(dict(history.answers))  # noqa: T201 - prints the figures of the run

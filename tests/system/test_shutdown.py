@@ -1,4 +1,4 @@
-"""SIGTERM: what is under way is answered, newcomers are sent away with 503, and the process ends."""
+"""After SIGTERM running requests are answered, new ones get 503, and the process ends."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class Begun:
-    """A request that is under way: the service has asked for its body, which it does of nobody whom it sends away."""
+    """A request that the service has accepted: it asked for the body, which it does not if it refuses a request."""
 
     def __init__(self, serve: Serve, path: str, body: dict[str, Any]) -> None:
         settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
@@ -48,7 +48,7 @@ class Begun:
         return event
 
     def answer(self) -> str:
-        """The whole of it."""
+        """Return the whole body of the answer."""
         head, blocks = self._next(), list[bytes]()
         assert head.status_code == 200, head
         while not isinstance(event := self._next(), h11.EndOfMessage):
@@ -60,7 +60,7 @@ class Begun:
 def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data", "--allow-fault-injection", preload=True)
     try:
-        slow = {"fault.delay_ms": "15000"}  # half of the time that a drain gives
+        slow = {"fault.delay_ms": "15000"}  # half of the time that a drain allows
         deployment_id = running_deployment(serve.client(), "slow", "tuneship-tiny", **slow)
         newcomer = serve.client().with_options(tries=1)
         newcomer.models.list()
@@ -93,6 +93,6 @@ def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path)
 
 
 def frames(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Kind and data of each event of a stream."""
+    """Return kind and data of each event of a stream."""
     blocks = [block.split("\n") for block in text.split("\n\n") if block.startswith("event: ")]
     return [(kind[len("event: ") :], json.loads(data[len("data: ") :])) for kind, data in blocks]

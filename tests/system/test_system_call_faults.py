@@ -1,7 +1,7 @@
-"""The operating system refuses a service's system calls, or does half: a declared answer, nothing half-made.
+"""When the operating system refuses or half-completes system calls, answers are declared ones and nothing is half-made.
 
-The next good request succeeds, and so does the same one again with its key. SQLite writes with `pwrite64`, Python
-with `write`; both are flushed with `fsync` or `fdatasync`.
+The next request without a fault succeeds, and so does the failed one when repeated with its key. SQLite writes with
+`pwrite64`, Python with `write`; both are flushed with `fsync` or `fdatasync`.
 """
 
 import json
@@ -40,26 +40,26 @@ REFUSED = {
         (STORE, "EIO", LOG, 6, 6), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
     ],
 }  # fmt: skip
-"""By path of a create: system calls, error, file, and the first and last pass that meets it (None: for ever)."""
+"""Faults by path of a create: system calls, error, file, and first and last affected call (None: no last one)."""
 HALF = [
     ("/v1/datasets", WRITE, STAGED_FILE), ("/v1/datasets", STORE, LOG), ("/v1/deployments", STORE, LOG),
 ]  # fmt: skip
 DEADLY = [
     (RENAME, False), (FLUSH, False), (WRITE, False), (WRITE, True), (STORE, False), (STORE, True),
 ]  # fmt: skip
-"""System calls, and whether half of what they write is there at the death."""
+"""System calls during which the service dies, and whether half of the data is written at that moment."""
 
 
 @dataclass
 class Place:
-    """A service, and the ids of all that it has made."""
+    """A service and the ids of all resources that it has created."""
 
     kernel: Kernel
     serve: ForkedServe
     made: set[str] = field(default_factory=set[str])
 
     def make(self, path: str, key: str) -> None:
-        """With its key, as often as the service asks for it."""
+        """Create a resource under a key; repeat the request as long as the service asks for it."""
         answers: list[httpx.Response] = []
 
         def is_made() -> bool:
@@ -72,9 +72,9 @@ class Place:
         self.made.add(answers[-1].json()["id"])
 
     def check(self) -> None:
-        """After a restart: exactly what was made, each with its whole file, and nothing else on the disk."""
+        """Restart and check that exactly the created resources exist, with whole files and no others on the disk."""
         self.serve.kill()
-        self.serve.start()  # what a failure has left behind is swept
+        self.serve.start()  # the start removes what a failure has left behind
         blobs = self.serve.data_dir / "blobs" / "datasets"
         database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
         with database.read() as connection:
@@ -131,7 +131,8 @@ def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
     calls, error, file, first, last = fault
     with place.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
         broken = create(place.serve, path, f"broken {key}")
-    assert broken.status_code in (201, 503), broken.text  # 201: what failed came after the commit
+    # It is 201 if the failed call came after the commit.
+    assert broken.status_code in (201, 503), broken.text
     if broken.status_code == 503:
         assert broken.headers["x-should-retry"] == "true"
         assert broken.json()["error"]["code"] == "internal_error"

@@ -1,6 +1,6 @@
-"""The disk fails, fills or takes half while a real trainer works: the job ends as it would have, or says why it failed.
+"""The disk fails, fills up or writes half while a real trainer works: the job succeeds, or reports why it failed.
 
-No file that is there in part is ever taken for a whole one, and nothing that was acknowledged is lost.
+No partial file is ever taken for a whole one, and nothing that was acknowledged is lost.
 """
 
 import os
@@ -32,24 +32,24 @@ pytestmark = [
 ]
 WRITE = ("write",)
 PATIENCE_S = 600.0
-"""Up to three training processes, one after the other, load their libraries."""
+"""Seconds in which up to three training processes, one after the other, can load their libraries."""
 CHECKPOINT, ADAPTER, PROGRESS = "/checkpoints/", "/output/", r"/progress\.jsonl$"
 STORED, DATABASE = r"/\.staged-", r"sqlite-wal$"
 
 
 @dataclass
 class Place:
-    """A service, what it has made, and how a job ends that nothing disturbs."""
+    """A service, the jobs that it has run, and the results of a job without a fault."""
 
     kernel: Kernel
     serve: Serve
     rows: Path
     jobs: dict[str, str] = field(default_factory=dict[str, str])
-    """Each with its status."""
+    """Status of each job."""
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def ended(self, client: Client) -> Job:
-        """A job, from its upload to its end."""
+        """Upload the rows, start a job and wait for its end."""
         return self.end_of(client, start_job(client, self.rows, epochs=2))
 
     def end_of(self, client: Client, job_id: str) -> Job:
@@ -59,7 +59,7 @@ class Place:
         return job
 
     def check_results(self, client: Client, job: Job) -> None:
-        """They are those of the job that nothing disturbed, to the last bit."""
+        """Check that the results equal those of the job without a fault, to the last bit."""
         assert job.status == "completed", job.error
         assert self.results(client, job) == self.expected
         self.check()
@@ -79,7 +79,7 @@ class Place:
         return found
 
     def check(self) -> None:
-        """What was made is there, and whole."""
+        """Check that everything that was created is there and whole."""
         database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
         with database.read() as connection:
             jobs = {row["id"]: row["status"] for row in invariants.rows_of(connection, tables.jobs)}
@@ -122,7 +122,7 @@ def test_what_is_written_in_half_is_written_on(place: Place, client: Client) -> 
 def test_a_service_that_cannot_store_for_a_while_stores_it_later(
     place: Place, client: Client
 ) -> None:
-    """First what the job tells, then its adapter."""
+    """Fail the storing of the job's progress first, then that of its adapter."""
     begun = Fault(WRITE, is_half=True, path=PROGRESS, last=1)
     told = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6, after=begun)
     stored = Fault(WRITE, error="ENOSPC", path=STORED, first=2, last=3, after=begun)
@@ -157,7 +157,8 @@ def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
 def test_what_cannot_be_written_fails_the_job_with_the_reason(
     place: Place, client: Client, calls: Sequence[str], error: str, path: str, first: int
 ) -> None:
-    last = first if path == PROGRESS else None  # there it must be able to say so
+    # Later writes to the progress file must succeed, so that the failure can be reported.
+    last = first if path == PROGRESS else None
     with place.kernel.injected(Fault(calls, error=error, path=path, first=first, last=last)):
         job = place.ended(client)
     assert job.status == "failed"
@@ -169,7 +170,7 @@ def test_what_cannot_be_written_fails_the_job_with_the_reason(
     place.check()
 
 
-@pytest.mark.soak  # three attempts
+@pytest.mark.soak  # it takes three attempts
 def test_a_trainer_that_cannot_say_anything_has_made_no_progress(
     place: Place, client: Client
 ) -> None:

@@ -1,6 +1,6 @@
-"""The steps of the chain as the fault matrix tries them: each is the real task against the real service.
+"""The fault matrix runs these steps of a release: each one is the real task against the real service.
 
-A step says which request is spoiled, how often it may be tried, what must exist afterwards, and how to take that away.
+A step says which request is spoiled, how often it may be tried, what must exist afterwards, and how to remove that.
 """
 
 import contextvars
@@ -44,10 +44,10 @@ HALF = 50
 
 
 class OpenFlow:
-    """One real flow run for all cells: each one's tasks run in it, on its thread."""
+    """One real flow run that executes the tasks of all cases on its own thread."""
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the flow run."""
         self._work: queue.Queue[tuple[Work, Future[Any]] | None] = queue.Queue()
 
         @flow(name="fault-cells")
@@ -56,41 +56,42 @@ class OpenFlow:
                 work, told = item
                 try:
                     told.set_result(work())
-                except BaseException as error:  # noqa: BLE001 - it belongs to the cell that waits for it
+                except BaseException as error:  # noqa: BLE001 - the case that waits for the result gets the error
                     told.set_exception(error)
 
-        settings = contextvars.copy_context()  # the harness's, which a new thread would not have
+        # A new thread would not have the settings of the Prefect test harness.
+        settings = contextvars.copy_context()
         self._thread = threading.Thread(target=settings.run, args=(cells,))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the flow run."""
         self._work.put(None)
         self._thread.join()
 
     def run(self, work: Work) -> Any:
-        """What `work` returns or raises inside the flow."""
+        """Run `work` inside the flow and return its result, or raise its error."""
         return self.start(work).result(600)
 
     def start(self, work: Work) -> Future[Any]:
-        """The same without waiting for it."""
+        """Start `work` inside the flow without waiting for its result."""
         told: Future[Any] = Future()
         self._work.put((work, told))
         return told
 
 
 class World:
-    """The service, the proxy before it, and what most steps need first."""
+    """The service, the proxy in front of it, and the resources that most steps need."""
 
     def __init__(self, service: Service, open_flow: OpenFlow, folder: Path) -> None:
-        """Nothing is made yet."""
+        """Store the arguments; resources are created on entering."""
         self.service, self.open_flow, self.folder = service, open_flow, folder
         self.way, self.waited = Way(), list[float]()
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        """Two datasets, a finished job, two deployments; every task's client goes through the proxy."""
+        """Create two datasets, a finished job and two deployments; send every task's requests through the proxy."""
         service, enter = self.service, self._opened.enter_context
         self.port = int(service.url.rpartition(":")[2])
         self.proxy = enter(Proxy(self.port))
@@ -109,7 +110,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up."""
+        """Close the clients and the proxy."""
         self._opened.close()
 
     def _settings(self, url: str) -> ClientSettings:
@@ -117,81 +118,81 @@ class World:
         return ClientSettings(url=url, api_key=SecretStr(key), client_id="alice")
 
     def split_of(self, endpoint_id: str) -> dict[str, int]:
-        """The shares as the service has them."""
+        """Return the traffic share of each deployment, as the service reports it."""
         members = self.direct.canary_endpoints.get(endpoint_id).deployments
         return {one.id: one.traffic_percentage for one in members}
 
 
 def at_once(one: Task[..., Any]) -> Task[..., Any]:
-    """The task without Prefect's pauses."""
+    """Return the task without Prefect's pauses between retries."""
     return one.with_options(retry_delay_seconds=0)
 
 
 class Cell:
-    """One step under one fault. `name` is in everything that it makes."""
+    """One step under one fault; everything it creates carries `name`."""
 
     def __init__(self, world: World, step: "Step", name: str) -> None:
-        """Watch the step's requests from now on."""
+        """Prepare the step and start counting its requests."""
         self.world, self.step, self.name = world, step, name
         self.target = ""
-        """What the step works on, where it is made for this cell alone."""
+        """Id of the resource that the step changes, if it was created for this case alone."""
         self._prepared = step.prepare(self)
         world.way.watch(step.method, step.path)
 
     def spoil(self, *faults: Any, for_ever: bool = False) -> None:
-        """These faults meet the step's requests in turn."""
+        """Apply these faults to the step's next requests, one after the other."""
         self.world.proxy.play(self.step.method, self.step.path, faults, for_ever)
 
     def run(self) -> Any:
-        """The step in the open flow; raises what its task raises."""
+        """Run the step in the open flow; errors of its task are raised here."""
         return self.world.open_flow.run(self._prepared)
 
     def heal(self) -> None:
-        """From now on nothing is spoiled."""
+        """Stop all faults and reset the request count."""
         self.world.proxy.heal()
         self.world.way.watch(self.step.method, self.step.path)
 
     @property
     def tries(self) -> int:
-        """Requests of the step since it was prepared or healed."""
+        """Number of the step's requests since it was prepared or healed."""
         return self.world.way.tries
 
     @property
     def waited(self) -> list[float]:
-        """The client's pauses in seconds, none of which it took."""
+        """Pauses in seconds that the client asked for; they are recorded and not waited."""
         return self.world.waited
 
     @property
     def made(self) -> list[str]:
-        """Ids of what the service has of this cell."""
+        """Ids of the resources of this case that exist at the service."""
         return self.step.made(self)
 
 
 class Step:
-    """A step that only reads; others override."""
+    """A step that only reads; steps that create or change something override these defaults."""
 
     name = ""
     method, path = "GET", ""
     tries = 6
     tries_of_spoiled = 6
-    """When the answer is never JSON: the client itself repeats only what it knows to be harmless."""
+    """Number of tries if the answer is never JSON: the client repeats only requests that are known to be harmless."""
     has_body = False
     is_creating = False
     field = ""
-    """Of the answer; nothing can be done without it."""
+    """Name of the field in the answer that the step cannot do without."""
     status = "status"
-    """Of the answer: a word that may be new; empty where there is none."""
+    """Name of the field in the answer whose value may be unknown to the client; empty if there is none."""
 
     def prepare(self, cell: Cell) -> Work:
-        """What is run in the flow."""
+        """Return the function that is run in the flow."""
         raise NotImplementedError
 
     def made(self, cell: Cell) -> list[str]:
-        """Ids of what this cell made at the service."""
+        """Return the ids of the resources that this case created at the service."""
         return []
 
     def clean(self, cell: Cell) -> None:
-        """Take it away."""
+        """Remove the resources that this case created."""
 
 
 class Validate(Step):
@@ -280,8 +281,8 @@ class CreateDeployment(Step):
 
 
 class Shift(Step):
-    """The task alone is sent once: what a lost answer means is for `RolloutSplit` to find out, and so it is tried
-    here.
+    """Change the split through `RolloutSplit`: the task sends its request once, and `RolloutSplit` checks what a lost
+    answer means.
     """
 
     name, method, path = "shift", "PATCH", "/v1/canary-endpoints/[^/]+"
@@ -308,14 +309,14 @@ class Shift(Step):
         return lambda: shifted(RolloutSplit(plan, file, endpoint.version, log, calls=calls))
 
     def clean(self, cell: Cell) -> None:
-        """The lease is ended first: it names the split that the endpoint would return to."""
+        """End the lease first, because it names the split that the endpoint would return to."""
         endpoints = cell.world.direct.canary_endpoints
         endpoints.update(cell.target, CanaryEndpointUpdate(deployments=members(cell.world, 0)))
         endpoints.delete(cell.target)
 
 
 def shifted(split: RolloutSplit) -> str:
-    """Half to the candidate; where that cannot be confirmed, the way back as the flow takes it."""
+    """Shift half of the traffic to the candidate; if that cannot be confirmed, roll back as the flow does."""
     try:
         split.shift(HALF, "fault")
     except NotConfirmed:

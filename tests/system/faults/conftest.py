@@ -1,4 +1,4 @@
-"""What the fault tests share: the real service behind a proxy, one open flow run, and a cell of the matrix."""
+"""The fault tests share these fixtures: the real service behind a proxy, an open flow run, and a case of the matrix."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["prefect_api", "records"]
 
 @pytest.fixture(scope="module")
 def world(prefect_api: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A service on sockets whose workers are played, with room for all cells."""
+    """Start a service on sockets, with simulated workers and limits that are high enough for all cases."""
     folder = tmp_path_factory.mktemp("faults")
     room: dict[str, Any] = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
     with Service(folder / "data", **room) as service:
@@ -26,7 +26,7 @@ def world(prefect_api: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(params=STEPS, ids=lambda step: step.name)
 def cell(request: pytest.FixtureRequest, world: World) -> Iterator[Cell]:
-    """A step under a fault. Its name is its own, so that no key and no stored result meets another cell's."""
+    """Prepare a step for a fault, under a unique name, so that it shares no key or stored result with another case."""
     step: Step = request.param
     made = Cell(world, step, f"cell-{uuid4().hex[:12]}")
     world.waited.clear()

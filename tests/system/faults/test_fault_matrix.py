@@ -1,6 +1,6 @@
-"""Faults 1-21 on every step of the chain: how often it is tried, what is waited for, what exists afterwards.
+"""Faults 1-21 hit every step of a release: these tests check the tries, the pauses and what exists afterwards.
 
-Numbers and expectations are those of the fault matrix; whole rollouts under faults stand in `test_rollout_faults.py`.
+Numbers and expectations are those of the fault matrix; whole rollouts under faults are in `test_rollout_faults.py`.
 """
 
 import threading
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 HTML = "<html><body>Bad gateway</body></html>"
 ASKED_S = 1
 LATER_S = 120
-"""Until a date that is asked for; no pause of a client is really waited for."""
+"""Seconds until the date that Retry-After names; the client's pauses are recorded and not waited."""
 
 
 def step_named(step: Step) -> str:
@@ -43,7 +43,7 @@ def step_named(step: Step) -> str:
 
 
 def those(chosen: Callable[[Step], bool]) -> Any:
-    """Only these steps."""
+    """Run the test on the chosen steps only."""
     steps = [step for step in STEPS if chosen(step)]
     return pytest.mark.parametrize("cell", steps, ids=step_named, indirect=True)
 
@@ -57,7 +57,7 @@ def is_look(step: Step) -> bool:
 
 
 def succeeds(cell: Cell) -> None:
-    """It exists once, or the split is as declared."""
+    """Run the step and check that its resource exists once, or that the split is the requested one."""
     result = cell.run()
     if cell.step.is_creating:
         assert cell.made == [result]
@@ -67,7 +67,7 @@ def succeeds(cell: Cell) -> None:
 
 
 def fails(cell: Cell, kind: type[Exception]) -> None:
-    """With its last error, nothing is doubled, and the same step succeeds when the fault is over."""
+    """Check that the step raises its last error, creates nothing twice, and succeeds once the fault is over."""
     if is_shift(cell.step):
         assert cell.run() == "rolled_back"
         assert split_of(cell) == (100, 0)
@@ -83,7 +83,7 @@ def fails(cell: Cell, kind: type[Exception]) -> None:
 
 
 def split_of(cell: Cell) -> tuple[int, int]:
-    """Baseline's and candidate's share; nobody else has any."""
+    """Return the shares of baseline and candidate, and check that no other deployment has any."""
     world = cell.world
     shares = world.split_of(cell.target)
     assert sum(shares.values()) == 100
@@ -92,7 +92,7 @@ def split_of(cell: Cell) -> tuple[int, int]:
 
 
 def usual_pauses(waited: Sequence[float]) -> bool:
-    """Full jitter under 0.5 s x 2^n; in any task the client starts again at n = 1."""
+    """Check that every pause lies between the bounds of the client's backoff."""
     return all(0.05 <= pause <= 30.0 for pause in waited)
 
 
@@ -109,7 +109,8 @@ PASSING = {
 def test_a_failure_that_passes_is_outlived(cell: Cell, fault: Fault, times: int) -> None:
     asks = fault is PASSING["3-503-retry-after"]
     cell.spoil(*[fault] * times)
-    most = 1 if asks and is_look(cell.step) else cell.step.tries  # the next look is its retry
+    # The next look takes the place of a retry.
+    most = 1 if asks and is_look(cell.step) else cell.step.tries
     if times >= most:
         fails(cell, ApiError)
         assert cell.tries == most

@@ -1,4 +1,4 @@
-"""Faults 22, 23 and 28 in whole releases against the real service: what was made, and what is left of it."""
+"""Faults 23 and 28 hit whole releases against the real service: these tests check what was created and what remains."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ ROWS = 40
 
 @pytest.fixture
 def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
-    """With a baseline that serves."""
+    """Set up a service whose baseline has all traffic."""
     with Stage(tmp_path) as made:
         made.set_up_alone()
         yield made
@@ -37,13 +37,13 @@ def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def trainings(stage: Stage) -> Iterator[Trainings]:
-    """Every job trains at once."""
+    """Simulate every training as soon as its job starts."""
     with Trainings(stage) as playing:
         yield playing
 
 
 def release(stage: Stage, folder: Path) -> ReleaseParameters:
-    """Two files, so that there is something to merge, and a rollout in few and quick looks."""
+    """Return a release of two files, so that there is something to merge, with few and quick looks."""
     for name in ("a", "b"):
         rows = [{"instruction": f"case {name}{n}", "response": f"answer {n}"} for n in range(ROWS)]
         (folder / f"{name}.jsonl").write_bytes(jsonl(*rows))
@@ -73,7 +73,7 @@ ENDS: dict[str, Callable[[Stage], Callable[[PlayedTrainer], object]]] = {
 
 
 def cancel_all(stage: Stage) -> None:
-    """As a person does."""
+    """Cancel every job, as a person would."""
     for job in stage.direct.jobs.list().jobs:
         stage.direct.jobs.cancel(job.id)
 
@@ -109,11 +109,11 @@ POINTS = {
     "shift": ("PATCH", "/v1/canary-endpoints/[^/]+"),
     "look": ("GET", "/v1/deployments/[^/]+/metrics"),
 }
-"""The eight tasks: the process is killed when the service has acted, and before it hears of it."""
+"""Requests of the eight tasks; the process is killed after the service has acted, before it gets the answer."""
 
 
 def victim(stage: Stage, parameters: Path) -> "subprocess.Popen[bytes]":
-    """The release in a process of its own."""
+    """Start the release in a process of its own."""
     settings = stage.settings(f"http://127.0.0.1:{stage.proxy.port}")
     command = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py"), "--params"]
     environment = {
@@ -130,7 +130,7 @@ def victim(stage: Stage, parameters: Path) -> "subprocess.Popen[bytes]":
 
 
 def kill_at(stage: Stage, point: tuple[str, str], parameters: Path) -> None:
-    """Run it until the point, and no further."""
+    """Run the release in its own process and kill it at this point."""
     running: list[subprocess.Popen[bytes]] = []
 
     async def kill(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What the kill matrix shares: one Prefect server that may die, a service that is played, and one that may die."""
+"""Fixtures of the kill matrix: a killable Prefect server, a service with simulated workers, and a killable service."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +30,13 @@ from tuneship.settings import ClientSettings
 
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """A server of our own and not the harness's, which cannot be started again."""
+    """Start a Prefect server of our own, because the one of the test harness cannot be restarted."""
     server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
     own = {
         PREFECT_API_URL: server.url,
         PREFECT_HOME: server.home,
-        PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",  # results of a killed run are found
+        # A later run finds the results of a killed one here.
+        PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         PREFECT_LOGGING_TO_API_ENABLED: False,
     }
@@ -47,7 +48,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]
 
 
 def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str, str]:
-    """Of scripts and workers."""
+    """Return the environment variables of scripts and workers."""
     return prefect.environment | {
         "TUNESHIP_URL": settings.url,
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
@@ -57,7 +58,7 @@ def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str
 
 @contextmanager
 def place_before(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Place]:
-    """A gate before the service that answers at `direct`."""
+    """Put a holding proxy in front of the service at the address of `direct`."""
     with Gate(int(direct.url.rpartition(":")[2])) as gate, Client(direct) as client:
         settings = direct.model_copy(update={"url": gate.url})
         yield Place(gate, settings, client, environment_of(settings, prefect), prefect)
@@ -65,7 +66,7 @@ def place_before(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Pla
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
-    """The real service on sockets; its trainings and its models are played."""
+    """Run the real service on sockets, with simulated trainings and models."""
     folder = tmp_path_factory.mktemp("played")
     room = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
     with Service(folder / "data", **room) as service:
@@ -82,7 +83,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> 
 
 @pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
-    """`tuneship serve` with its real workers, always on the same port."""
+    """Run `tuneship serve` with its real workers, always on the same port."""
     folder = tmp_path_factory.mktemp("real")
     serve = Serve(folder / "data", "--port", str(free_port()))
     try:
@@ -97,7 +98,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> It
 def release(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Release]:
-    """A release of this test alone; what this process does goes through the gate, too."""
+    """Create a release for this test alone; requests of the test process go through the proxy, too."""
     is_real = request.node.callspec.params["victim"].startswith("service")
     place: Place = request.getfixturevalue("real" if is_real else "played")
     made = Release(place, tmp_path, f"release-{uuid4().hex[:8]}")

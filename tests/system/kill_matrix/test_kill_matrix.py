@@ -1,7 +1,8 @@
-"""Whoever is killed, at whatever point of the chain: the same run again, or the guard, ends in the invariants.
+"""A process is killed at some point of a release: the same run again, or the guard, restores the invariants.
 
-0 or 1 job and deployment for each run key, a split that sums to 100, nothing left over, and a model that serves.
-Every point with the plainest kill, and every victim at one or two points, for each commit; `make soak` does the rest.
+They are: at most one job and one deployment for each run key, a split that sums to 100, nothing left over, and a model
+that serves. Each commit tries every point with the plainest kill, and most victims at one or two points; `make soak`
+does the rest.
 """
 
 import os
@@ -25,7 +26,7 @@ STOPPED_WITHIN_S = 300.0
 
 @contextmanager
 def held(release: Release, point: Point) -> Iterator[Script]:
-    """The script of the release, stopped at the point; what is held is lost unless it was let through."""
+    """Run the release's script up to the point and yield it; afterwards the script is killed if it still runs."""
     script = prepared(release, point).start()
     try:
         reach(release, lambda: script.poll() is None)
@@ -38,7 +39,7 @@ def held(release: Release, point: Point) -> Iterator[Script]:
 
 
 def prepared(release: Release, point: Point) -> Release:
-    """Stops at the point from now on. A training goes on until the matter is settled."""
+    """Let the proxy hold the release at this point; around a job, no training ends until the case is settled."""
     if not point.is_first_release:
         release.serve_base_model()
     if "job" in point.name:
@@ -54,7 +55,7 @@ def reach(release: Release, is_running: Callable[[], bool]) -> None:
 
 
 def flow_is_killed(release: Release, point: Point) -> None:
-    """The same parameters again take up what the dead run left."""
+    """Kill the flow; a run with the same parameters continues what the dead run left."""
     with held(release, point) as script:
         script.kill()
         script.wait()
@@ -65,7 +66,7 @@ def flow_is_killed(release: Release, point: Point) -> None:
 
 
 def flow_is_killed_for_good(release: Release, point: Point) -> None:
-    """Nobody runs it again: the guard takes away what the dead run left."""
+    """Kill the flow and do not run it again; the guard removes what the dead run left."""
     with held(release, point) as script:
         script.kill()
         script.wait()
@@ -76,7 +77,7 @@ def flow_is_killed_for_good(release: Release, point: Point) -> None:
 
 
 def flow_is_stopped(release: Release, point: Point, number: signal.Signals) -> None:
-    """It takes away itself what it made, before it ends."""
+    """Stop the flow by a signal; it removes what it created before it ends."""
     with held(release, point) as script:
         script.send_signal(number)
         assert script.wait(STOPPED_WITHIN_S) == 128 + number, release.said
@@ -95,7 +96,7 @@ def flow_is_interrupted(release: Release, point: Point) -> None:
 
 @contextmanager
 def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
-    """A run of the deployment, stopped at the point in the worker's child."""
+    """Start a run of the deployment in a worker and yield the worker when the run is held at the point."""
     deployment_id = release.place.prefect.register_chain()
     worker = Worker(prepared(release, point).environment, release.folder / "said.txt")
     try:
@@ -110,7 +111,7 @@ def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
 
 
 def worker_is_killed(release: Release, point: Point) -> None:
-    """Its flow may go on or not; what it does not finish itself, the same parameters finish."""
+    """Kill the worker; its flow may go on, and a run with the same parameters finishes what it does not."""
     with held_in_worker(release, point) as worker:
         flows = worker.flow_processes()
         worker.kill()
@@ -134,7 +135,7 @@ def worker_and_flow_are_killed(release: Release, point: Point) -> None:
 
 
 def flow_in_worker_is_killed(release: Release, point: Point) -> None:
-    """Prefect's crash hook, which the living worker starts in a process of its own, takes away what was made."""
+    """Kill the flow under a living worker; Prefect's crash hook, in its own process, removes what was created."""
     with held_in_worker(release, point) as worker:
         for pid in worker.flow_processes():
             os.kill(pid, signal.SIGKILL)
@@ -145,7 +146,7 @@ def flow_in_worker_is_killed(release: Release, point: Point) -> None:
 
 
 def service_is_killed(release: Release, point: Point) -> None:
-    """The flow waits for it, or is run again."""
+    """Kill the service and start it again; the flow waits for it, or is run again."""
     serve = release.place.serve
     assert serve is not None
     with held(release, point) as script:
@@ -157,7 +158,7 @@ def service_is_killed(release: Release, point: Point) -> None:
 
 
 def prefect_is_restarted(release: Release, point: Point) -> None:
-    """The flow does without it meanwhile, or is run again."""
+    """Kill and restart the Prefect server; the flow goes on without it, or is run again."""
     prefect = release.place.prefect
     with held(release, point) as script:
         prefect.kill()
@@ -169,7 +170,7 @@ def prefect_is_restarted(release: Release, point: Point) -> None:
 
 
 def finish(release: Release) -> None:
-    """Run it again unless it got through by itself."""
+    """Run the release again unless it was promoted already."""
     outcome = release.outcome
     if outcome != "promoted":
         release.check_serving()
