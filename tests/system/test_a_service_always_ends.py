@@ -27,11 +27,11 @@ from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 LEFT_BEHIND = "a thread is stuck and is left behind: "
-Opened = Callable[..., Serve]
+StartService = Callable[..., Serve]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
+def start_service(tmp_path: Path) -> Iterator[StartService]:
     made: list[Serve] = []
 
     def start(**settings: str) -> Serve:
@@ -71,20 +71,20 @@ def is_draining(serve: Serve) -> bool:
     return True
 
 
-def test_nothing_is_stuck(opened: Opened) -> None:
-    serve = opened()
+def test_nothing_is_stuck(start_service: StartService) -> None:
+    serve = start_service()
     running_deployment(serve.client(), "d", "tuneship-tiny")
     assert ended(serve) == 0
     assert LEFT_BEHIND not in serve.log.read_text()
 
 
-def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
+def test_a_deployments_files_hang(start_service: StartService, tmp_path: Path) -> None:
     """Let the tokenizer file of a base model hang; reading it once held the interpreter's lock and so every thread."""
     base = tmp_path / "base"
     shutil.copytree(SHIPPED / "tuneship-tiny", base)
     catalogue = tmp_path / "catalogue.yaml"
     catalogue.write_text(yaml.safe_dump({"models": [{"id": "hangs", "path": str(base)}]}))
-    serve = opened(model_catalogue=str(catalogue))
+    serve = start_service(model_catalogue=str(catalogue))
     client = serve.client()
     sound = running_deployment(client, "sound", "tuneship-tiny")
     client.models.get("hangs")  # now its files that requests read have been read
@@ -105,8 +105,8 @@ def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
     assert after.deployments.get(sound).status == "running"
 
 
-def test_a_request_hangs(opened: Opened, tmp_path: Path) -> None:
-    serve = opened()
+def test_a_request_hangs(start_service: StartService, tmp_path: Path) -> None:
+    serve = start_service()
     client = serve.client()
     ids = [uploaded(client, rows_file(tmp_path / f"{n}.jsonl", 4 + n)) for n in range(2)]
     (file,) = (serve.data_dir / "blobs" / "datasets" / ids[0]).iterdir()
@@ -145,9 +145,9 @@ def read_by(fifo: Path) -> int:
 
 
 @pytest.mark.postgres
-def test_the_database_stands_still(opened: Opened, postgres: Cluster) -> None:
+def test_the_database_stands_still(start_service: StartService, postgres: Cluster) -> None:
     url = postgres.new_database()
-    serve = opened(database_url=url)
+    serve = start_service(database_url=url)
     deployment = running_deployment(serve.client(), "d", "tuneship-tiny")
     backends = backends_of(postgres, url)
     assert backends

@@ -273,7 +273,8 @@ def test_metrics_count_every_request_that_has_ended(service: Service) -> None:
     made = service.deployment("one", tags={"fault.error_rate": "0.5", "fault.empty_rate": "0.5"})
     path = f"/v1/deployments/{made}"
     codes = [service.call("POST", f"{path}/generate", json={"prompt": "a"}) for _ in range(30)]
-    service.call("POST", f"{path}/generate", json={"prompt": ""})  # the caller's own fault
+    # The last request is refused as an error of the caller.
+    service.call("POST", f"{path}/generate", json={"prompt": ""})
     errors = sum(one.status_code == 500 for one in codes)
     empty = sum(one.status_code == 200 and not one.json()["completion"] for one in codes)
     got = service.call("GET", f"{path}/metrics").json()
@@ -462,8 +463,8 @@ class Halted:
         path = f"/v1/fine-tuning/jobs/{self.job_id}"
         steps = service.call("GET", f"{path}/metrics").json()["steps"]
         logs = service.call("GET", f"{path}/logs").json()["logs"]
-        told = [("log", one["message"]) for one in logs if one["message"].startswith("epoch ")]
-        return [("steps", steps), *told]
+        logged = [("log", one["message"]) for one in logs if one["message"].startswith("epoch ")]
+        return [("steps", steps), *logged]
 
     def events(self, service: Service) -> list[str]:
         query = sa.select(tables.events.c.type).where(tables.events.c.resource_id == self.job_id)

@@ -45,7 +45,7 @@ class Attack:
     address: tuple[str, int]
     begin: bytes
     go_on: bytes
-    lines: list[socket.socket] = field(default_factory=list[socket.socket])
+    connections: list[socket.socket] = field(default_factory=list[socket.socket])
     ended: int = 0
     is_stopped: bool = False
 
@@ -53,39 +53,39 @@ class Attack:
         for _ in range(number):
             if self.is_stopped:
                 return
-            line = socket.socket()
-            line.settimeout(PATIENCE_S)
-            line.connect(self.address)
-            line.setblocking(False)
-            self.lines.append(line)
-            self._send(line, self.begin)
+            connection = socket.socket()
+            connection.settimeout(PATIENCE_S)
+            connection.connect(self.address)
+            connection.setblocking(False)
+            self.connections.append(connection)
+            self._send(connection, self.begin)
 
-    def _send(self, line: socket.socket, data: bytes) -> None:
+    def _send(self, connection: socket.socket, data: bytes) -> None:
         with suppress(OSError):  # it has been closed; `_is_over` notices that
-            line.send(data)
+            connection.send(data)
 
     def run(self, number: int) -> None:
         """Open `number` connections and send on each once a second until the service has ended it; runs in a thread."""
         self.connect(number)
-        while self.lines and not self.is_stopped:
-            for line in tuple(self.lines):
-                if self._is_over(line):
-                    self.lines.remove(line)
-                    line.close()
+        while self.connections and not self.is_stopped:
+            for connection in tuple(self.connections):
+                if self._is_over(connection):
+                    self.connections.remove(connection)
+                    connection.close()
                     self.ended += 1
                 else:
-                    self._send(line, self.go_on)
+                    self._send(connection, self.go_on)
             time.sleep(1)
 
     def stop(self) -> None:
         """Stop the attack and close the connections that are left, in case a test failed."""
         self.is_stopped = True
-        for line in self.lines:
-            line.close()
+        for connection in self.connections:
+            connection.close()
 
-    def _is_over(self, line: socket.socket) -> bool:
+    def _is_over(self, connection: socket.socket) -> bool:
         try:
-            while line.recv(1 << 16):
+            while connection.recv(1 << 16):
                 pass
         except BlockingIOError:
             return False
@@ -94,7 +94,7 @@ class Attack:
         return True
 
 
-class Good:
+class GoodClient:
     """A client with a key that also asks for the health, on new connections and on one that is kept."""
 
     def __init__(self, serve: Serve, ca_file: Path | None = None) -> None:
@@ -147,8 +147,8 @@ def opening_many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def stand(
-    serve: Serve, good: Good, kind: str, number: int, record: Callable[[str, object], None]
+def withstand(
+    serve: Serve, good: GoodClient, kind: str, number: int, record: Callable[[str, object], None]
 ) -> None:
     """Attack the service, send good requests meanwhile, and check what is left afterwards."""
     begin, go_on = KINDS.get(kind, (b"", b""))
@@ -163,7 +163,7 @@ def stand(
     most, during = 0, list[float]()
     try:
         while going_on.is_alive():
-            assert time.monotonic() - begun < PATIENCE_S, f"{len(attack.lines)} never ended"
+            assert time.monotonic() - begun < PATIENCE_S, f"{len(attack.connections)} never ended"
             during.append(good.seconds_of_one_round())
             most = max(most, sockets_of(serve))
     finally:
@@ -200,7 +200,7 @@ def test_two_thousand_connections_hold_nobody_up(
     serve: Serve, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
     with opening_many_files():
-        stand(serve, Good(serve), kind, NUMBER, record_property)
+        withstand(serve, GoodClient(serve), kind, NUMBER, record_property)
 
 
 def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
@@ -211,8 +211,8 @@ def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
     serve = Serve(tmp_path / "data", *options)
     try:
         with opening_many_files():
-            good = Good(serve, tmp_path / "certificate.pem")
-            stand(serve, good, "idle handshakes of TLS", NUMBER, record_property)
+            good = GoodClient(serve, tmp_path / "certificate.pem")
+            withstand(serve, good, "idle handshakes of TLS", NUMBER, record_property)
     finally:
         serve.stop()
 
@@ -236,7 +236,7 @@ def test_more_connections_than_descriptors_hold_nobody_up(
         (line,) = [one for one in limits.splitlines() if one.startswith("Max open files")]
         assert line.split()[3:5] == [str(FEW_FILES)] * 2, "the service raises what it may"
         with opening_many_files():
-            stand(serve, Good(serve), kind, 3 * FEW_FILES, record_property)
+            withstand(serve, GoodClient(serve), kind, 3 * FEW_FILES, record_property)
         until(lambda: "connections: " in serve.log.read_text())
         assert " 0 refused, 0 not accepted" in serve.log.read_text()
     finally:

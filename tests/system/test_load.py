@@ -33,11 +33,11 @@ LIST_OF = {
 
 @dataclass
 class History:
-    """A record of requests and answers; `made` (by list) and `gone` hold acknowledged creates and deletes."""
+    """A record of requests and answers; `created` (by list) and `deleted` hold acknowledged ids."""
 
     deployment_id: str
-    made: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
-    gone: set[str] = field(default_factory=set[str])
+    created: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
+    deleted: set[str] = field(default_factory=set[str])
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     undeclared: list[str] = field(default_factory=list[str])
     number: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
@@ -45,9 +45,9 @@ class History:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    made = Serve(tmp_path_factory.mktemp("load") / "data", preload=True)
-    yield made
-    made.stop()
+    created = Serve(tmp_path_factory.mktemp("load") / "data", preload=True)
+    yield created
+    created.stop()
 
 
 class Caller:
@@ -70,9 +70,9 @@ class Caller:
     async def create(self, path: str, **options: Any) -> None:
         answer = await self.ask("POST", path, **options)
         if answer.status_code == 201:
-            made = answer.json()["id"]
-            self.history.made[path].add(made)
-            self.own.append((path, made))
+            created = answer.json()["id"]
+            self.history.created[path].add(created)
+            self.own.append((path, created))
 
     async def step(self) -> None:
         history, name = self.history, f"n{next(self.history.number)}"
@@ -95,22 +95,22 @@ class Caller:
         elif kind == 5:
             await self.ask("GET", self.dice.choice([*LIST_OF]) + "?limit=5")
         elif self.own:
-            path, made = self.dice.choice(self.own)
-            await self.ask("GET", f"{path}/{made}")
+            path, created = self.dice.choice(self.own)
+            await self.ask("GET", f"{path}/{created}")
 
     async def _change(self) -> None:
         """Update or delete one of the caller's own resources."""
         if not self.own:
             return
-        place = self.dice.randrange(len(self.own))
-        path, made = self.own[place]
+        index = self.dice.randrange(len(self.own))
+        path, created = self.own[index]
         if path == "/v1/deployments" and self.dice.random() < 0.5:
-            await self.ask("PATCH", f"{path}/{made}", json={"tags": {"k": "v"}})
+            await self.ask("PATCH", f"{path}/{created}", json={"tags": {"k": "v"}})
             return
-        answer = await self.ask("DELETE", f"{path}/{made}")
+        answer = await self.ask("DELETE", f"{path}/{created}")
         if answer.status_code == 200:
-            self.history.gone.add(made)
-            del self.own[place]
+            self.history.deleted.add(created)
+            del self.own[index]
 
 
 def routes_of(document: dict[str, Any]) -> list[Any]:
@@ -151,7 +151,7 @@ async def load(serve: Serve, history: History) -> None:
     await asyncio.gather(*(client(seed) for seed in range(CLIENTS)))
 
 
-def walked(serve: Serve, path: str) -> set[str]:
+def listed_ids(serve: Serve, path: str) -> set[str]:
     """Return every id of a list, read page by page."""
     found: set[str] = set()
     offset: int | None = 0
@@ -175,13 +175,17 @@ def test_two_hundred_clients_lose_nothing(serve: Serve, tmp_path: Path) -> None:
     asyncio.run(load(serve, history))
     assert not history.undeclared, history.undeclared[:5]
     assert not [one for one in history.answers if one[1] >= 500 and one[1] != 503]
-    for path, made in history.made.items():
-        assert made or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
-        listed = walked(serve, path)
-        assert made - history.gone <= listed
+    for path, created in history.created.items():
+        assert created or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
+        listed = listed_ids(serve, path)
+        assert created - history.deleted <= listed
         # A deployment is listed as `deleting` until its running requests are done.
-        until(lambda path=path, gone=made & history.gone: not gone & walked(serve, path))
-    assert history.gone
+        until(
+            lambda path=path, deleted=created & history.deleted: (
+                not deleted & listed_ids(serve, path)
+            )
+        )
+    assert history.deleted
     assert any(name.endswith("/generate") and status == 200 for name, status in history.answers)
     assert sum(history.answers.values()) > CLIENTS
     log = serve.log.read_text()

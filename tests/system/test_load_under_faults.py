@@ -55,12 +55,12 @@ class History:
     faults: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
     answers: Counter[str] = field(default_factory=Counter[str])
 
-    def tell_split(self, told: dict[str, Any]) -> None:
+    def record_split(self, reported: dict[str, Any]) -> None:
         """Record a split, as torn if it does not sum to 100 or differs from another of the same version."""
-        shares = {one["id"]: one["traffic_percentage"] for one in told["deployments"]}
-        known = self.splits.setdefault(told["version"], shares)
+        shares = {one["id"]: one["traffic_percentage"] for one in reported["deployments"]}
+        known = self.splits.setdefault(reported["version"], shares)
         if known != shares or sum(shares.values()) != 100 or set(shares) != set(self.deployments):
-            self.torn.append(f"version {told['version']}: {shares}, before {known}")
+            self.torn.append(f"version {reported['version']}: {shares}, before {known}")
 
     @property
     def undeclared(self) -> list[str]:
@@ -136,7 +136,7 @@ class Caller:
             answer = await self.ask(method, path, **options)
             if answer is not None:
                 assert answer.status_code == 200, answer.text
-                self.history.tell_split(answer.json())
+                self.history.record_split(answer.json())
 
     async def _upload(self, key: str) -> None:
         """Repeat the same create until it is answered."""
@@ -265,9 +265,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         made = History(serve, [running_deployment(client, one, "tuneship-tiny") for one in "ab"])
         with caller_of(serve) as http:
             body = {"name": "shop", **split_of(made.deployments, SHARE)}
-            told = http.post("/v1/canary-endpoints", json=body).json()
-        made.endpoint = told["id"]
-        made.tell_split(told)
+            reported = http.post("/v1/canary-endpoints", json=body).json()
+        made.endpoint = reported["id"]
+        made.record_split(reported)
         asyncio.run(load(made))
         yield made
     finally:
@@ -320,8 +320,8 @@ def test_the_share_that_is_observed_is_the_share_that_was_set_and_every_request_
         query = {"endpoint_id": endpoint, "interval": "1m"}
         found: dict[str, int] = {}
         for one in history.deployments:
-            told = http.get(f"/v1/deployments/{one}/metrics", params=query).json()["summary"]
-            found[one] = (told["error_rate"] or {}).get("request_count", 0)
+            reported = http.get(f"/v1/deployments/{one}/metrics", params=query).json()["summary"]
+            found[one] = (reported["error_rate"] or {}).get("request_count", 0)
         return found
 
     until(lambda: sum(counted().values()) >= answered.total())

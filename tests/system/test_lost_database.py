@@ -67,7 +67,7 @@ def test_a_lost_database_is_503_in_the_one_error_body_and_comes_back(
         ("POST", "/v1/deployments/dep_00000000000000000000/generate", {"json": {"prompt": "a"}}),
     ]
     before = service.dataset()
-    service.rest()  # or it would hold a connection while the file is moved away
+    service.rest()  # else background work would hold a connection to the moved file
     with lost(service, request):
         asks.append(("GET", "/readyz", {}))
         service.until(lambda: service.call("GET", "/readyz").status_code == 503)
@@ -162,7 +162,8 @@ def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
 
     def lose(connection: Any) -> None:
         commit(connection)
-        if connection.dbapi_connection in inserting:  # the service commits on others meanwhile
+        # The service commits on other connections, too.
+        if connection.dbapi_connection in inserting:
             inserting.clear()
             raise engine.dialect.dbapi.OperationalError("the answer is lost")  # type: ignore[union-attr]
 

@@ -301,7 +301,7 @@ class Health:
 
 
 @contextmanager
-def under(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
+def running_load(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
     """Run the load inside the block; afterwards the yielded dict holds the counts of its answers."""
     folder.mkdir(exist_ok=True)
     for number, request in enumerate(load.requests):
@@ -321,7 +321,7 @@ def under(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
 
 
 @dataclass
-class Street:
+class Measurements:
     """A service and the tenant whose times are measured."""
 
     serve: Serve
@@ -331,7 +331,7 @@ class Street:
     figures: list[Figures] = field(default_factory=list[Figures])
     numbers: "count[int]" = field(default_factory=count)
 
-    def under(self, name: str, load: Callable[[Tenant, Serve], Load]) -> Figures:
+    def measure_with_new_tenant(self, name: str, load: Callable[[Tenant, Serve], Load]) -> Figures:
         """Measure one load, sent by a new tenant, whose rate limit is unused."""
         tenant = Tenant(self.serve, self.keys, f"noisy-{next(self.numbers)}")
         try:
@@ -342,7 +342,10 @@ class Street:
     def measure(self, name: str, load: Load) -> Figures:
         idle = self.neighbour.times(IDLE_S)
         port = self.neighbour.tenant.port
-        with Health(self.serve.url) as health, under(load, port, self.folder / name) as answers:
+        with (
+            Health(self.serve.url) as health,
+            running_load(load, port, self.folder / name) as answers,
+        ):
             loaded = self.neighbour.times(LOADED_S)
         idle += self.neighbour.times(IDLE_S)
         assert health.times
@@ -351,7 +354,7 @@ class Street:
 
 
 @pytest.fixture(scope="module")
-def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
+def measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]:
     folder = tmp_path_factory.mktemp("street")
     settings: dict[str, Any] = {
         "control_requests_per_minute": "600",
@@ -366,7 +369,7 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
     keys = Keys(database, derived_secret(secret, "keys"), utc_now, audit)
     neighbour = Neighbour(Tenant(serve, keys, "neighbour"))
     neighbour.settle()
-    made = Street(serve, keys, neighbour, folder)
+    made = Measurements(serve, keys, neighbour, folder)
     yield made
     neighbour.tenant.http.close()
     database.close()
@@ -388,14 +391,14 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
 )
 @pytest.mark.parametrize("load", LOADS, ids=lambda one: one.__name__)
 def test_a_tenant_does_not_slow_another_down(
-    street: Street, load: Callable[[Tenant, Serve], Load], times: float
+    measurements: Measurements, load: Callable[[Tenant, Serve], Load], times: float
 ) -> None:
     name = load.__name__.replace("_", " ")
     for _ in range(TRIES):  # other work on the machine may have slowed the loaded seconds alone
-        figures = street.under(name, load)
+        figures = measurements.measure_with_new_tenant(name, load)
         if figures.ratio < times:
             break
-    street.figures.append(figures)
+    measurements.figures.append(figures)
     assert sum(figures.answers.values()) > 0
     assert not {"500", "502", "504"} & figures.answers.keys(), figures
     assert figures.ratio < times, figures

@@ -141,11 +141,11 @@ class Way:
     def ask(self, method: str, path: str, status: int = 200, **options: Any) -> httpx.Response:
         answer = self.http.request(method, path, **options)
         assert answer.status_code == status, f"{method} {path}: {answer.text}"
-        told = answer.content + repr(answer.headers.raw).encode()
+        sent = answer.content + repr(answer.headers.raw).encode()
         if status >= 400:
-            self.refusals.append(told)
+            self.refusals.append(sent)
         else:
-            self.answers[path].append(told)
+            self.answers[path].append(sent)
         return answer
 
     def wait(self, path: str, status: str) -> dict[str, Any]:
@@ -316,10 +316,10 @@ def places_of(way: Way) -> dict[str, list[bytes]]:
     found["refusals"] = way.refusals
     found["processes"] = list(way.commands)
     found["audit exports"] = [exported(serve, form) for form in ("jsonl", "csv")]
-    for path, told in way.answers.items():
+    for path, sent in way.answers.items():
         last = path.partition("?")[0].rpartition("/")[2]
         if last in ("metrics", "logs", "events", "audit"):
-            found[f"answers: {last}"] += told
+            found[f"answers: {last}"] += sent
     return found
 
 
@@ -352,7 +352,7 @@ def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
 
 
 @pytest.fixture(scope="module")
-def walked(way: Way) -> Way:
+def planted(way: Way) -> Way:
     """Run all steps, up to the point where every kind of resource exists."""
     marks = way.marks
     hook = {
@@ -387,32 +387,32 @@ def opened_datasets(data_dir: Path) -> bytes:
     return b"".join(found.values())
 
 
-def test_the_texts_were_kept_where_they_belong(walked: Way) -> None:
+def test_the_texts_were_kept_where_they_belong(planted: Way) -> None:
     """Check that the search finds the texts where they belong, so that finding none elsewhere is a proof."""
-    kept = opened_datasets(walked.serve.data_dir)
+    kept = opened_datasets(planted.serve.data_dir)
     for one in ("instruction", "response", "turn"):
-        assert walked.marks[one].encode() in kept
-    told = b"".join(one for answers in walked.answers.values() for one in answers)
-    assert walked.marks["prompt"].encode() in told
-    assert len(walked.refusals) == REFUSED
-    assert walked.completions
+        assert planted.marks[one].encode() in kept
+    sent = b"".join(one for answers in planted.answers.values() for one in answers)
+    assert planted.marks["prompt"].encode() in sent
+    assert len(planted.refusals) == REFUSED
+    assert planted.completions
 
 
-def test_a_text_is_nowhere_else_and_a_name_only_with_its_resource(walked: Way) -> None:
-    places = places_of(walked)
+def test_a_text_is_nowhere_else_and_a_name_only_with_its_resource(planted: Way) -> None:
+    places = places_of(planted)
     assert all(places[one] for one in ("webhooks", "processes", "worker logs", "answers: metrics"))
-    found = {what: hits(text, places) for what, text in walked.marks.items()}
+    found = {what: hits(text, places) for what, text in planted.marks.items()}
     assert {what: found[what] for what in TEXTS} == {what: set() for what in TEXTS}
     for what, allowed in ALLOWED.items():
         assert found[what] - {"database file"} <= allowed, what
         assert found[what] & allowed, f"{what}: the search is blind"
-    assert [hits(one, places) for one in walked.completions] == [set()] * len(walked.completions)
+    assert [hits(one, places) for one in planted.completions] == [set()] * len(planted.completions)
 
 
 def test_after_everything_was_deleted_and_the_service_has_ended_no_text_is_left(
-    walked: Way,
+    planted: Way,
 ) -> None:
-    serve, listed = walked.serve, walked.http.get
+    serve, listed = planted.serve, planted.http.get
     for path, key in DELETED.items():
 
         def left(path: str = path, key: str = key) -> list[str]:
@@ -420,11 +420,11 @@ def test_after_everything_was_deleted_and_the_service_has_ended_no_text_is_left(
             return [one["id"] for one in listed(path).json()[key] if re.search("[:_]", one["id"])]
 
         for one in left():
-            walked.ask("DELETE", f"{path}/{one}")
+            planted.ask("DELETE", f"{path}/{one}")
         until(lambda left=left: not left())
-    walked.http.close()
+    planted.http.close()
     serve.stop()
     kept = list(contents_below(serve.data_dir).values())
-    places = places_of(walked) | {"any file": kept}
-    found = {what: hits(walked.marks[what], places) for what in TEXTS}
+    places = places_of(planted) | {"any file": kept}
+    found = {what: hits(planted.marks[what], places) for what in TEXTS}
     assert found == {what: set() for what in TEXTS}

@@ -1,4 +1,4 @@
-"""The service with its real workers: it trains, serves, stops, is killed, and goes on."""
+"""The service with its real workers trains, serves and stops, and continues after kills."""
 
 import os
 import re

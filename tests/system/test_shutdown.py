@@ -18,7 +18,7 @@ from tuneship.settings import ClientSettings
 pytestmark = pytest.mark.slow
 
 
-class Begun:
+class AcceptedRequest:
     """A request that the service has accepted: it asked for the body, which it does not if it refuses a request."""
 
     def __init__(self, serve: Serve, path: str, body: dict[str, Any]) -> None:
@@ -33,18 +33,18 @@ class Begun:
             "Expect": "100-continue",
         }
         address = urlsplit(serve.url)
-        self._line = socket.create_connection((address.hostname, address.port), PATIENCE_S)
+        self._socket = socket.create_connection((address.hostname, address.port), PATIENCE_S)
         self._http = h11.Connection(h11.CLIENT)
         self._send(h11.Request(method="POST", target=path, headers=list(headers.items())))
         assert isinstance(self._next(), h11.InformationalResponse)
         self._send(h11.Data(content), h11.EndOfMessage())
 
     def _send(self, *events: Any) -> None:
-        self._line.sendall(b"".join(self._http.send(event) or b"" for event in events))
+        self._socket.sendall(b"".join(self._http.send(event) or b"" for event in events))
 
     def _next(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(self._line.recv(1 << 16))
+            self._http.receive_data(self._socket.recv(1 << 16))
         return event
 
     def answer(self) -> str:
@@ -53,7 +53,7 @@ class Begun:
         assert head.status_code == 200, head
         while not isinstance(event := self._next(), h11.EndOfMessage):
             blocks.append(event.data)
-        self._line.close()
+        self._socket.close()
         return b"".join(blocks).decode()
 
 
@@ -65,8 +65,8 @@ def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path)
         newcomer = serve.client().with_options(tries=1)
         newcomer.models.list()
         path = f"/v1/deployments/{deployment_id}/generate"
-        under_way = Begun(serve, path, {"prompt": "a", "max_tokens": 1})
-        streaming = Begun(serve, path, {"prompt": "a", "stream": True})
+        under_way = AcceptedRequest(serve, path, {"prompt": "a", "max_tokens": 1})
+        streaming = AcceptedRequest(serve, path, {"prompt": "a", "stream": True})
         serve.process.send_signal(signal.SIGTERM)
         refused: list[ApiError] = []
 

@@ -51,7 +51,7 @@ DEADLY = [
 
 
 @dataclass
-class Place:
+class Environment:
     """A service and the ids of all resources that it has created."""
 
     kernel: Kernel
@@ -92,13 +92,13 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     kernel = Kernel()
     folder = tmp_path_factory.mktemp("service")
-    place = Place(kernel, ForkedServe(folder / "data", "", kernel.start))
-    yield place
-    place.serve.kill()
-    place.serve.end()
+    environment = Environment(kernel, ForkedServe(folder / "data", "", kernel.start))
+    yield environment
+    environment.serve.kill()
+    environment.serve.end()
 
 
 def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
@@ -125,41 +125,41 @@ def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
     ],
 )
 def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
-    place: Place, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
+    environment: Environment, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
 ) -> None:
     key = new_id("case")
     calls, error, file, first, last = fault
-    with place.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
-        broken = create(place.serve, path, f"broken {key}")
+    with environment.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
+        broken = create(environment.serve, path, f"broken {key}")
     # It is 201 if the failed call came after the commit.
     assert broken.status_code in (201, 503), broken.text
     if broken.status_code == 503:
         assert broken.headers["x-should-retry"] == "true"
         assert broken.json()["error"]["code"] == "internal_error"
-    place.make(path, f"after {key}")
-    place.make(path, f"broken {key}")
-    place.check()
+    environment.make(path, f"after {key}")
+    environment.make(path, f"broken {key}")
+    environment.check()
 
 
 @pytest.mark.parametrize(("path", "calls", "file"), HALF)
 def test_what_the_system_writes_in_half_is_written_on(
-    place: Place, path: str, calls: Sequence[str], file: str
+    environment: Environment, path: str, calls: Sequence[str], file: str
 ) -> None:
     key = new_id("case")
-    with place.kernel.injected(Fault(calls, is_half=True, path=file)):
-        place.make(path, f"half {key}")
-    place.check()
+    with environment.kernel.injected(Fault(calls, is_half=True, path=file)):
+        environment.make(path, f"half {key}")
+    environment.check()
 
 
 @pytest.mark.parametrize(("calls", "is_half"), DEADLY)
 def test_a_death_inside_of_a_system_call_leaves_nothing_half_made(
-    place: Place, calls: Sequence[str], is_half: bool
+    environment: Environment, calls: Sequence[str], is_half: bool
 ) -> None:
     key = new_id("case")
-    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(place.serve.data_dir))
-    with place.kernel.injected(fault), pytest.raises(httpx.TransportError):
-        create(place.serve, "/v1/datasets", f"killed {key}")
-    place.serve.kill()
-    place.serve.start()
-    place.make("/v1/datasets", f"killed {key}")
-    place.check()
+    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(environment.serve.data_dir))
+    with environment.kernel.injected(fault), pytest.raises(httpx.TransportError):
+        create(environment.serve, "/v1/datasets", f"killed {key}")
+    environment.serve.kill()
+    environment.serve.start()
+    environment.make("/v1/datasets", f"killed {key}")
+    environment.check()

@@ -49,23 +49,23 @@ class Stage:
         self.seen: list[int] = []
         """The candidate's shares in the order of the buckets; a share that did not change is listed once."""
         self.baseline = self.candidate = self.endpoint = ""
-        self._opened = ExitStack()
+        self._resources = ExitStack()
 
     def __enter__(self) -> Self:
         """Start the service and the proxy, and send every task's requests through the proxy."""
-        service = self._opened.enter_context(self.service)
+        service = self._resources.enter_context(self.service)
         service.listen()
         port = int(service.url.rpartition(":")[2])
-        self.proxy = self._opened.enter_context(Proxy(port))
-        self.direct = self._opened.enter_context(Client(self.settings(service.url)))
+        self.proxy = self._resources.enter_context(Proxy(port))
+        self.direct = self._resources.enter_context(Client(self.settings(service.url)))
         connect(self.settings(f"http://127.0.0.1:{self.proxy.port}"))
-        self._opened.callback(disconnect)
+        self._resources.callback(disconnect)
         self._into_the_middle_of_the_next_bucket()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Shut everything down."""
-        self._opened.close()
+        self._resources.close()
 
     def settings(self, url: str) -> ClientSettings:
         """Return the settings of a client that connects to this address."""

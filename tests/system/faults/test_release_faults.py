@@ -30,9 +30,9 @@ ROWS = 40
 @pytest.fixture
 def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
     """Set up a service whose baseline has all traffic."""
-    with Stage(tmp_path) as made:
-        made.set_up_alone()
-        yield made
+    with Stage(tmp_path) as created:
+        created.set_up_alone()
+        yield created
 
 
 @pytest.fixture
@@ -158,25 +158,25 @@ def test_28_a_release_that_is_killed_at_every_task_makes_one_of_each(
     datasets = stage.direct.datasets.list().datasets
     assert sorted(one.num_examples for one in datasets) == [ROWS, ROWS, 2 * ROWS]
     assert [one.id for one in stage.direct.jobs.list().jobs] == [result.job_id]
-    made = {one.id for one in stage.direct.deployments.list().deployments} - {stage.baseline}
-    assert made == {result.candidate_deployment_id}
+    created = {one.id for one in stage.direct.deployments.list().deployments} - {stage.baseline}
+    assert created == {result.candidate_deployment_id}
     assert stage.seen == [0, 25, 50, 100], "no step twice, none skipped"
 
 
 def test_28_of_two_roll_outs_at_once_the_service_refuses_the_second(
     prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_under_way, may_go_on = threading.Event(), threading.Event()
+    has_begun, may_go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
-        is_under_way.set()
+        has_begun.set()
         may_go_on.wait(PATIENCE_S)
 
     with Stage(tmp_path) as stage, OpenFlow() as flow:
         stage.set_up()
         stage.at_tick[3] = wait
         first = flow.start(lambda: shift_traffic(stage.plan()))
-        assert is_under_way.wait(PATIENCE_S)
+        assert has_begun.wait(PATIENCE_S)
         monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "another-host"))
         stage.proxy.heal()
 

@@ -40,9 +40,9 @@ MIDDLE = 3
 @pytest.fixture
 def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
     """Set up a service with both deployments and their endpoint."""
-    with Stage(tmp_path) as made:
-        made.set_up()
-        yield made
+    with Stage(tmp_path) as created:
+        created.set_up()
+        yield created
 
 
 @pytest.mark.essential

@@ -21,7 +21,7 @@ PATIENCE_S = 1.0
 ACTS_WITHIN_S = 120.0
 
 
-class Way(httpx.HTTPTransport):
+class WatchedTransport(httpx.HTTPTransport):
     """A transport that counts and disturbs one kind of request; all others pass uncounted."""
 
     def __init__(self) -> None:
@@ -71,16 +71,16 @@ class Nowhere:
 
     def __enter__(self) -> "Nowhere":
         """Bind the ports."""
-        self._opened = ExitStack()
-        closed = self._opened.enter_context(socket.socket())
+        self._resources = ExitStack()
+        closed = self._resources.enter_context(socket.socket())
         closed.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
         self._closed = closed.getsockname()[1]
-        full = self._opened.enter_context(socket.socket())
+        full = self._resources.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         self._full = full.getsockname()[1]
         for _ in range(4):  # fill the queue, so that the SYN of the next connection is dropped
-            waiting = self._opened.enter_context(socket.socket())
+            waiting = self._resources.enter_context(socket.socket())
             waiting.setblocking(False)
             with suppress(BlockingIOError):
                 waiting.connect(("127.0.0.1", self._full))
@@ -88,7 +88,7 @@ class Nowhere:
 
     def __exit__(self, *_: object) -> None:
         """Free the ports."""
-        self._opened.close()
+        self._resources.close()
 
     def refused(self, request: httpx.Request) -> None:
         """Send the request to a port that refuses connections."""
@@ -114,7 +114,9 @@ def without_tls(port: int) -> Detour:
     return detour
 
 
-def noting_client(settings: ClientSettings, way: Way, waited: list[float]) -> Client:
+def noting_client(
+    settings: ClientSettings, transport: WatchedTransport, waited: list[float]
+) -> Client:
     """Return a client that records its pauses in `waited` instead of waiting."""
 
     class NotingClient(Client):
@@ -122,4 +124,4 @@ def noting_client(settings: ClientSettings, way: Way, waited: list[float]) -> Cl
         def _wait(pause: Pause) -> None:
             waited.append(pause.seconds)
 
-    return NotingClient(settings, transport=way)
+    return NotingClient(settings, transport=transport)

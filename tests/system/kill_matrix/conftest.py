@@ -21,8 +21,8 @@ from tasks.api import connect, disconnect
 from tests.support.in_process import Service
 from tests.support.processes import Serve
 from tests.support.waiting import free_port
-from tests.system.kill_matrix.gate import Gate
-from tests.system.kill_matrix.place import Place, Release, TrainingPlayer
+from tests.system.kill_matrix.gate import HoldingProxy
+from tests.system.kill_matrix.place import Release, ServiceSetup, TrainingPlayer
 from tests.system.kill_matrix.prefect_place import PrefectServer
 from tuneship.client import Client
 from tuneship.settings import ClientSettings
@@ -57,39 +57,44 @@ def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str
 
 
 @contextmanager
-def place_before(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Place]:
+def setup_for(direct: ClientSettings, prefect: PrefectServer) -> Iterator[ServiceSetup]:
     """Put a holding proxy in front of the service at the address of `direct`."""
-    with Gate(int(direct.url.rpartition(":")[2])) as gate, Client(direct) as client:
-        settings = direct.model_copy(update={"url": gate.url})
-        yield Place(gate, settings, client, environment_of(settings, prefect), prefect)
+    with HoldingProxy(int(direct.url.rpartition(":")[2])) as proxy, Client(direct) as client:
+        settings = direct.model_copy(update={"url": proxy.url})
+        yield ServiceSetup(proxy, settings, client, environment_of(settings, prefect), prefect)
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
+def simulated(
+    tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
+) -> Iterator[ServiceSetup]:
     """Run the real service on sockets, with simulated trainings and models."""
     folder = tmp_path_factory.mktemp("played")
     room = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
     with Service(folder / "data", **room) as service:
-        service.engines.base_model_pause_s = 0.1  # the smoke test compares times, on any machine
+        # The smoke test compares latencies; this pause makes them alike on any machine.
+        service.engines.base_model_pause_s = 0.1
         service.listen()
         key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
         direct = ClientSettings(url=service.url, api_key=SecretStr(key), client_id="alice")
         with (
-            place_before(direct, prefect) as place,
-            TrainingPlayer(service.engines, place.may_train),
+            setup_for(direct, prefect) as setup,
+            TrainingPlayer(service.engines, setup.may_train),
         ):
-            yield place
+            yield setup
 
 
 @pytest.fixture(scope="session")
-def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
+def real(
+    tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
+) -> Iterator[ServiceSetup]:
     """Run `tuneship serve` with its real workers, always on the same port."""
     folder = tmp_path_factory.mktemp("real")
     serve = Serve(folder / "data", "--port", str(free_port()))
     try:
         direct = ClientSettings.from_credentials(folder / "data" / "credentials.json")
-        with place_before(direct, prefect) as place:
-            yield replace(place, serve=serve)
+        with setup_for(direct, prefect) as setup:
+            yield replace(setup, serve=serve)
     finally:
         serve.stop()
 
@@ -100,12 +105,12 @@ def release(
 ) -> Iterator[Release]:
     """Create a release for this test alone; requests of the test process go through the proxy, too."""
     is_real = request.node.callspec.params["victim"].startswith("service")
-    place: Place = request.getfixturevalue("real" if is_real else "played")
-    made = Release(place, tmp_path, f"release-{uuid4().hex[:8]}")
+    setup: ServiceSetup = request.getfixturevalue("real" if is_real else "simulated")
+    made = Release(setup, tmp_path, f"release-{uuid4().hex[:8]}")
     for name in ("TUNESHIP_RECORDS", "TUNESHIP_REPORTS"):
         monkeypatch.setenv(name, made.environment[name])
-    connect(place.settings)
-    place.may_train.set()
+    connect(setup.settings)
+    setup.may_train.set()
     yield made
-    place.gate.heal()
+    setup.proxy.heal()
     disconnect()

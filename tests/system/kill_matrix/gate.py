@@ -53,7 +53,7 @@ POINTS = (
 """`mid-shift` is the first look at 50 %, `bake` at 95 %, `settle` at 100 %."""
 
 
-class Gate(Proxy):
+class HoldingProxy(Proxy):
     """A proxy that holds a request at one point at a time."""
 
     def __init__(self, service_port: int) -> None:
@@ -61,15 +61,15 @@ class Gate(Proxy):
         super().__init__(service_port)
         self.reached = threading.Event()
         self._goes_on: Future[bool] = Future()
-        self._under_way: set[Any] = set()
+        self._tasks: set[Any] = set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection; keep its task referenced, because the peer that kept it alive may be killed."""
-        self._under_way.add(task := asyncio.current_task())
+        self._tasks.add(task := asyncio.current_task())
         try:
             await super()._serve(reader, writer)
         finally:
-            self._under_way.discard(task)
+            self._tasks.discard(task)
             writer.close()
 
     @property

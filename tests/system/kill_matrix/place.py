@@ -20,7 +20,7 @@ from tasks.create_once import RUN_TAG
 from tests.support.engines import PlayedEngines, PlayedTrainer
 from tests.support.processes import Serve
 from tests.support.waiting import until
-from tests.system.kill_matrix.gate import Gate
+from tests.system.kill_matrix.gate import HoldingProxy
 from tests.system.kill_matrix.prefect_place import ROOT, PrefectServer
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentStatus
@@ -50,10 +50,10 @@ CANARY: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class ServiceSetup:
     """A service, its holding proxy, and the environment of a script that uses the proxy."""
 
-    gate: Gate
+    proxy: HoldingProxy
     settings: ClientSettings
     """Client settings with the address of the proxy."""
     direct: Client
@@ -84,11 +84,11 @@ class TrainingPlayer:
         self._thread.join()
 
     def _run(self) -> None:
-        played = 0
+        simulated = 0
         while not self._is_over.wait(0.02):
-            while played < len(self._engines.trainers) and self._may_train.is_set():
-                _play(self._engines.trainers[played])
-                played += 1
+            while simulated < len(self._engines.trainers) and self._may_train.is_set():
+                _play(self._engines.trainers[simulated])
+                simulated += 1
 
 
 def _play(trainer: PlayedTrainer) -> None:
@@ -108,9 +108,9 @@ def _play(trainer: PlayedTrainer) -> None:
 class Release:
     """One release on a service, under a unique name."""
 
-    def __init__(self, place: Place, folder: Path, name: str) -> None:
+    def __init__(self, setup: ServiceSetup, folder: Path, name: str) -> None:
         """Write rows that no other release has uploaded."""
-        self.place, self.folder, self.name = place, folder, name
+        self.setup, self.folder, self.name = setup, folder, name
         self.records = folder / "records"
         self.result = folder / "result.json"
         rows = [
@@ -138,7 +138,7 @@ class Release:
 
     def serve_base_model(self) -> None:
         """Create the endpoint with a deployment of the base model that has all traffic."""
-        client = self.place.direct
+        client = self.setup.direct
         wanted = DeploymentCreate(model_name=BASE_MODEL, deployment_name=f"{self.name}-stable")
         self.stable = client.deployments.create(wanted).id
         until(lambda: client.deployments.get(str(self.stable)).status == "running")
@@ -149,7 +149,7 @@ class Release:
     def environment(self) -> dict[str, str]:
         """Environment variables of a process that runs this release."""
         own = {"TUNESHIP_RECORDS": self.records, "TUNESHIP_REPORTS": self.folder / "reports"}
-        return {**self.place.environment, **{name: str(path) for name, path in own.items()}}
+        return {**self.setup.environment, **{name: str(path) for name, path in own.items()}}
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start `python flows/tune_and_deploy.py`, without a shell, whose `&` would make it ignore SIGINT."""
@@ -201,7 +201,7 @@ class Release:
     def endpoint(self) -> CanaryEndpoint | None:
         """The endpoint as the service reports it."""
         return next(
-            iter(self.place.direct.canary_endpoints.list(name=self.name).canary_endpoints), None
+            iter(self.setup.direct.canary_endpoints.list(name=self.name).canary_endpoints), None
         )
 
     @property
@@ -212,12 +212,12 @@ class Release:
 
     def alive(self, run_key: str) -> list[str]:
         """Return the deployments of a run that are neither deleted nor being deleted."""
-        found = self.place.direct.deployments.iterate(tags={RUN_TAG: run_key})
+        found = self.setup.direct.deployments.iterate(tags={RUN_TAG: run_key})
         return [one.id for one in found if one.status != DeploymentStatus.DELETING]
 
     def check_made(self) -> None:
         """Check for at most one job per run key and one deployment per role, deleted ones included."""
-        client = self.place.direct
+        client = self.setup.direct
         for key in self.run_keys:
             tags = {RUN_TAG: key}
             assert len(list(client.jobs.iterate(tags=tags))) <= 1
@@ -232,7 +232,7 @@ class Release:
 
     def check_serving(self) -> None:
         """Check that the split sums to 100 over running deployments and that one of them answers a request."""
-        shares, client = self.shares, self.place.direct
+        shares, client = self.shares, self.setup.direct
         if self.endpoint is None:
             assert self.stable is None
             return
@@ -252,10 +252,10 @@ class Release:
         assert self.endpoint is None or self.endpoint.lease is None
         for key in self.run_keys:
             assert set(self.alive(key)) <= {serving}
-            jobs = self.place.direct.jobs.iterate(tags={RUN_TAG: key})
+            jobs = self.setup.direct.jobs.iterate(tags={RUN_TAG: key})
             assert all(one.status in (*ENDED, "cancelling") for one in jobs)
         assert all(record.has_ended for record in ReleaseRecords(self.records))
-        folder = RecordFolder(self.records, self.place.settings.url)
+        folder = RecordFolder(self.records, self.setup.settings.url)
         assert not any(folder.file(path.stem).is_open for path in folder.paths())
 
     def check_given_back(self) -> None:
@@ -265,7 +265,7 @@ class Release:
             return
         serving = next(iter(self.shares), None)
         assert (
-            serving is None or self.place.direct.deployments.get(serving).model_name == BASE_MODEL
+            serving is None or self.setup.direct.deployments.get(serving).model_name == BASE_MODEL
         )
         self.check_at_rest(serving)
 
@@ -273,6 +273,6 @@ class Release:
         """Check that the release was promoted: its candidate serves, and the previous deployment is retired."""
         assert outcome == "promoted", self.said
         candidate = next(iter(self.shares))
-        model = self.place.direct.deployments.get(candidate).model_name
+        model = self.setup.direct.deployments.get(candidate).model_name
         assert model.startswith("ft:"), model
         self.check_at_rest(candidate)

@@ -35,7 +35,7 @@ def held(release: Release, point: Point) -> Iterator[Script]:
         if script.poll() is None:
             script.kill()
         script.wait()
-        release.place.may_train.set()
+        release.setup.may_train.set()
 
 
 def prepared(release: Release, point: Point) -> Release:
@@ -43,15 +43,15 @@ def prepared(release: Release, point: Point) -> Release:
     if not point.is_first_release:
         release.serve_base_model()
     if "job" in point.name:
-        release.place.may_train.clear()
-    release.place.gate.stop_at(point)
+        release.setup.may_train.clear()
+    release.setup.proxy.stop_at(point)
     return release
 
 
 def reach(release: Release, is_running: Callable[[], bool]) -> None:
-    gate = release.place.gate
-    until(lambda: gate.reached.is_set() or not is_running(), PATIENCE_S)
-    assert gate.reached.is_set(), release.said
+    proxy = release.setup.proxy
+    until(lambda: proxy.reached.is_set() or not is_running(), PATIENCE_S)
+    assert proxy.reached.is_set(), release.said
 
 
 def flow_is_killed(release: Release, point: Point) -> None:
@@ -59,7 +59,7 @@ def flow_is_killed(release: Release, point: Point) -> None:
     with held(release, point) as script:
         script.kill()
         script.wait()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
     release.check_promoted(release.run_again().outcome)
     assert len(release.run_keys) == 1, "it is the same run"
@@ -70,7 +70,7 @@ def flow_is_killed_for_good(release: Release, point: Point) -> None:
     with held(release, point) as script:
         script.kill()
         script.wait()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
         release.guard_until_closed()
         release.check_given_back()
@@ -81,7 +81,7 @@ def flow_is_stopped(release: Release, point: Point, number: signal.Signals) -> N
     with held(release, point) as script:
         script.send_signal(number)
         assert script.wait(STOPPED_WITHIN_S) == 128 + number, release.said
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_given_back()
     release.check_promoted(release.run_again().outcome)
 
@@ -97,7 +97,7 @@ def flow_is_interrupted(release: Release, point: Point) -> None:
 @contextmanager
 def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
     """Start a run of the deployment in a worker and yield the worker when the run is held at the point."""
-    deployment_id = release.place.prefect.register_chain()
+    deployment_id = release.setup.prefect.register_chain()
     worker = Worker(prepared(release, point).environment, release.folder / "said.txt")
     try:
         with get_client(sync_client=True) as client:
@@ -107,7 +107,7 @@ def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-        release.place.may_train.set()
+        release.setup.may_train.set()
 
 
 def worker_is_killed(release: Release, point: Point) -> None:
@@ -115,8 +115,8 @@ def worker_is_killed(release: Release, point: Point) -> None:
     with held_in_worker(release, point) as worker:
         flows = worker.flow_processes()
         worker.kill()
-        release.place.may_train.set()
-        release.place.gate.let_pass()
+        release.setup.may_train.set()
+        release.setup.proxy.let_pass()
         until(lambda: not any(is_alive(pid) for pid in flows), PATIENCE_S)
     finish(release)
 
@@ -128,7 +128,7 @@ def worker_and_flow_are_killed(release: Release, point: Point) -> None:
         for pid in flows:
             os.kill(pid, signal.SIGKILL)
         until(lambda: not any(is_alive(pid) for pid in flows))
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
         release.guard_until_closed()
         release.check_given_back()
@@ -139,7 +139,7 @@ def flow_in_worker_is_killed(release: Release, point: Point) -> None:
     with held_in_worker(release, point) as worker:
         for pid in worker.flow_processes():
             os.kill(pid, signal.SIGKILL)
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         until(lambda: release.outcome == "aborted", PATIENCE_S)
         release.check_given_back()
     release.check_promoted(release.run_again().outcome)
@@ -147,11 +147,11 @@ def flow_in_worker_is_killed(release: Release, point: Point) -> None:
 
 def service_is_killed(release: Release, point: Point) -> None:
     """Kill the service and start it again; the flow waits for it, or is run again."""
-    serve = release.place.serve
+    serve = release.setup.serve
     assert serve is not None
     with held(release, point) as script:
         serve.kill()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         serve.start()
         script.wait(PATIENCE_S)
     finish(release)
@@ -159,11 +159,11 @@ def service_is_killed(release: Release, point: Point) -> None:
 
 def prefect_is_restarted(release: Release, point: Point) -> None:
     """Kill and restart the Prefect server; the flow goes on without it, or is run again."""
-    prefect = release.place.prefect
+    prefect = release.setup.prefect
     with held(release, point) as script:
         prefect.kill()
-        release.place.may_train.set()
-        release.place.gate.let_pass()
+        release.setup.may_train.set()
+        release.setup.proxy.let_pass()
         prefect.start()
         script.wait(PATIENCE_S)
     finish(release)
@@ -213,13 +213,13 @@ def marks(victim: str, point: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.essential] if (victim, point) in IN_MAKE_TEST else []
 
 
-CELLS = [
+CASES = [
     pytest.param(*(victim, point), id=f"{victim}-{point}", marks=marks(victim, point))
     for victim in VICTIMS
     for point in BY_NAME
 ]
 
 
-@pytest.mark.parametrize(("victim", "point"), CELLS)
+@pytest.mark.parametrize(("victim", "point"), CASES)
 def test_whoever_is_killed_at_whatever_point(release: Release, victim: str, point: str) -> None:
     VICTIMS[victim](release, BY_NAME[point])
