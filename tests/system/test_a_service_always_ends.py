@@ -1,4 +1,4 @@
-"""SIGTERM ends `tuneship serve` in time and in order whatever is stuck in it; the log names what was."""
+"""SIGTERM ends `tuneship serve` in time and in order whatever is stuck in it; the log names the stuck thread."""
 
 import json
 import os
@@ -27,11 +27,11 @@ from tuneship.settings import ClientSettings
 
 pytestmark = pytest.mark.slow
 LEFT_BEHIND = "a thread is stuck and is left behind: "
-Opened = Callable[..., Serve]
+StartService = Callable[..., Serve]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
+def start_service(tmp_path: Path) -> Iterator[StartService]:
     made: list[Serve] = []
 
     def start(**settings: str) -> Serve:
@@ -44,7 +44,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 def with_fifo(path: Path) -> None:
-    """Whoever opens the file waits for ever, as on a network file system that hangs."""
+    """Replace the file by a FIFO, so that opening it blocks for ever, as on a network file system that hangs."""
     path.unlink()
     os.mkfifo(path)
 
@@ -61,7 +61,7 @@ def ended(serve: Serve, *, signals: int = 1) -> int:
         until(lambda: serve.process.poll() is not None or is_draining(serve))
     code = serve.process.wait(PATIENCE_S)
     until(lambda: not any(is_alive(one) for one in workers))
-    serve.stop()  # hangs up
+    serve.stop()  # closes the client
     return code
 
 
@@ -71,32 +71,32 @@ def is_draining(serve: Serve) -> bool:
     return True
 
 
-def test_nothing_is_stuck(opened: Opened) -> None:
-    serve = opened()
+def test_nothing_is_stuck(start_service: StartService) -> None:
+    serve = start_service()
     running_deployment(serve.client(), "d", "tuneship-tiny")
     assert ended(serve) == 0
     assert LEFT_BEHIND not in serve.log.read_text()
 
 
-def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
-    """The tokenizer of a base model: its reading held the interpreter's lock, and with it every thread."""
+def test_a_deployments_files_hang(start_service: StartService, tmp_path: Path) -> None:
+    """Let the tokenizer file of a base model hang; reading it once held the interpreter's lock and so every thread."""
     base = tmp_path / "base"
     shutil.copytree(SHIPPED / "tuneship-tiny", base)
     catalogue = tmp_path / "catalogue.yaml"
     catalogue.write_text(yaml.safe_dump({"models": [{"id": "hangs", "path": str(base)}]}))
-    serve = opened(model_catalogue=str(catalogue))
+    serve = start_service(model_catalogue=str(catalogue))
     client = serve.client()
     sound = running_deployment(client, "sound", "tuneship-tiny")
-    client.models.get("hangs")  # what is read of it by requests is read
+    client.models.get("hangs")  # now its files that requests read have been read
     with_fifo(base / "tokenizer.json")
     hung = client.deployments.create(DeploymentCreate(model_name="hangs", deployment_name="h")).id
-    running_deployment(client, "later", "tuneship-tiny")  # others are loaded meanwhile
+    running_deployment(client, "later", "tuneship-tiny")  # other deployments are loaded meanwhile
 
     assert ended(serve) == 0
     (line,) = stuck(serve)
     assert line.startswith("deployment files (DeploymentKeeper._checked_model): pathlib:")
     assert "base_models:tokenizer:" in line
-    # Nothing was lost: the same rows are there, and what hung is tried again.
+    # The same rows are there, and the deployment that hung is tried again.
     shutil.copy(SHIPPED / "tuneship-tiny" / "tokenizer.json", base / "again")
     (base / "again").replace(base / "tokenizer.json")
     serve.start()
@@ -105,19 +105,19 @@ def test_a_deployments_files_hang(opened: Opened, tmp_path: Path) -> None:
     assert after.deployments.get(sound).status == "running"
 
 
-def test_a_request_hangs(opened: Opened, tmp_path: Path) -> None:
-    serve = opened()
+def test_a_request_hangs(start_service: StartService, tmp_path: Path) -> None:
+    serve = start_service()
     client = serve.client()
     ids = [uploaded(client, rows_file(tmp_path / f"{n}.jsonl", 4 + n)) for n in range(2)]
     (file,) = (serve.data_dir / "blobs" / "datasets" / ids[0]).iterdir()
     with_fifo(file)
     asking = threading.Thread(target=merge, args=[serve, ids], daemon=True)
     asking.start()
-    line = until(lambda: read_by(file))
+    fifo = until(lambda: read_by(file))
     try:
         assert ended(serve, signals=2) == 0
     finally:
-        os.close(line)
+        os.close(fifo)
     assert any(line.startswith("tuneship-file_") for line in stuck(serve))
 
 
@@ -138,16 +138,16 @@ def merge(serve: Serve, ids: list[str]) -> None:
 
 
 def read_by(fifo: Path) -> int:
-    """Our end of the line to whoever reads it, who waits for us from now on; 0 while nobody does."""
+    """Return the write end of the FIFO, for which its reader then waits; 0 while there is no reader."""
     with suppress(OSError):
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     return 0
 
 
 @pytest.mark.postgres
-def test_the_database_stands_still(opened: Opened, postgres: Cluster) -> None:
+def test_the_database_stands_still(start_service: StartService, postgres: Cluster) -> None:
     url = postgres.new_database()
-    serve = opened(database_url=url)
+    serve = start_service(database_url=url)
     deployment = running_deployment(serve.client(), "d", "tuneship-tiny")
     backends = backends_of(postgres, url)
     assert backends
@@ -165,12 +165,12 @@ def test_the_database_stands_still(opened: Opened, postgres: Cluster) -> None:
 
 def backends_of(cluster: Cluster, url: str) -> list[int]:
     name = sa.make_url(url).database
-    query = f"select pid from pg_stat_activity where datname = '{name}'"  # noqa: S608 - of ours
+    query = f"select pid from pg_stat_activity where datname = '{name}'"  # noqa: S608 - the name is ours
     return [row[0] for row in cluster.run(query)]
 
 
 def test_the_event_loop_itself_is_stuck(tmp_path: Path) -> None:
-    """The last resort: the stacks of all threads, without values, and exit code 1."""
+    """Check the last resort: the log has the stacks of all threads, without values, and the exit code is 1."""
     program = (
         "import signal, sys, time, asyncio\n"
         "from tuneship.service import serve\n"

@@ -1,4 +1,4 @@
-"""A backup is taken while 32 clients upload and delete; restored elsewhere, everything acknowledged before is there."""
+"""A backup is taken while 32 clients upload and delete; a restored copy has everything acknowledged before it."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.both_databases, pytest.mark.slow]
 CLIENTS = 32
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 BEFORE, BETWEEN = 64, 64
-"""Uploads that are answered before the first and before the second backup begins."""
+"""Numbers of uploads answered before the first backup, and between it and the second."""
 
 
 class Load:
-    """What 32 clients were answered, and when."""
+    """32 clients that upload and delete, and the times of their answers."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._http = httpx.AsyncClient(
@@ -44,7 +44,7 @@ class Load:
             trust_env=False,
             limits=httpx.Limits(max_connections=CLIENTS),
         )
-        self.made: dict[str, float] = {}
+        self.created: dict[str, float] = {}
         self.to_be_deleted: dict[str, float] = {}
         self.deleted: dict[str, float] = {}
         self.ended = False
@@ -60,10 +60,10 @@ class Load:
                 assert answer.status_code in (429, 503), answer.text
                 await asyncio.sleep(0.05)
                 continue
-            self.made[answer.json()["id"]] = time.monotonic()
+            self.created[answer.json()["id"]] = time.monotonic()
             if deletes:
                 await self._delete(answer.json()["id"])
-            deletes = not deletes  # every second one goes at once
+            deletes = not deletes  # every second dataset is deleted at once
 
     async def _delete(self, dataset: str) -> None:
         self.to_be_deleted[dataset] = time.monotonic()
@@ -111,12 +111,12 @@ def test_everything_acknowledged_before_a_backup_under_load_is_restored_and_answ
         begun = asyncio.run(backed_up_twice(load, serve, tmp_path / "backup", chosen))
     finally:
         serve.stop()
-    # What is deleted while the backup runs may be in it or not, with row and file alike.
-    due = {one for one, at in load.made.items() if at < begun and one not in load.to_be_deleted}
-    gone = {one for one, at in load.deleted.items() if at < begun}
+    # A dataset that is deleted while the backup runs may be in it or not, but row and file agree.
+    due = {one for one, at in load.created.items() if at < begun and one not in load.to_be_deleted}
+    deleted = {one for one, at in load.deleted.items() if at < begun}
     assert len(due) > CLIENTS // 2
-    assert gone
-    check_manifest(tmp_path / "backup", due, gone)
+    assert deleted
+    check_manifest(tmp_path / "backup", due, deleted)
     restored = tmp_path / "restored"
     other["master_key_file"] = str(serve.data_dir / "master.key")
     command(restored, other, "restore", str(tmp_path / "backup"))
@@ -127,7 +127,7 @@ def test_everything_acknowledged_before_a_backup_under_load_is_restored_and_answ
             base_url=again.url, headers=headers, timeout=300, trust_env=False
         ) as http:
             assert {http.get(f"/v1/datasets/{one}").status_code for one in due} == {200}
-            assert {http.get(f"/v1/datasets/{one}").status_code for one in gone} == {404}
+            assert {http.get(f"/v1/datasets/{one}").status_code for one in deleted} == {404}
             path = f"/v1/deployments/{deployment}"
             until(lambda: http.get(path).json()["status"] == "running")
             answer = http.post(f"{path}/generate", json=PROMPT.model_dump(exclude_unset=True))
@@ -142,13 +142,13 @@ def test_everything_acknowledged_before_a_backup_under_load_is_restored_and_answ
 async def backed_up_twice(
     load: Load, serve: Serve, folder: Path, settings: dict[str, str]
 ) -> float:
-    """Answers when the second backup, onto the first, was begun."""
+    """Back up twice into the same folder under load; return when the second backup began."""
     begun = 0.0
 
     async def back_up() -> None:
         nonlocal begun
         for count in (BEFORE, BEFORE + BETWEEN):
-            await until_async(lambda count=count: len(load.made) >= count)
+            await until_async(lambda count=count: len(load.created) >= count)
             begun = time.monotonic()
             await asyncio.to_thread(command, serve.data_dir, settings, "backup", str(folder))
 
@@ -156,10 +156,10 @@ async def backed_up_twice(
     return begun
 
 
-def check_manifest(folder: Path, due: set[str], gone: set[str]) -> None:
+def check_manifest(folder: Path, due: set[str], deleted: set[str]) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest.missing == []
     there = {path.split("/")[1] for path in manifest.files}
     assert due <= there
-    assert not gone & there
+    assert not deleted & there

@@ -1,7 +1,7 @@
 """The service dies at any of its crash points, on either database, starts again, and every promise holds.
 
-`support/crashes.py` has the points and plays the deaths, `support/invariants.py` says what must hold. What was under
-way is asked for once more with its `Idempotency-Key`, as its client would.
+`support/crashes.py` defines the points and simulates the deaths, `support/invariants.py` checks the promises. A request
+without an answer is sent once more with its `Idempotency-Key`, as its client would.
 """
 
 import json
@@ -33,7 +33,7 @@ PASSES = (1, 2)
 
 
 class Mailbox:
-    """A receiver of webhooks that outlives the services."""
+    """A receiver of webhooks that outlives the service processes."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -63,7 +63,7 @@ def mailbox() -> Iterator[Mailbox]:
 
 @pytest.fixture(scope="module")
 def program() -> Iterator["subprocess.Popen[str]"]:
-    """It plays the services that die; it is started once and makes a child for each."""
+    """Start, once, the program that forks a child for each service that dies."""
     command = [sys.executable, "-W", "error", "-m", "tests.support.crashes"]
     running = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -80,7 +80,7 @@ def crash(
     mailbox: Mailbox,
     database_settings: Callable[[], dict[str, Any]],
 ) -> Crash:
-    """Kills a service at the n-th pass of a point."""
+    """Return a function that kills a service at the n-th pass of a point."""
 
     def crashed(point: str, number: int) -> Order:
         folder = tmp_path / "data"
@@ -100,7 +100,7 @@ def crash(
 
 
 def _empty(url: str) -> None:
-    """Without any table, so that the service has to make them."""
+    """Drop all tables, so that the service has to create them."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql("drop schema public cascade")
@@ -109,7 +109,7 @@ def _empty(url: str) -> None:
 
 @contextmanager
 def restarted(order: Order) -> Iterator[Service]:
-    """As `tuneship serve` starts again; jobs train at once."""
+    """Start the service again as `tuneship serve` does; jobs train at once."""
     service = Service(Path(order.folder), **order.settings)
     service.engines.trains_at_once = True
     serve.recover(service.parts)
@@ -119,9 +119,9 @@ def restarted(order: Order) -> Iterator[Service]:
 
 
 def is_settled(service: Service) -> bool:
-    """Jobs and deployments have come to rest, nothing of a training is left, and every event was sent."""
+    """Return whether jobs and deployments are at rest, no training files are left, and every event was sent."""
     if any((service.settings.data_dir / "work").iterdir()):
-        return False  # what follows the end of a job
+        return False  # the clean-up after a job is not done yet
     with service.database.read() as connection:
         busy = sa.select(sa.literal(1)).where(
             sa.exists().where(tables.jobs.c.status.in_(["queued", "running", "cancelling"]))
@@ -156,14 +156,14 @@ def test_a_service_that_died_goes_on_and_every_promise_holds(
 
 
 def answered(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What was acknowledged, by the key that asked for it."""
+    """Return the acknowledged answers by the key of their request."""
     return {line["key"]: line for line in history if line["kind"] == "answered"}
 
 
 def repeated(
     service: Service, history: list[dict[str, Any]], point: str
 ) -> dict[str, dict[str, Any]]:
-    """The answer to what was under way: its client knows nothing, and asks again."""
+    """Repeat the request that got no answer, as its client would, and return the answer by its key."""
     if not history or history[-1]["kind"] == "answered":
         return {}
     (method, path, key), body = history[-1]["request"], history[-1]["body"]
@@ -178,13 +178,13 @@ def repeated(
 def nothing_lost_nothing_doubled(
     connection: sa.Connection, answers: dict[str, dict[str, Any]]
 ) -> None:
-    """The resources there are, are those that were answered; a split is the last that was."""
+    """Check that exactly the acknowledged resources exist, and that each split is the last acknowledged one."""
     answered_ids = {one["id"] for one in answers.values()}
     made: set[str] = set()
     for table in (tables.datasets, tables.jobs, tables.deployments, tables.endpoints):
         made |= {row["id"] for row in invariants.rows_of(connection, table)}
     assert made >= answered_ids
-    assert len(made - answered_ids) <= 1  # the dataset that a life begins with
+    assert len(made - answered_ids) <= 1  # the dataset that every service process starts with
     for row in invariants.rows_of(connection, tables.endpoints):
         last = [one for one in answers.values() if one["id"] == row["id"]][-1]
         assert (row["members"], row["version"]) == (last["deployments"], last["version"])
@@ -194,7 +194,7 @@ def nothing_lost_nothing_doubled(
 
 
 def _check_checkpoints(order: Order, point: str) -> None:
-    """Whole ones only, and the newest is one that was finished."""
+    """Check that only whole checkpoints count, and that the newest is one that was finished."""
     for folder in (Path(order.folder) / "work").glob("*/checkpoints"):
         names = {one.name for one in folder.glob("step-*")}
         if point == "train: mid-checkpoint tmp":

@@ -1,4 +1,4 @@
-"""What is promised when requests cross, limits are reached, leases end and things fail in the middle."""
+"""Promises hold when requests cross, limits are reached, leases end and operations fail half-way."""
 
 import asyncio
 import threading
@@ -51,7 +51,8 @@ def test_a_row_that_cannot_be_shown_is_a_plain_500_too(service: Service) -> None
     answer = service.call("GET", "/v1/fine-tuning/jobs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert answer.headers["x-should-retry"] == "true"
-    text = answer.text.replace(answer.headers["x-request-id"], "")  # its letters are by chance
+    # The request id is random and could contain one of the words.
+    text = answer.text.replace(answer.headers["x-request-id"], "")
     for leak in ("planted", "pydantic", "tags", "Traceback", str(service.settings.data_dir)):
         assert leak not in text
     with service.database.write() as connection:
@@ -61,7 +62,7 @@ def test_a_row_that_cannot_be_shown_is_a_plain_500_too(service: Service) -> None
 
 def test_a_lapsed_lease_reverts_before_any_later_request(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
-    service.rest()  # nobody but the requests themselves
+    service.rest()  # without background work, so that the requests alone revert it
     lease = {"seconds": 60, "fallback": split({one: 100})["deployments"]}
     endpoint = service.canary("c", {two: 100}, lease=lease)
     path = f"/v1/canary-endpoints/{endpoint}"
@@ -249,7 +250,7 @@ def test_a_deleted_deployment_lets_its_generations_finish_and_then_unloads(
 def test_a_forced_delete_ends_its_generations(
     start: Callable[..., Service], before: list[str]
 ) -> None:
-    service = start(timing=ServiceTiming(deployment_drain_s=1e6))  # nothing but force ends them
+    service = start(timing=ServiceTiming(deployment_drain_s=1e6))  # so that only force ends them
     made = service.deployment("one")
     service.engines.may_answer.clear()
     answers: list[httpx.Response] = []
@@ -272,7 +273,8 @@ def test_metrics_count_every_request_that_has_ended(service: Service) -> None:
     made = service.deployment("one", tags={"fault.error_rate": "0.5", "fault.empty_rate": "0.5"})
     path = f"/v1/deployments/{made}"
     codes = [service.call("POST", f"{path}/generate", json={"prompt": "a"}) for _ in range(30)]
-    service.call("POST", f"{path}/generate", json={"prompt": ""})  # the caller's own fault
+    # The last request is refused as an error of the caller.
+    service.call("POST", f"{path}/generate", json={"prompt": ""})
     errors = sum(one.status_code == 500 for one in codes)
     empty = sum(one.status_code == 200 and not one.json()["completion"] for one in codes)
     got = service.call("GET", f"{path}/metrics").json()
@@ -341,14 +343,14 @@ def test_a_trainer_that_writes_nonsense_fails_its_job_alone(service: Service) ->
     ("exit_code", "reason", "advice"),
     [
         (1, "no_progress", "3 attempts ended without progress (exit code 1)"),
-        # Nobody but the system kills a process that its service wants.
+        # Only the system kills a process that its service still needs.
         (-9, "out_of_memory", "a smaller lora_rank or batch_size"),
     ],
 )
 def test_three_attempts_without_progress_fail_the_job(
     service: Service, exit_code: int, reason: str, advice: str
 ) -> None:
-    """The second gets as far as the first and not further: it would go on so for ever."""
+    """Check that attempts which get no further than the one before are ended; else they would go on for ever."""
     job_id = service.job()
     for number in range(4):
         trainer = service.trainer(number)
@@ -364,7 +366,7 @@ def test_three_attempts_without_progress_fail_the_job(
 
 
 def lease_of(service: Service, job_id: str) -> tuple[int, datetime]:
-    """The number of the attempt, and until when it is held."""
+    """Return the number of the attempt and the end of its lease."""
     with service.database.read() as connection:
         row = rows.fetch(connection, tables.jobs, job_id, client_id=None)
     assert row is not None
@@ -385,7 +387,7 @@ def test_a_worker_that_is_silent_for_longer_than_its_lease_keeps_its_job(service
 
 
 def test_a_service_that_stood_still_goes_on_with_its_jobs(service: Service) -> None:
-    """As after its machine slept: the leases lapsed, and nobody else works on these jobs."""
+    """Let the leases lapse, as after the machine slept; nobody else works on these jobs."""
     job_id = service.job()
     service.trainer().start_of(2)
     service.clock.ahead = LEASE * 4
@@ -398,7 +400,7 @@ def test_a_service_that_stood_still_goes_on_with_its_jobs(service: Service) -> N
 def test_an_attempt_that_kept_a_checkpoint_has_advanced_even_behind_the_one_before(
     service: Service,
 ) -> None:
-    """The first told of eight steps and kept none; those after it keep one each before they die."""
+    """Let the first attempt report eight steps without a checkpoint; each later one keeps a checkpoint and dies."""
     job_id = service.job()
     first = service.trainer(0)
     first.start_of(9)
@@ -435,7 +437,7 @@ def test_progress_resets_the_count_and_a_replay_overwrites_its_steps(service: Se
 
 @dataclass
 class Halted:
-    """A job whose service has died after step 1, and whose trainer told more before it died with it."""
+    """A job whose service died after step 1, and whose trainer reported more before it died, too."""
 
     service: Service
     job_id: str
@@ -449,7 +451,7 @@ class Halted:
             yield again
 
     def go_on(self, again: Service) -> None:
-        """To its end, from a checkpoint that knows of step 2."""
+        """Run the job to its end from a checkpoint of step 2."""
         trainer = again.trainer()
         trainer.start_of(3, resumed_from=2)
         trainer.step(3)
@@ -457,12 +459,12 @@ class Halted:
         again.until(lambda: again.job_status(self.job_id) == "completed")
 
     def stream(self, service: Service) -> list[tuple[str, Any]]:
-        """What the job's stream tells of its steps and epochs."""
+        """Return the steps and epochs that the job's metrics and logs report."""
         path = f"/v1/fine-tuning/jobs/{self.job_id}"
         steps = service.call("GET", f"{path}/metrics").json()["steps"]
         logs = service.call("GET", f"{path}/logs").json()["logs"]
-        told = [("log", one["message"]) for one in logs if one["message"].startswith("epoch ")]
-        return [("steps", steps), *told]
+        logged = [("log", one["message"]) for one in logs if one["message"].startswith("epoch ")]
+        return [("steps", steps), *logged]
 
     def events(self, service: Service) -> list[str]:
         query = sa.select(tables.events.c.type).where(tables.events.c.resource_id == self.job_id)
@@ -485,7 +487,7 @@ def halted(service: Service) -> Halted:
 
 
 def test_what_a_trainer_told_a_dead_service_is_stored_once(halted: Halted) -> None:
-    """The next attempt begins behind it: its checkpoint knows of it."""
+    """Let the next attempt resume from a checkpoint after the reported step."""
     with halted.started_again() as again:
         halted.go_on(again)
         assert halted.stream(again) == [

@@ -1,4 +1,4 @@
-"""`encryption_level: maximum`: nothing that a tenant gave is on the disk in plain, and what is deleted stays closed."""
+"""With `encryption_level: maximum` no tenant data is on the disk in plain, and deleted data cannot be decrypted."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ from tuneship.store.database import Database, sqlite_url
 MAXIMUM: dict[str, Any] = {"security_settings": {"encryption_level": "maximum"}}
 CANARY = f"CANARY{uuid4().hex}"
 TELLTALE = (CANARY.encode(), b"lora_A", b"base_model.model", b"Which of these comes first")
-"""The user's text, what adapters and checkpoints hold, and what the proof of an adapter asks."""
+"""Words that give data away: the user's text, names of tensors, and a prompt from the check of an adapter."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def told(serve: Serve) -> list[tuple[Path, bytes]]:
-    """Files that hold what they should not."""
+    """Return the files that hold plain data, each with the word found."""
     contents = contents_below(serve.data_dir) | {serve.log: serve.log.read_bytes()}
     return [
         (file, word) for file, content in contents.items() for word in TELLTALE if word in content
@@ -93,7 +93,7 @@ def trained_over_a_kill(serve: Serve, client: Client, dataset: str) -> Job:
     job_id = train(client, dataset)
     until(lambda: client.jobs.get(job_id).current_step > 4)
     (trainer,) = serve.workers("tuneship.training")
-    os.kill(trainer, signal.SIGSTOP)  # with a checkpoint on the disk, and nothing in between
+    os.kill(trainer, signal.SIGSTOP)  # stop it while a checkpoint is on the disk
     written = {file.name for file in paths_below(serve.data_dir / "work" / job_id)}
     assert "tensors.safetensors" in written
     assert told(serve) == []
@@ -122,7 +122,8 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     serve: Serve, tmp_path: Path
 ) -> None:
     client = serve.client()
-    small, big = upload(client, 32), upload(client, 64)  # read at once; read by the keeper
+    # The small one is processed at once, the big one in the background.
+    small, big = upload(client, 32), upload(client, 64)
     merged = client.datasets.merge(DatasetMerge(dataset_ids=[small, big], name="both")).id
     until(lambda: client.datasets.get(merged).status == "processed")
     assert told(serve) == []
@@ -141,7 +142,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
     answer = client.deployments.generate(
         deployment, Generate(prompt=f"{CANARY} 1", max_tokens=8, stop=[CANARY])
     )
-    assert answer.deployment_id == deployment  # it may well have nothing to say
+    assert answer.deployment_id == deployment  # the completion itself may be empty
     assert told(serve) == []
     assert len(list((serve.data_dir / "blobs" / "models").rglob("*.safetensors"))) == 1
 
@@ -178,7 +179,7 @@ def test_no_file_ever_holds_what_a_tenant_gave_and_deletion_is_for_good(
 
 
 def forget_key(service: Service, table: sa.Table, identifier: str, folder: str) -> None:
-    """As an earlier version stored it: plain files, and no key."""
+    """Store an object as an earlier version did: as plain files, without a key."""
     with service.database.write() as connection:
         key = service.parts.keyring.find(connection, "alice", folder)
         files = list(service.parts.blobs.path_of(folder).iterdir())

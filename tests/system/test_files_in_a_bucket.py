@@ -1,4 +1,4 @@
-"""Real workers and commands with files in a bucket: what isolates them, and what an operator does with them."""
+"""Real workers and the operator's commands work with files in a bucket."""
 
 import shutil
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_model_is_trained_served_backed_up_and_restored(
         done = command("models", "export", *export, *place, blob_url=bucket)
         assert done.exit_code == 0, done.output
 
-        # All of its files are gone but those in the bucket: it starts again, and downloads what it needs.
+        # Without its cache the service starts again and downloads what it needs.
         serve.stop()
         shutil.rmtree(data / "cache")
         serve.start()
@@ -81,7 +81,7 @@ def test_a_start_that_is_refused_says_why_and_leaves_nothing(
         assert not (folder / "master.key").exists()
         assert not (folder / "tuneship.sqlite").exists()
     assert object_server.objects(bucket) == before
-    # A service whose files are in the data directory does not take the bucket's for its own.
+    # A bucket address that contains credentials is refused, and the secret is not printed.
     url = "s3://somebody:secret@bucket/1"
     done = command("serve", "--port", "0", "--data-dir", str(tmp_path / "two"), blob_url=url)
     assert (done.exit_code, "secret" in done.output) == (1, False)

@@ -1,4 +1,4 @@
-"""Thousands of connections without a key, each trying to stay: whoever has a key is served, and all of them end."""
+"""Thousands of connections without a key try to stay open; clients with a key are served, and all the others end."""
 
 import resource
 import socket
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 NUMBER = 2000
 FEW_FILES = 512
 LOG_BYTES = 32 << 10
-"""What 2,000 hostile connections may add to the log."""
+"""Number of bytes that 2,000 hostile connections may add to the log."""
 OURS = (b" /v1/models 200 ", b" /v1/datasets 200 ", b" /healthz 200 ")
-"""What the log tells of the requests of those who mean well."""
+"""Texts that mark the good client's requests in the log."""
 HALF_A_HEAD = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: "
 BODY = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
 KINDS = {
@@ -35,17 +35,17 @@ KINDS = {
     "bodies after a refused key": (BODY % b"/v1/fine-tuning/jobs", b"x"),
     "silence": (b"", b""),
 }
-"""What a connection begins with, and what it goes on with, once a second."""
+"""By kind of attack: the bytes that a connection sends first, and those that it sends once a second."""
 
 
 @dataclass
 class Attack:
-    """Connections from this machine, which go on until the service has ended them."""
+    """Connections from this machine that go on until the service has ended them."""
 
     address: tuple[str, int]
     begin: bytes
     go_on: bytes
-    lines: list[socket.socket] = field(default_factory=list[socket.socket])
+    connections: list[socket.socket] = field(default_factory=list[socket.socket])
     ended: int = 0
     is_stopped: bool = False
 
@@ -53,39 +53,39 @@ class Attack:
         for _ in range(number):
             if self.is_stopped:
                 return
-            line = socket.socket()
-            line.settimeout(PATIENCE_S)
-            line.connect(self.address)
-            line.setblocking(False)
-            self.lines.append(line)
-            self._send(line, self.begin)
+            connection = socket.socket()
+            connection.settimeout(PATIENCE_S)
+            connection.connect(self.address)
+            connection.setblocking(False)
+            self.connections.append(connection)
+            self._send(connection, self.begin)
 
-    def _send(self, line: socket.socket, data: bytes) -> None:
-        with suppress(OSError):  # it was ended; `_is_over` sees that
-            line.send(data)
+    def _send(self, connection: socket.socket, data: bytes) -> None:
+        with suppress(OSError):  # it has been closed; `_is_over` notices that
+            connection.send(data)
 
     def run(self, number: int) -> None:
-        """Open so many, then go on with each once a second until the service has ended it; in a thread of its own."""
+        """Open `number` connections and send on each once a second until the service has ended it; runs in a thread."""
         self.connect(number)
-        while self.lines and not self.is_stopped:
-            for line in tuple(self.lines):
-                if self._is_over(line):
-                    self.lines.remove(line)
-                    line.close()
+        while self.connections and not self.is_stopped:
+            for connection in tuple(self.connections):
+                if self._is_over(connection):
+                    self.connections.remove(connection)
+                    connection.close()
                     self.ended += 1
                 else:
-                    self._send(line, self.go_on)
+                    self._send(connection, self.go_on)
             time.sleep(1)
 
     def stop(self) -> None:
-        """Of what is left, when a test fails."""
+        """Stop the attack and close the connections that are left, in case a test failed."""
         self.is_stopped = True
-        for line in self.lines:
-            line.close()
+        for connection in self.connections:
+            connection.close()
 
-    def _is_over(self, line: socket.socket) -> bool:
+    def _is_over(self, connection: socket.socket) -> bool:
         try:
-            while line.recv(1 << 16):
+            while connection.recv(1 << 16):
                 pass
         except BlockingIOError:
             return False
@@ -94,8 +94,8 @@ class Attack:
         return True
 
 
-class Good:
-    """A client with a key, and whoever asks for the health: each time on a new connection, and on a kept one."""
+class GoodClient:
+    """A client with a key that also asks for the health, on new connections and on one that is kept."""
 
     def __init__(self, serve: Serve, ca_file: Path | None = None) -> None:
         settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
@@ -110,7 +110,8 @@ class Good:
             "trust_env": False,
             "timeout": PATIENCE_S,
         }
-        limits = httpx.Limits(keepalive_expiry=PATIENCE_S)  # its end is the service's decision
+        # Only the service may close the kept connection.
+        limits = httpx.Limits(keepalive_expiry=PATIENCE_S)
         self.kept = httpx.Client(**self._options, limits=limits)
         self.ports = set[int]()
 
@@ -146,10 +147,10 @@ def opening_many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def stand(
-    serve: Serve, good: Good, kind: str, number: int, record: Callable[[str, object], None]
+def withstand(
+    serve: Serve, good: GoodClient, kind: str, number: int, record: Callable[[str, object], None]
 ) -> None:
-    """Attack, ask meanwhile, and look at what is left."""
+    """Attack the service, send good requests meanwhile, and check what is left afterwards."""
     begin, go_on = KINDS.get(kind, (b"", b""))
     host, _, port = serve.url.partition("://")[2].rpartition(":")
     attack = Attack((host, int(port)), begin, go_on)
@@ -162,7 +163,7 @@ def stand(
     most, during = 0, list[float]()
     try:
         while going_on.is_alive():
-            assert time.monotonic() - begun < PATIENCE_S, f"{len(attack.lines)} never ended"
+            assert time.monotonic() - begun < PATIENCE_S, f"{len(attack.connections)} never ended"
             during.append(good.seconds_of_one_round())
             most = max(most, sockets_of(serve))
     finally:
@@ -172,7 +173,7 @@ def stand(
     took = time.monotonic() - begun
     assert attack.ended == number
     assert len(good.ports) == 1, f"{max(during)} s: a connection in use, with a key, was ended"
-    until(lambda: sockets_of(serve) < sockets)  # the kept one was among them
+    until(lambda: sockets_of(serve) < sockets)  # the count before included the kept connection
     log = serve.log.read_bytes()[logged:]
     assert b"Traceback" not in log
     grown = sum(len(line) for line in log.splitlines() if not any(one in line for one in OURS))
@@ -184,7 +185,7 @@ def stand(
         f" {sockets_of(serve)} afterwards; log +{grown} bytes"
     )
     record("figures", figures)
-    print(figures)  # noqa: T201 - for docs/performance.md
+    print(figures)  # noqa: T201 - the figures are for docs/performance.md
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +200,7 @@ def test_two_thousand_connections_hold_nobody_up(
     serve: Serve, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
     with opening_many_files():
-        stand(serve, Good(serve), kind, NUMBER, record_property)
+        withstand(serve, GoodClient(serve), kind, NUMBER, record_property)
 
 
 def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
@@ -210,14 +211,14 @@ def test_two_thousand_idle_handshakes_of_tls_hold_nobody_up(
     serve = Serve(tmp_path / "data", *options)
     try:
         with opening_many_files():
-            good = Good(serve, tmp_path / "certificate.pem")
-            stand(serve, good, "idle handshakes of TLS", NUMBER, record_property)
+            good = GoodClient(serve, tmp_path / "certificate.pem")
+            withstand(serve, good, "idle handshakes of TLS", NUMBER, record_property)
     finally:
         serve.stop()
 
 
 def few_files(module: str, *arguments: str, **options: Any) -> Any:
-    """A service that may open few files, and fewer still until it asks for more."""
+    """Start a service that may open few files, and only half of them until it raises its limit."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES // 2, FEW_FILES))
@@ -235,7 +236,7 @@ def test_more_connections_than_descriptors_hold_nobody_up(
         (line,) = [one for one in limits.splitlines() if one.startswith("Max open files")]
         assert line.split()[3:5] == [str(FEW_FILES)] * 2, "the service raises what it may"
         with opening_many_files():
-            stand(serve, Good(serve), kind, 3 * FEW_FILES, record_property)
+            withstand(serve, GoodClient(serve), kind, 3 * FEW_FILES, record_property)
         until(lambda: "connections: " in serve.log.read_text())
         assert " 0 refused, 0 not accepted" in serve.log.read_text()
     finally:

@@ -1,4 +1,4 @@
-"""200 clients at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
+"""200 clients work at once for half a minute: nothing acknowledged is lost, and every answer is a declared one."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.slow
 CLIENTS = 200
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Never used: a client that is given none makes one, which takes longer than all its requests."""
+"""An unused TLS context, because a client without one creates its own, which takes longer than its requests."""
 SECONDS = 30.0
 LIST_OF = {
     "/v1/datasets": "datasets",
@@ -33,11 +33,11 @@ LIST_OF = {
 
 @dataclass
 class History:
-    """What was asked and answered: `made` and `gone` hold acknowledged ids by list."""
+    """A record of requests and answers; `created` (by list) and `deleted` hold acknowledged ids."""
 
     deployment_id: str
-    made: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
-    gone: set[str] = field(default_factory=set[str])
+    created: dict[str, set[str]] = field(default_factory=lambda: {path: set() for path in LIST_OF})
+    deleted: set[str] = field(default_factory=set[str])
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     undeclared: list[str] = field(default_factory=list[str])
     number: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
@@ -45,9 +45,9 @@ class History:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    made = Serve(tmp_path_factory.mktemp("load") / "data", preload=True)
-    yield made
-    made.stop()
+    created = Serve(tmp_path_factory.mktemp("load") / "data", preload=True)
+    yield created
+    created.stop()
 
 
 class Caller:
@@ -70,9 +70,9 @@ class Caller:
     async def create(self, path: str, **options: Any) -> None:
         answer = await self.ask("POST", path, **options)
         if answer.status_code == 201:
-            made = answer.json()["id"]
-            self.history.made[path].add(made)
-            self.own.append((path, made))
+            created = answer.json()["id"]
+            self.history.created[path].add(created)
+            self.own.append((path, created))
 
     async def step(self) -> None:
         history, name = self.history, f"n{next(self.history.number)}"
@@ -95,26 +95,26 @@ class Caller:
         elif kind == 5:
             await self.ask("GET", self.dice.choice([*LIST_OF]) + "?limit=5")
         elif self.own:
-            path, made = self.dice.choice(self.own)
-            await self.ask("GET", f"{path}/{made}")
+            path, created = self.dice.choice(self.own)
+            await self.ask("GET", f"{path}/{created}")
 
     async def _change(self) -> None:
-        """Update or delete something of one's own."""
+        """Update or delete one of the caller's own resources."""
         if not self.own:
             return
-        place = self.dice.randrange(len(self.own))
-        path, made = self.own[place]
+        index = self.dice.randrange(len(self.own))
+        path, created = self.own[index]
         if path == "/v1/deployments" and self.dice.random() < 0.5:
-            await self.ask("PATCH", f"{path}/{made}", json={"tags": {"k": "v"}})
+            await self.ask("PATCH", f"{path}/{created}", json={"tags": {"k": "v"}})
             return
-        answer = await self.ask("DELETE", f"{path}/{made}")
+        answer = await self.ask("DELETE", f"{path}/{created}")
         if answer.status_code == 200:
-            self.history.gone.add(made)
-            del self.own[place]
+            self.history.deleted.add(created)
+            del self.own[index]
 
 
 def routes_of(document: dict[str, Any]) -> list[Any]:
-    """Method, shape of the path, template and declared statuses of every operation."""
+    """Return method, path pattern, template and declared statuses of every operation."""
     return [
         (
             method.upper(),
@@ -151,8 +151,8 @@ async def load(serve: Serve, history: History) -> None:
     await asyncio.gather(*(client(seed) for seed in range(CLIENTS)))
 
 
-def walked(serve: Serve, path: str) -> set[str]:
-    """Every id of a list, page by page."""
+def listed_ids(serve: Serve, path: str) -> set[str]:
+    """Return every id of a list, read page by page."""
     found: set[str] = set()
     offset: int | None = 0
     credentials = json.loads((serve.data_dir / "credentials.json").read_text())
@@ -175,15 +175,19 @@ def test_two_hundred_clients_lose_nothing(serve: Serve, tmp_path: Path) -> None:
     asyncio.run(load(serve, history))
     assert not history.undeclared, history.undeclared[:5]
     assert not [one for one in history.answers if one[1] >= 500 and one[1] != 503]
-    for path, made in history.made.items():
-        assert made or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
-        listed = walked(serve, path)
-        assert made - history.gone <= listed
-        # A deployment is listed as `deleting` until what was under way is done.
-        until(lambda path=path, gone=made & history.gone: not gone & walked(serve, path))
-    assert history.gone
+    for path, created in history.created.items():
+        assert created or path == "/v1/fine-tuning/jobs", path  # jobs are only listed here
+        listed = listed_ids(serve, path)
+        assert created - history.deleted <= listed
+        # A deployment is listed as `deleting` until its running requests are done.
+        until(
+            lambda path=path, deleted=created & history.deleted: (
+                not deleted & listed_ids(serve, path)
+            )
+        )
+    assert history.deleted
     assert any(name.endswith("/generate") and status == 200 for name, status in history.answers)
     assert sum(history.answers.values()) > CLIENTS
     log = serve.log.read_text()
     assert "Traceback" not in log
-    print(dict(history.answers))  # noqa: T201 - the figures of the run
+    print(dict(history.answers))  # noqa: T201 - prints the figures of the run

@@ -1,7 +1,7 @@
-"""32 clients at once while a replica is killed, the database is locked and the service is killed; then what must hold.
+"""32 clients work while a replica is killed, the database is locked and the service is killed; nothing gets lost.
 
-Each fault ends when a generation succeeds again. Only the kill of the service may be noticed: any other 5xx or broken
-connection is an error. It prints its figures.
+Each fault ends when a generation succeeds again. Clients may notice only the kill of the service: any other 5xx or
+broken connection is an error. The test prints its figures.
 """
 
 import asyncio
@@ -28,39 +28,39 @@ from tests.system.test_load import TLS
 pytestmark = pytest.mark.slow
 CLIENTS = 32
 QUIET_S, LOCKED_S = 5.0, 3.0
-"""Between two faults; how long the database is locked."""
+"""Seconds between two faults, and seconds for which the database is locked."""
 NOTICED = "service killed"
-"""The requests of a lost replica are done by the next one, and a locked database is waited for."""
+"""The only fault that clients may notice: another replica takes over requests, and a locked database is waited for."""
 AGAIN = (409, 429)
-"""The first try of a create is under way yet, or too many uploads are."""
+"""Statuses after which a create is repeated: its first try, or too many uploads, are still running."""
 SHARE, REQUESTS, CHANCE = 30, 2000, 1e-6
-"""Of the canary in percent at the end; requests that judge it; how often that may be wrong by bad luck."""
+"""The canary's share in percent at the end, the number of requests that check it, and the accepted chance of error."""
 
 
 @dataclass
 class History:
-    """What was asked and answered; times are of this process's monotonic clock."""
+    """A record of requests and answers; times are those of this process's monotonic clock."""
 
     serve: Serve
     deployments: list[str]
     endpoint: str = ""
     made: dict[str, str] = field(default_factory=dict[str, str])
-    """Ids of datasets by the key of their create."""
+    """Ids of datasets by the key of their create request."""
     splits: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
-    """By version of the endpoint, as any answer told them."""
+    """Splits by version of the endpoint, as the answers reported them."""
     torn: list[str] = field(default_factory=list[str])
-    """What an answer said that must never be said."""
+    """Contradictions found in answers."""
     failures: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
-    """From when, until when, and what."""
+    """Failed requests: start, end and description of each."""
     faults: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])
     answers: Counter[str] = field(default_factory=Counter[str])
 
-    def tell_split(self, told: dict[str, Any]) -> None:
-        """A split sums to 100 and a version has one split, whoever asks."""
-        shares = {one["id"]: one["traffic_percentage"] for one in told["deployments"]}
-        known = self.splits.setdefault(told["version"], shares)
+    def record_split(self, reported: dict[str, Any]) -> None:
+        """Record a split, as torn if it does not sum to 100 or differs from another of the same version."""
+        shares = {one["id"]: one["traffic_percentage"] for one in reported["deployments"]}
+        known = self.splits.setdefault(reported["version"], shares)
         if known != shares or sum(shares.values()) != 100 or set(shares) != set(self.deployments):
-            self.torn.append(f"version {told['version']}: {shares}, before {known}")
+            self.torn.append(f"version {reported['version']}: {shares}, before {known}")
 
     @property
     def undeclared(self) -> list[str]:
@@ -72,7 +72,7 @@ class History:
 
 
 class Caller:
-    """One client; after a failure it asks the service where it is now."""
+    """One client that uses the service's current address for every request."""
 
     def __init__(self, history: History, seed: int) -> None:
         self.history, self.name = history, seed
@@ -90,7 +90,7 @@ class Caller:
         await self._http.aclose()
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response | None:
-        """None where there was no answer, or one of a fault."""
+        """Send a request; return None if there was no answer or a 5xx."""
         assert self._http is not None
         begun, url = time.monotonic(), self.history.serve.url
         try:
@@ -119,7 +119,7 @@ class Caller:
             await self._walk()
 
     async def generate(self) -> str | None:
-        """The deployment that answered."""
+        """Generate once and return the deployment that answered, or None on failure."""
         body = {"prompt": "a", "max_tokens": 1}
         answer = await self.ask(
             "POST", f"/v1/endpoints/{self.history.endpoint}/generate", json=body
@@ -136,10 +136,10 @@ class Caller:
             answer = await self.ask(method, path, **options)
             if answer is not None:
                 assert answer.status_code == 200, answer.text
-                self.history.tell_split(answer.json())
+                self.history.record_split(answer.json())
 
     async def _upload(self, key: str) -> None:
-        """The same create until it is answered."""
+        """Repeat the same create until it is answered."""
         answer = None
         while answer is None or answer.status_code in AGAIN:
             await asyncio.sleep(0.02)
@@ -151,7 +151,7 @@ class Caller:
         self.history.made[key] = answer.json()["id"]
 
     async def _walk(self) -> None:
-        """Every id that was acknowledged before is met, while others are added."""
+        """Check that a walk over the list meets every id acknowledged before it began, while others are added."""
         known, met, offset = set(self.history.made.values()), list[str](), 0
         while offset is not None:
             query = {"limit": 100, "offset": offset}
@@ -179,7 +179,7 @@ def caller_of(serve: Serve) -> httpx.Client:
 
 
 def split_of(deployments: list[str], share: int) -> dict[str, Any]:
-    """`share` percent for the second."""
+    """Return a split that gives the second deployment `share` percent."""
     pairs = zip(deployments, (100 - share, share), strict=True)
     return {"deployments": [{"id": one, "traffic_percentage": part} for one, part in pairs]}
 
@@ -189,9 +189,9 @@ def kill_replica(serve: Serve) -> None:
 
 
 def lock_database(serve: Serve) -> None:
-    """As a backup or a hung writer does."""
+    """Lock the database, as a backup or a writer that hangs would."""
     file = serve.data_dir / "tuneship.sqlite"
-    database = sqlite3.connect(file, timeout=300, isolation_level=None)  # others write meanwhile
+    database = sqlite3.connect(file, timeout=300, isolation_level=None)  # waits for other writers
     try:
         database.execute("begin immediate")
         time.sleep(LOCKED_S)
@@ -216,7 +216,7 @@ FAULTS: dict[str, Callable[[Serve], None]] = {
 
 
 async def break_things(history: History) -> None:
-    """One fault after the other, each until a generation succeeds."""
+    """Cause one fault after the other and wait each time until a generation succeeds."""
     async with Caller(history, CLIENTS) as probe:
         for name, fault in FAULTS.items():
             await asyncio.sleep(QUIET_S)
@@ -244,7 +244,7 @@ async def load(history: History) -> None:
 
 
 async def answered_by(history: History) -> Counter[str | None]:
-    """Who answers how many of `REQUESTS` at a split that rests."""
+    """Count which deployment answers how many of `REQUESTS` while the split does not change."""
 
     async def client(seed: int) -> list[str | None]:
         async with Caller(history, seed) as caller:
@@ -256,7 +256,7 @@ async def answered_by(history: History) -> Counter[str | None]:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
-    """After the load."""
+    """Run the load with its faults once and return its record."""
     data = tmp_path_factory.mktemp("faults") / "data"
     limits = {"maximum_datasets": "100000", "generate_requests_per_minute": "0"}
     serve = Serve(data, preload=True, **limits)
@@ -265,9 +265,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         made = History(serve, [running_deployment(client, one, "tuneship-tiny") for one in "ab"])
         with caller_of(serve) as http:
             body = {"name": "shop", **split_of(made.deployments, SHARE)}
-            told = http.post("/v1/canary-endpoints", json=body).json()
-        made.endpoint = told["id"]
-        made.tell_split(told)
+            reported = http.post("/v1/canary-endpoints", json=body).json()
+        made.endpoint = reported["id"]
+        made.record_split(reported)
         asyncio.run(load(made))
         yield made
     finally:
@@ -320,8 +320,8 @@ def test_the_share_that_is_observed_is_the_share_that_was_set_and_every_request_
         query = {"endpoint_id": endpoint, "interval": "1m"}
         found: dict[str, int] = {}
         for one in history.deployments:
-            told = http.get(f"/v1/deployments/{one}/metrics", params=query).json()["summary"]
-            found[one] = (told["error_rate"] or {}).get("request_count", 0)
+            reported = http.get(f"/v1/deployments/{one}/metrics", params=query).json()["summary"]
+            found[one] = (reported["error_rate"] or {}).get("request_count", 0)
         return found
 
     until(lambda: sum(counted().values()) >= answered.total())

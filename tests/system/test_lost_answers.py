@@ -1,4 +1,4 @@
-"""The typed client against a network that loses an answer behind the service's back: nothing is made twice."""
+"""The typed client creates nothing twice on a network that loses answers after the service has acted."""
 
 import io
 from collections.abc import Callable
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.both_databases
 
 
 class LossyNetwork(httpx.AsyncBaseTransport):
-    """Brings every request to the service and loses every first answer."""
+    """A transport that delivers every request and loses the first answer of each pair."""
 
     def __init__(self, service: Service) -> None:
         self._inner = service.transport()
@@ -53,7 +53,7 @@ def lossy(service: Service) -> tuple[AsyncClient, LossyNetwork]:
 
 
 def call(service: Service, use: Callable[[AsyncClient], Any]) -> tuple[Any, list[httpx.Request]]:
-    """What one call gave, and its requests: the first was obeyed, and its answer lost."""
+    """Return the result of a call and its requests; the service obeyed the first one, and its answer got lost."""
     client, network = lossy(service)
 
     async def used() -> Any:

@@ -1,4 +1,4 @@
-"""While the database or the disk is away every request says so; when it is back everything goes on by itself."""
+"""While the database or the disk is away every request reports it; when it is back everything continues by itself."""
 
 import shutil
 import sqlite3
@@ -28,7 +28,7 @@ both_databases = pytest.mark.both_databases
 
 @contextmanager
 def lost(service: Service, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without the database."""
+    """Take the database away inside the block."""
     url = service.settings.database_url
     if url is not None:
         cluster: Cluster = request.getfixturevalue("postgres")
@@ -39,7 +39,8 @@ def lost(service: Service, request: pytest.FixtureRequest) -> Iterator[None]:
             cluster.refuse(url.get_secret_value(), refuses=False)
         return
     file = service.settings.data_dir / "tuneship.sqlite"
-    with sqlite3.connect(file) as connection:  # everything into the one file that is moved away
+    # Write everything into the one file that is moved away.
+    with sqlite3.connect(file) as connection:
         connection.execute("pragma wal_checkpoint(truncate)")
     connection.close()
     service.database.engine.dispose()
@@ -66,7 +67,7 @@ def test_a_lost_database_is_503_in_the_one_error_body_and_comes_back(
         ("POST", "/v1/deployments/dep_00000000000000000000/generate", {"json": {"prompt": "a"}}),
     ]
     before = service.dataset()
-    service.rest()  # or it would hold a connection while the file is moved away
+    service.rest()  # else background work would hold a connection to the moved file
     with lost(service, request):
         asks.append(("GET", "/readyz", {}))
         service.until(lambda: service.call("GET", "/readyz").status_code == 503)
@@ -134,7 +135,7 @@ def test_a_full_disk_is_503_and_a_repeat_makes_one_job(service: Service) -> None
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages}")
 
-    service.rest()  # the pool is exchanged: nobody else may hold a connection of the old one
+    service.rest()  # the pool is replaced, so nothing else may hold a connection of the old one
     event.listen(service.database.engine, "connect", limit)
     service.database.engine.dispose()
     answer = service.call("POST", "/v1/fine-tuning/jobs", json=body, headers=headers)
@@ -152,7 +153,7 @@ def test_a_full_disk_is_503_and_a_repeat_makes_one_job(service: Service) -> None
 def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in force, but its answer got lost: the client hears 503, asks again, and finds everything there."""
+    """Commit, but lose the answer: the client gets 503, repeats its request, and finds everything in place."""
     engine = service.database.engine
     commit, inserting = engine.dialect.do_commit, list[object]()
 
@@ -161,7 +162,8 @@ def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
 
     def lose(connection: Any) -> None:
         commit(connection)
-        if connection.dbapi_connection in inserting:  # the service commits on others meanwhile
+        # The service commits on other connections, too.
+        if connection.dbapi_connection in inserting:
             inserting.clear()
             raise engine.dialect.dbapi.OperationalError("the answer is lost")  # type: ignore[union-attr]
 
@@ -184,7 +186,7 @@ def test_a_commit_that_nobody_knows_of_keeps_the_file_of_its_dataset(
 
 @pytest.fixture
 def own_cluster() -> Iterator[Cluster]:
-    """One that a test may stop."""
+    """Start a cluster that a test may stop."""
     found = programs()
     if found is None:
         pytest.skip("no PostgreSQL on this machine: .ci/run installs it")
@@ -194,14 +196,14 @@ def own_cluster() -> Iterator[Cluster]:
 
 
 def second_service(data_dir: Path) -> tuple[int, str]:
-    """Its exit code and its complaint."""
+    """Try to start another service; return its exit code and its error message."""
     command = [sys.executable, "-m", "tuneship.cli.main", "serve", "--port", "0"]
     run = subprocess.run(
         [*command, "--data-dir", str(data_dir)],
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,  # one that is let in by mistake would serve for ever
+        timeout=120,  # a service that is not refused, by mistake, would run for ever
     )
     return run.returncode, run.stderr.strip().rpartition("tuneship: ")[2]
 
@@ -211,7 +213,7 @@ def second_service(data_dir: Path) -> tuple[int, str]:
 def test_the_whole_way_on_a_postgres_that_is_restarted_on_the_way(
     tmp_path: Path, own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upload, train, deploy, generate; the server is gone for a moment while the job trains, the service once."""
+    """Upload, train, deploy and generate; restart the database during the training and the service after it."""
     monkeypatch.setenv("TUNESHIP_DATABASE_URL", own_cluster.new_database())
     serve = Serve(tmp_path / "data")
     try:

@@ -1,7 +1,8 @@
-"""One tenant does not slow the others down: each costly operation is used up to its limits by one tenant, while another
-asks for its deployment and generates.
+"""One tenant does not slow the others down: it uses each costly operation up to its limits, while another tenant reads
+its deployment and generates.
 
-Times are medians of a real service beside those of the same minute without the load: a busy machine slows both.
+The medians of a real service are compared with those of the same minute without the load, so that a busy machine slows
+both.
 """
 
 import json
@@ -35,13 +36,13 @@ from tuneship.store.tables import job_metrics
 pytestmark = pytest.mark.slow
 
 TIMES = 3.0
-"""The other tenant's median under the load beside its idle one, at most, on a machine that does nothing else."""
+"""Highest ratio of the other tenant's median under load to its idle median, on a machine that does nothing else."""
 TIMES_BESIDE_OTHER_TESTS = 20.0
-"""The same where other tests take the processors now and then. Before tenants took turns it was 40 and more."""
+"""Highest ratio if other tests use the processors, too; before tenants took turns it was 40 and more."""
 TRIES = 3
 IDLE_S, LOADED_S = 2.0, 6.0
 ROUND_S = 0.15
-"""The other tenant asks no faster: its own rate, 600 requests a minute, would refuse it on a fast machine."""
+"""Least seconds per round of the other tenant; a faster one would exceed its rate of 600 requests a minute."""
 MEBIBYTE = 1 << 20
 DEPLOYMENTS = 100
 STEPS = 50_000
@@ -92,7 +93,7 @@ class Tenant:
         return self.ask("GET", f"/v1/deployments/{made}")["status"] == "running"
 
     def request(self, method: str, path: str, body: bytes = b"", media: str = "") -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         fields = {
             **self.headers,
             "Host": "x",
@@ -105,7 +106,7 @@ class Tenant:
 
 @dataclass
 class Load:
-    """What a tenant sends, over and over."""
+    """The requests that a tenant sends repeatedly."""
 
     requests: list[bytes]
     connections: int = 8
@@ -130,8 +131,8 @@ def _form(tenant: Tenant, path: str, content: bytes) -> bytes:
 
 
 def _rows(size: int, seed: int = 0) -> bytes:
-    """So many bytes of examples, none twice."""
-    dice, lines = random.Random(seed), list[bytes]()  # noqa: S311 - text of a test
+    """Return about `size` bytes of examples, none of them twice."""
+    dice, lines = random.Random(seed), list[bytes]()  # noqa: S311 - the text is for a test
     while sum(map(len, lines[-1:])) * len(lines) < size:
         text = " ".join(dice.choices(WORDS, k=30))
         lines.append(jsonl({"instruction": f"{len(lines)} {text}", "response": "chapter"}))
@@ -227,7 +228,7 @@ LOADS: list[Callable[[Tenant, Serve], Load]] = [
 
 @dataclass
 class Neighbour:
-    """The other tenant: one deployment, one request at a time."""
+    """The other tenant, with one deployment and one request at a time."""
 
     tenant: Tenant
     deployment: str = ""
@@ -237,7 +238,7 @@ class Neighbour:
         until(lambda: self.tenant.is_running(self.deployment))
 
     def times(self, seconds: float) -> list[float]:
-        """How long it took to ask for the deployment and to get an answer of sixteen tokens, again and again."""
+        """Repeatedly read the deployment and generate sixteen tokens; return the time of each round."""
         body = {"prompt": "Fracture of rib", "max_tokens": 16, "temperature": 2, "seed": 1}
         found: list[float] = []
         end = time.monotonic() + seconds
@@ -253,7 +254,7 @@ class Neighbour:
 
 @dataclass
 class Figures:
-    """Of one operation."""
+    """Measured times and answers of one operation."""
 
     name: str
     idle_s: float
@@ -274,7 +275,7 @@ class Figures:
 
 
 class Health:
-    """Asks `/healthz` five times a second, on connections of its own."""
+    """Requests `/healthz` five times a second, each time on a new connection."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -300,8 +301,8 @@ class Health:
 
 
 @contextmanager
-def under(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
-    """The load works; afterwards the answers that it got are there."""
+def running_load(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
+    """Run the load inside the block; afterwards the yielded dict holds the counts of its answers."""
     folder.mkdir(exist_ok=True)
     for number, request in enumerate(load.requests):
         (folder / f"{number:04}").write_bytes(request)
@@ -310,7 +311,7 @@ def under(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
     program = start("tests.support.noisy_neighbour", *arguments, stdin=subprocess.PIPE)
     answers: dict[str, int] = {}
     try:
-        time.sleep(1)  # until it is at work
+        time.sleep(1)  # wait until the load is running
         yield answers
         said, _ = program.communicate(timeout=PATIENCE_S)
         answers.update(json.loads(said))
@@ -320,8 +321,8 @@ def under(load: Load, port: int, folder: Path) -> Iterator[dict[str, int]]:
 
 
 @dataclass
-class Street:
-    """A service, and the tenant that wants its peace."""
+class Measurements:
+    """A service and the tenant whose times are measured."""
 
     serve: Serve
     keys: Keys
@@ -330,8 +331,8 @@ class Street:
     figures: list[Figures] = field(default_factory=list[Figures])
     numbers: "count[int]" = field(default_factory=count)
 
-    def under(self, name: str, load: Callable[[Tenant, Serve], Load]) -> Figures:
-        """A new tenant each time: its rate is its own."""
+    def measure_with_new_tenant(self, name: str, load: Callable[[Tenant, Serve], Load]) -> Figures:
+        """Measure one load, sent by a new tenant, whose rate limit is unused."""
         tenant = Tenant(self.serve, self.keys, f"noisy-{next(self.numbers)}")
         try:
             return self.measure(name, load(tenant, self.serve))
@@ -341,7 +342,10 @@ class Street:
     def measure(self, name: str, load: Load) -> Figures:
         idle = self.neighbour.times(IDLE_S)
         port = self.neighbour.tenant.port
-        with Health(self.serve.url) as health, under(load, port, self.folder / name) as answers:
+        with (
+            Health(self.serve.url) as health,
+            running_load(load, port, self.folder / name) as answers,
+        ):
             loaded = self.neighbour.times(LOADED_S)
         idle += self.neighbour.times(IDLE_S)
         assert health.times
@@ -350,7 +354,7 @@ class Street:
 
 
 @pytest.fixture(scope="module")
-def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
+def measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]:
     folder = tmp_path_factory.mktemp("street")
     settings: dict[str, Any] = {
         "control_requests_per_minute": "600",
@@ -365,12 +369,12 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
     keys = Keys(database, derived_secret(secret, "keys"), utc_now, audit)
     neighbour = Neighbour(Tenant(serve, keys, "neighbour"))
     neighbour.settle()
-    made = Street(serve, keys, neighbour, folder)
+    made = Measurements(serve, keys, neighbour, folder)
     yield made
     neighbour.tenant.http.close()
     database.close()
     serve.stop()
-    print(  # noqa: T201 - the figures of docs/performance.md
+    print(  # noqa: T201 - the figures are for docs/performance.md
         "\n| load of another tenant | idle | under the load | times | /healthz | its answers |",
         "|---|---|---|---|---|---|",
         *made.figures,
@@ -387,14 +391,14 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
 )
 @pytest.mark.parametrize("load", LOADS, ids=lambda one: one.__name__)
 def test_a_tenant_does_not_slow_another_down(
-    street: Street, load: Callable[[Tenant, Serve], Load], times: float
+    measurements: Measurements, load: Callable[[Tenant, Serve], Load], times: float
 ) -> None:
     name = load.__name__.replace("_", " ")
-    for _ in range(TRIES):  # the machine may have had other work in the loaded seconds alone
-        figures = street.under(name, load)
+    for _ in range(TRIES):  # other work on the machine may have slowed the loaded seconds alone
+        figures = measurements.measure_with_new_tenant(name, load)
         if figures.ratio < times:
             break
-    street.figures.append(figures)
+    measurements.figures.append(figures)
     assert sum(figures.answers.values()) > 0
     assert not {"500", "502", "504"} & figures.answers.keys(), figures
     assert figures.ratio < times, figures

@@ -1,8 +1,8 @@
-"""Texts that can be told apart are planted in everything that a caller sends, and looked for wherever anything is kept.
+"""Unique texts are planted in everything that a caller sends, and searched for in everything that is stored.
 
-The rule: a text (an example, a prompt, a stop text, a completion, a wrong body) stands in answers to its owner and
-nowhere else: the blob of its dataset is sealed, and shows it to who has the key. A name that somebody chose (`ALLOWED`)
-stands in the tables of its resource and in what is derived from them, and in no log, unless it is part of an id.
+The rule: a text (an example, a prompt, a stop text, a completion, a wrong body) appears in answers to its owner and
+nowhere else; the dataset's file is encrypted and needs the key. A name that a caller chose (`ALLOWED`) appears in the
+tables of its resource and in data derived from them, and in no log, unless it is part of an id.
 """
 
 import base64
@@ -37,7 +37,7 @@ TEXTS = (
     "query", "key", "content type", "wrong url",
     "address",
 )  # fmt: skip
-"""May be found nowhere."""
+"""Texts that may be found nowhere."""
 TAGGED = {f"database: {table}" for table in ("datasets", "jobs", "models", "deployments")}
 ALLOWED: Mapping[str, set[str]] = {
     "dataset name": {"database: datasets"},
@@ -49,17 +49,17 @@ ALLOWED: Mapping[str, set[str]] = {
     "description": {"database: webhooks"},
     "webhook path": {"database: webhooks"},
     "idempotency key": {"database: idempotency"},
-    # Part of the model's id, so it stands wherever an id may.
+    # It is part of the model's id, so it may appear wherever an id may.
     "model name": (TAGGED - {"database: datasets"})
     | {"database: events", "answers: events", "webhooks", "service log"}
     | {"database: audit", "answers: audit", "audit exports"},
 }
-"""Where a name stands beside answers to its owner, and in the file of the database with its row."""
+"""Places where a name may appear, apart from answers to its owner and the database file with its row."""
 
 
 REFUSED = 13
 LONG = 20
-"""Characters of a completion that stands nowhere by chance."""
+"""Least length of a completion that cannot appear anywhere by chance."""
 DELETED = {
     "/v1/webhooks": "webhooks",
     "/v1/canary-endpoints": "canary_endpoints",
@@ -67,16 +67,16 @@ DELETED = {
     "/v1/models": "models",
     "/v1/datasets": "datasets",
 }
-"""Lists of what can be deleted, in an order in which it may be."""
+"""Lists of resources that can be deleted, in a possible order of deletion."""
 
 
 def mark(what: str) -> str:
-    """A word that no model, log or id could hold by chance, and that every rule for names lets through."""
+    """Return a unique word that appears nowhere by chance and that every rule for names accepts."""
     return f"Q{re.sub('[^a-z]', '', what)}{uuid4().hex}"
 
 
 def forms(text: str) -> list[bytes]:
-    """As it may be written: plainly, in another encoding, in base64 at each of its three phases, in hexadecimal."""
+    """Return the text as it may be written: in two encodings, in hexadecimal and in the three phases of base64."""
     plain = text.encode()
     turned = [base64.b64encode(b"x" * pad + plain)[4:-4] for pad in range(3)]
     return [plain, text.encode("utf-16-le"), plain.hex().encode(), *turned]
@@ -84,7 +84,7 @@ def forms(text: str) -> list[bytes]:
 
 @dataclass
 class Receiver:
-    """Keeps what is delivered to it."""
+    """A receiver of webhooks that keeps every delivery."""
 
     deliveries: list[bytes] = field(default_factory=list[bytes])
     port: int = 0
@@ -115,7 +115,7 @@ class Receiver:
 
 @dataclass
 class Way:
-    """A caller that plants its marks on the whole way, and keeps every answer."""
+    """A caller that plants its marks in every step from upload to generation, and keeps every answer."""
 
     serve: Serve
     folder: Path
@@ -141,15 +141,15 @@ class Way:
     def ask(self, method: str, path: str, status: int = 200, **options: Any) -> httpx.Response:
         answer = self.http.request(method, path, **options)
         assert answer.status_code == status, f"{method} {path}: {answer.text}"
-        told = answer.content + repr(answer.headers.raw).encode()
+        sent = answer.content + repr(answer.headers.raw).encode()
         if status >= 400:
-            self.refusals.append(told)
+            self.refusals.append(sent)
         else:
-            self.answers[path].append(told)
+            self.answers[path].append(sent)
         return answer
 
     def wait(self, path: str, status: str) -> dict[str, Any]:
-        """Until the resource has this status; meanwhile look at how the workers were called."""
+        """Wait until the resource has this status; meanwhile record how the worker processes were called."""
 
         def has_it() -> bool:
             self.commands |= set(_commands(self.serve))
@@ -158,7 +158,7 @@ class Way:
         until(has_it)
         return self.ask("GET", path).json()
 
-    # -- the way --
+    # -- the steps --
 
     def upload(self, content: bytes, form: str, name: str) -> str:
         files = {"file": (f"{self.marks['file name']}.jsonl", content, "application/jsonl")}
@@ -223,7 +223,7 @@ class Way:
         return made.json()["id"]
 
     def generate(self, path: str) -> None:
-        """Whole and streamed; what the model says is a text too."""
+        """Generate whole and streamed answers; the completions are texts to search for, too."""
         marks, wild = self.marks, {"max_tokens": 48, "temperature": 2.0}
         turns = [{"role": "user", "content": marks["messages"]}]
         for said in ({"prompt": marks["prompt"]}, {"messages": turns}):
@@ -237,7 +237,7 @@ class Way:
             assert "event: done" in frames, frames
 
     def go_wrong(self, deployment: str) -> None:
-        """Bodies, addresses and headers that are refused, each with its own mark."""
+        """Send bodies, addresses and headers that are refused, each with its own mark."""
         marks = self.marks
         place = f"/v1/deployments/{deployment}"
         generate = f"{place}/generate"
@@ -267,14 +267,14 @@ class Way:
 
 
 def _commands(serve: Serve) -> Iterator[bytes]:
-    """How every process that belongs to the service was called, and with which environment."""
+    """Yield how every worker process of the service was called, and with which environment."""
     for module in ("tuneship.training", "tuneship.serving"):
         for process in serve.workers(module):
             for name in ("cmdline", "environ"):
                 try:
                     yield Path(f"/proc/{process}/{name}").read_bytes()
                 except OSError:
-                    continue  # it has ended
+                    continue  # the process has ended
 
 
 def exported(serve: Serve, form: str) -> bytes:
@@ -298,7 +298,7 @@ def rows_by_table(file: Path) -> dict[str, bytes]:
 
 
 def places_of(way: Way) -> dict[str, list[bytes]]:
-    """Everything that is kept or was told, by where."""
+    """Return everything that was stored or sent, by place."""
     serve, data, temporary = way.serve, way.serve.data_dir, way.folder / "temp"
     found: dict[str, list[bytes]] = defaultdict(list)
     for file, content in contents_below(data).items():
@@ -316,10 +316,10 @@ def places_of(way: Way) -> dict[str, list[bytes]]:
     found["refusals"] = way.refusals
     found["processes"] = list(way.commands)
     found["audit exports"] = [exported(serve, form) for form in ("jsonl", "csv")]
-    for path, told in way.answers.items():
+    for path, sent in way.answers.items():
         last = path.partition("?")[0].rpartition("/")[2]
         if last in ("metrics", "logs", "events", "audit"):
-            found[f"answers: {last}"] += told
+            found[f"answers: {last}"] += sent
     return found
 
 
@@ -352,8 +352,8 @@ def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
 
 
 @pytest.fixture(scope="module")
-def walked(way: Way) -> Way:
-    """The whole way, up to the point where everything exists."""
+def planted(way: Way) -> Way:
+    """Run all steps, up to the point where every kind of resource exists."""
     marks = way.marks
     hook = {
         "url": f"http://127.0.0.1:{way.receiver.port}/{marks['webhook path']}",
@@ -379,7 +379,7 @@ def walked(way: Way) -> Way:
 
 
 def opened_datasets(data_dir: Path) -> bytes:
-    """What the datasets' files say to who has the master key."""
+    """Return the datasets' files, decrypted with the master key."""
     database = Database(sqlite_url(data_dir / "tuneship.sqlite"))
     with database.read() as connection:
         found = opened(connection, data_dir, tables.datasets)
@@ -387,44 +387,44 @@ def opened_datasets(data_dir: Path) -> bytes:
     return b"".join(found.values())
 
 
-def test_the_texts_were_kept_where_they_belong(walked: Way) -> None:
-    """Else a search that finds nothing elsewhere would show nothing."""
-    kept = opened_datasets(walked.serve.data_dir)
+def test_the_texts_were_kept_where_they_belong(planted: Way) -> None:
+    """Check that the search finds the texts where they belong, so that finding none elsewhere is a proof."""
+    kept = opened_datasets(planted.serve.data_dir)
     for one in ("instruction", "response", "turn"):
-        assert walked.marks[one].encode() in kept
-    told = b"".join(one for answers in walked.answers.values() for one in answers)
-    assert walked.marks["prompt"].encode() in told
-    assert len(walked.refusals) == REFUSED
-    assert walked.completions
+        assert planted.marks[one].encode() in kept
+    sent = b"".join(one for answers in planted.answers.values() for one in answers)
+    assert planted.marks["prompt"].encode() in sent
+    assert len(planted.refusals) == REFUSED
+    assert planted.completions
 
 
-def test_a_text_is_nowhere_else_and_a_name_only_with_its_resource(walked: Way) -> None:
-    places = places_of(walked)
+def test_a_text_is_nowhere_else_and_a_name_only_with_its_resource(planted: Way) -> None:
+    places = places_of(planted)
     assert all(places[one] for one in ("webhooks", "processes", "worker logs", "answers: metrics"))
-    found = {what: hits(text, places) for what, text in walked.marks.items()}
+    found = {what: hits(text, places) for what, text in planted.marks.items()}
     assert {what: found[what] for what in TEXTS} == {what: set() for what in TEXTS}
     for what, allowed in ALLOWED.items():
         assert found[what] - {"database file"} <= allowed, what
         assert found[what] & allowed, f"{what}: the search is blind"
-    assert [hits(one, places) for one in walked.completions] == [set()] * len(walked.completions)
+    assert [hits(one, places) for one in planted.completions] == [set()] * len(planted.completions)
 
 
 def test_after_everything_was_deleted_and_the_service_has_ended_no_text_is_left(
-    walked: Way,
+    planted: Way,
 ) -> None:
-    serve, listed = walked.serve, walked.http.get
+    serve, listed = planted.serve, planted.http.get
     for path, key in DELETED.items():
 
         def left(path: str = path, key: str = key) -> list[str]:
-            """Of what a caller made: a base model's id has neither sign."""
+            """Return the ids that a caller created, which contain `:` or `_`; those of base models do not."""
             return [one["id"] for one in listed(path).json()[key] if re.search("[:_]", one["id"])]
 
         for one in left():
-            walked.ask("DELETE", f"{path}/{one}")
+            planted.ask("DELETE", f"{path}/{one}")
         until(lambda left=left: not left())
-    walked.http.close()
+    planted.http.close()
     serve.stop()
     kept = list(contents_below(serve.data_dir).values())
-    places = places_of(walked) | {"any file": kept}
-    found = {what: hits(walked.marks[what], places) for what in TEXTS}
+    places = places_of(planted) | {"any file": kept}
+    found = {what: hits(planted.marks[what], places) for what in TEXTS}
     assert found == {what: set() for what in TEXTS}

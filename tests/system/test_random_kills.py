@@ -1,7 +1,7 @@
-"""`tuneship serve` is killed again and again at random while clients work; what it acknowledged is there, once.
+"""`tuneship serve` is killed repeatedly at random while clients work; what it acknowledged exists exactly once.
 
-A history says of every request: invoked, then `ok`, `fail` (refused: nothing was done) or `unknown` (nobody knows until
-it is asked again with its key). Seeded; it prints its figures. `make soak` kills more often. The workers are played:
+A history records the result of every request: `ok`, `fail` (refused, nothing was done) or `unknown` (until it is sent
+again with its key). The test is seeded and prints its figures; `make soak` kills more often. The workers are simulated:
 `test_real_processes.py` kills real ones.
 """
 
@@ -35,15 +35,15 @@ from tuneship.store.database import Database, url_of
 pytestmark = pytest.mark.both_databases
 CLIENTS = 6
 READY_WITHIN_S = 60.0
-"""A bound for a machine under any load; the figures are printed."""
+"""Limit in seconds that holds on a machine under any load; the real figures are printed."""
 PRODUCTIVE = 3
-"""Every third life lasts until something was made in it: on a slow machine, none of the others might get so far."""
+"""Every third life lasts until something was created, because on a slow machine the others might not get so far."""
 FORM = {"name": "d", "format": "instruction"}
 
 
 @dataclass
 class Operation:
-    """One change under one key; `result` is `unknown` until somebody knows better."""
+    """One change under one key; `result` is `unknown` until an answer settles it."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class Operation:
 
 
 class Person:
-    """One client: one request at a time, repeated with its key until its end is known."""
+    """One client that sends one request at a time and repeats it with its key until the result is known."""
 
     def __init__(self, name: int, serve: ForkedServe, seed: int) -> None:
         self.serve = serve
@@ -92,7 +92,7 @@ class Person:
         return self.history[-1]
 
     async def _finish(self, one: Operation) -> None:
-        """Ask until there is an answer that says what became of it."""
+        """Repeat the request until an answer settles its result."""
         while one.result == "unknown":
             try:
                 answer = await self._ask(one)
@@ -125,7 +125,7 @@ class Person:
 def test_a_service_that_starts_again_is_ready_before_what_it_served(
     tmp_path: Path, database_settings: Callable[[], dict[str, Any]]
 ) -> None:
-    """So how soon it takes requests depends on no model; `benchmarks/service.py` measures it."""
+    """Check that readiness does not wait for models; `benchmarks/service.py` measures the time."""
     serve = ForkedServe(tmp_path / "data", database_settings().get("database_url", ""))
     hold = serve.data_dir / NOBODY_WORKS
     ask = Generate(prompt="case", max_tokens=2)
@@ -173,14 +173,14 @@ def kill_at_random(folder: Path, database_url: str, seed: int, kills: int) -> No
     database = Database(url_of(SecretStr(database_url) if database_url else None, serve.data_dir))
     until(lambda: _is_at_rest(database), 600)
     serve.kill()
-    serve.start()  # what the last life left behind is swept up
+    serve.start()  # the start removes what the last process left behind
     _check(database, serve.data_dir, people)
     database.close()
     serve.kill()
     serve.end()
     figures = sum((one.answers for one in people), Counter[str]())
     middle, slowest = sorted(serve.ready_s)[len(serve.ready_s) // 2], max(serve.ready_s)
-    print(  # noqa: T201 - the figures of the run
+    print(  # noqa: T201 - prints the figures of the run
         f"seed {seed}: {kills} kills, answers {dict(figures)}, ready again after {middle:.2f} s "
         f"(median), {slowest:.2f} s at most"
     )
@@ -221,7 +221,7 @@ def _is_at_rest(database: Database) -> bool:
 
 
 def _check(database: Database, data_dir: Path, people: list[Person]) -> None:
-    """What is there, is what was answered: nothing less, nothing twice, nothing more."""
+    """Check that exactly the acknowledged resources exist, each once."""
     history = [one for person in people for one in person.history]
     assert {one.result for one in history} <= {"ok", "fail"}
     made = [one.answer["id"] for one in history if one.result == "ok"]

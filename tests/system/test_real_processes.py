@@ -1,4 +1,4 @@
-"""The service with its real workers: it trains, serves, stops, is killed, and goes on."""
+"""The service with its real workers trains, serves and stops, and continues after kills."""
 
 import os
 import re
@@ -31,7 +31,7 @@ from tuneship.store.database import IN_USE
 
 pytestmark = pytest.mark.slow
 EPOCHS = 40
-"""Seconds of work that are left when a process is killed, should the one who kills it stand still before."""
+"""Number of epochs; leaves seconds of work at the kill, even if the test itself is slow to kill."""
 PROMPT = Generate(prompt="What is case 7?", max_tokens=4, temperature=0)
 
 
@@ -126,7 +126,7 @@ def test_a_killed_replica_costs_no_request_and_comes_back(serve: Serve, client: 
     (replica,) = serve.workers("tuneship.serving")
     with ThreadPoolExecutor(8) as threads:
         answers = [threads.submit(ask, number) for number in range(60)]
-        answers[0].result()  # the other seven threads are at it now
+        answers[0].result()  # the other seven threads are asking now
         os.kill(replica, signal.SIGKILL)
         assert len({answer.result() for answer in answers}) == 60
     summary = client.deployments.metrics(deployment).summary.error_rate
@@ -179,7 +179,7 @@ def test_a_killed_service_finishes_its_job_once_after_it_is_started_again(
         assert metrics.steps == list(range(1, job.total_steps + 1))
         tuned = client.models.list(fine_tuned_only=True).models
         assert [one.id for one in tuned] == [job.fine_tuned_model]
-        # A job is completed when its training says so; the process leaves a moment later.
+        # A job is completed when its training reports it; the process ends a moment later.
         until(lambda: serve.workers("tuneship.training") == [])
     finally:
         serve.stop()
@@ -202,9 +202,9 @@ def test_a_create_that_is_repeated_over_kills_makes_one_job(tmp_path: Path, rows
         for number in range(4):
             with ThreadPoolExecutor(4) as threads:
                 asks = [threads.submit(_create, client, body) for _ in range(4)]
-                time.sleep(0.004 * number)  # somewhere inside of the requests
+                time.sleep(0.004 * number)  # at some moment during the requests
                 serve.process.kill()
-            serve.kill()  # closes the client, which nobody uses any more
+            serve.kill()  # closes the client, which is no longer used
             made |= {job for ask in asks if (job := ask.result())}
             serve.start()
             client = serve.client()

@@ -1,4 +1,4 @@
-"""SIGTERM: what is under way is answered, newcomers are sent away with 503, and the process ends."""
+"""After SIGTERM running requests are answered, new ones get 503, and the process ends."""
 
 import json
 import signal
@@ -18,8 +18,8 @@ from tuneship.settings import ClientSettings
 pytestmark = pytest.mark.slow
 
 
-class Begun:
-    """A request that is under way: the service has asked for its body, which it does of nobody whom it sends away."""
+class AcceptedRequest:
+    """A request that the service has accepted: it asked for the body, which it does not if it refuses a request."""
 
     def __init__(self, serve: Serve, path: str, body: dict[str, Any]) -> None:
         settings = ClientSettings.from_credentials(serve.data_dir / "credentials.json")
@@ -33,40 +33,40 @@ class Begun:
             "Expect": "100-continue",
         }
         address = urlsplit(serve.url)
-        self._line = socket.create_connection((address.hostname, address.port), PATIENCE_S)
+        self._socket = socket.create_connection((address.hostname, address.port), PATIENCE_S)
         self._http = h11.Connection(h11.CLIENT)
         self._send(h11.Request(method="POST", target=path, headers=list(headers.items())))
         assert isinstance(self._next(), h11.InformationalResponse)
         self._send(h11.Data(content), h11.EndOfMessage())
 
     def _send(self, *events: Any) -> None:
-        self._line.sendall(b"".join(self._http.send(event) or b"" for event in events))
+        self._socket.sendall(b"".join(self._http.send(event) or b"" for event in events))
 
     def _next(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(self._line.recv(1 << 16))
+            self._http.receive_data(self._socket.recv(1 << 16))
         return event
 
     def answer(self) -> str:
-        """The whole of it."""
+        """Return the whole body of the answer."""
         head, blocks = self._next(), list[bytes]()
         assert head.status_code == 200, head
         while not isinstance(event := self._next(), h11.EndOfMessage):
             blocks.append(event.data)
-        self._line.close()
+        self._socket.close()
         return b"".join(blocks).decode()
 
 
 def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data", "--allow-fault-injection", preload=True)
     try:
-        slow = {"fault.delay_ms": "15000"}  # half of the time that a drain gives
+        slow = {"fault.delay_ms": "15000"}  # half of the time that a drain allows
         deployment_id = running_deployment(serve.client(), "slow", "tuneship-tiny", **slow)
         newcomer = serve.client().with_options(tries=1)
         newcomer.models.list()
         path = f"/v1/deployments/{deployment_id}/generate"
-        under_way = Begun(serve, path, {"prompt": "a", "max_tokens": 1})
-        streaming = Begun(serve, path, {"prompt": "a", "stream": True})
+        under_way = AcceptedRequest(serve, path, {"prompt": "a", "max_tokens": 1})
+        streaming = AcceptedRequest(serve, path, {"prompt": "a", "stream": True})
         serve.process.send_signal(signal.SIGTERM)
         refused: list[ApiError] = []
 
@@ -93,6 +93,6 @@ def test_a_drain_finishes_what_is_under_way_and_refuses_the_rest(tmp_path: Path)
 
 
 def frames(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Kind and data of each event of a stream."""
+    """Return kind and data of each event of a stream."""
     blocks = [block.split("\n") for block in text.split("\n\n") if block.startswith("event: ")]
     return [(kind[len("event: ") :], json.loads(data[len("data: ") :])) for kind, data in blocks]

@@ -1,4 +1,4 @@
-"""A machine sleeps, a container is paused, a host is too busy: processes that stood still go on as if nothing was."""
+"""Processes that stood still (the machine slept, a container was paused) continue as if nothing had happened."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def stand_still(processes: list[int], seconds: float) -> None:
 
 
 class Asking(Thread):
-    """Generates all the time; a failure ends it and is kept."""
+    """A thread that generates all the time; a failure ends it and is kept."""
 
     def __init__(self, client: Client, deployment: str) -> None:
         super().__init__()
@@ -56,20 +56,20 @@ class Asking(Thread):
                 self.client.deployments.generate(
                     self.deployment, Generate(prompt="What is case 1 red?", max_tokens=8)
                 )
-            except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
+            except Exception as error:  # noqa: BLE001 - the test reports any error
                 self.failure = error
                 return
             self.answers += 1
 
     def go_on(self) -> None:
-        """Until another two are answered: the second was asked after this call."""
+        """Wait for two more answers; the second one belongs to a request sent after this call."""
         before = self.answers
         until(lambda: self.failure or self.answers > before + 1)
         assert self.failure is None
 
 
 def test_processes_that_stood_still_go_on(serve: Serve, tmp_path: Path) -> None:
-    """One alone or all at once: the job in its only attempt, the deployment on its replica, and every answer comes."""
+    """Stop processes alone and all at once: the job needs one attempt, the replica stays, and every answer comes."""
     client = serve.client()
     deployment = running_deployment(client, "d", "tuneship-tiny")
     job_id = start_job(client, rows_file(tmp_path / "rows.jsonl", 64), epochs=1000)

@@ -1,8 +1,8 @@
-"""Any order of creates, updates, cancels, deletes and shifts: hypothesis plays a tenant against a model of the API.
+"""Hypothesis runs creates, updates, cancels, deletes and shifts in any order and compares the API with a model of it.
 
-After every step each answer was declared and none was a 5xx. At the end of a run the invariants are read off the
-service: lists hold exactly what the model has, states moved along the declared graph, one event a transition without
-gaps, splits of whole numbers that sum to 100.
+After every step each answer was a declared one and none was a 5xx. At the end of a run the service is checked: lists
+hold exactly what the model has, states moved along the declared graph, each transition has one event, without gaps, and
+splits are whole numbers that sum to 100.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ from tuneship.store import tables
 
 pytestmark = pytest.mark.slow
 LEASE_S = 3600
-"""None ends by itself, however slow the machine is."""
+"""Seconds of a lease, so many that none ends by itself on a slow machine."""
 numbers = count()
 
 
 class Tenant(RuleBasedStateMachine):
-    """One new tenant a run; `service` is shared by all runs."""
+    """A tenant that is new in every run; `service` is shared by all runs."""
 
     service: ClassVar[Service]
     datasets = Bundle("datasets")
@@ -213,13 +213,13 @@ class Tenant(RuleBasedStateMachine):
 
     def _want_split(self, first: str, second: str, share: int) -> int:
         if first == second:
-            # One member in the body: a dict has one key. It stands only with the whole traffic.
+            # As a dict has one key, the body has one member, which is valid only with all traffic.
             return (
                 201
                 if share == 0 and first in self.live_deployments
                 else (422 if share != 0 else 409)
             )
-        # Even a share of 0 names only what exists.
+        # Even a member with a share of 0 must exist.
         return 201 if {first, second} <= self.live_deployments else 409
 
     @rule(
@@ -253,7 +253,7 @@ class Tenant(RuleBasedStateMachine):
 
     @rule()
     def leases_lapse(self) -> None:
-        """Those of this tenant. A clock that is moved so far would end the supervisor's leases on jobs, too."""
+        """Let this tenant's leases lapse in the database; moving the clock would end leases on jobs, too."""
         table = tables.endpoints
         mine = (table.c.client_id == self.name) & table.c.lease_until.is_not(None)
         now = self.service.clock()
@@ -311,13 +311,13 @@ class Tenant(RuleBasedStateMachine):
             offset = page["pagination"]["next_offset"]
 
     def _events_tell_every_move(self) -> None:
-        """Sequences without gaps; what the events say is a path through the declared graphs."""
+        """Check that event sequences have no gaps and that the events form paths through the declared graphs."""
         with self.service.database.read() as connection:
             mine = tables.events.c.client_id == self.name
-            told = invariants.told_by_resource(connection, mine)
+            events_by_resource = invariants.told_by_resource(connection, mine)
         for job, state in self.job_states.items():
-            invariants.check_job_events(state, told[job])
-        for events in told.values():
+            invariants.check_job_events(state, events_by_resource[job])
+        for events in events_by_resource.values():
             invariants.check_moves(events)
 
 

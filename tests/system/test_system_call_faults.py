@@ -1,7 +1,7 @@
-"""The operating system refuses a service's system calls, or does half: a declared answer, nothing half-made.
+"""When the operating system refuses or half-completes system calls, answers are declared ones and nothing is half-made.
 
-The next good request succeeds, and so does the same one again with its key. SQLite writes with `pwrite64`, Python
-with `write`; both are flushed with `fsync` or `fdatasync`.
+The next request without a fault succeeds, and so does the failed one when repeated with its key. SQLite writes with
+`pwrite64`, Python with `write`; both are flushed with `fsync` or `fdatasync`.
 """
 
 import json
@@ -40,26 +40,26 @@ REFUSED = {
         (STORE, "EIO", LOG, 6, 6), (FLUSH, "EIO", LOG, 1, None), (FLUSH, "EIO", LOG, 2, 2),
     ],
 }  # fmt: skip
-"""By path of a create: system calls, error, file, and the first and last pass that meets it (None: for ever)."""
+"""Faults by path of a create: system calls, error, file, and first and last affected call (None: no last one)."""
 HALF = [
     ("/v1/datasets", WRITE, STAGED_FILE), ("/v1/datasets", STORE, LOG), ("/v1/deployments", STORE, LOG),
 ]  # fmt: skip
 DEADLY = [
     (RENAME, False), (FLUSH, False), (WRITE, False), (WRITE, True), (STORE, False), (STORE, True),
 ]  # fmt: skip
-"""System calls, and whether half of what they write is there at the death."""
+"""System calls during which the service dies, and whether half of the data is written at that moment."""
 
 
 @dataclass
-class Place:
-    """A service, and the ids of all that it has made."""
+class Environment:
+    """A service and the ids of all resources that it has created."""
 
     kernel: Kernel
     serve: ForkedServe
     made: set[str] = field(default_factory=set[str])
 
     def make(self, path: str, key: str) -> None:
-        """With its key, as often as the service asks for it."""
+        """Create a resource under a key; repeat the request as long as the service asks for it."""
         answers: list[httpx.Response] = []
 
         def is_made() -> bool:
@@ -72,9 +72,9 @@ class Place:
         self.made.add(answers[-1].json()["id"])
 
     def check(self) -> None:
-        """After a restart: exactly what was made, each with its whole file, and nothing else on the disk."""
+        """Restart and check that exactly the created resources exist, with whole files and no others on the disk."""
         self.serve.kill()
-        self.serve.start()  # what a failure has left behind is swept
+        self.serve.start()  # the start removes what a failure has left behind
         blobs = self.serve.data_dir / "blobs" / "datasets"
         database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
         with database.read() as connection:
@@ -92,13 +92,13 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     kernel = Kernel()
     folder = tmp_path_factory.mktemp("service")
-    place = Place(kernel, ForkedServe(folder / "data", "", kernel.start))
-    yield place
-    place.serve.kill()
-    place.serve.end()
+    environment = Environment(kernel, ForkedServe(folder / "data", "", kernel.start))
+    yield environment
+    environment.serve.kill()
+    environment.serve.end()
 
 
 def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
@@ -125,40 +125,41 @@ def create(serve: ForkedServe, path: str, key: str) -> httpx.Response:
     ],
 )
 def test_a_refused_system_call_is_503_and_the_next_request_succeeds(
-    place: Place, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
+    environment: Environment, path: str, fault: tuple[Sequence[str], str, str, int, int | None]
 ) -> None:
     key = new_id("case")
     calls, error, file, first, last = fault
-    with place.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
-        broken = create(place.serve, path, f"broken {key}")
-    assert broken.status_code in (201, 503), broken.text  # 201: what failed came after the commit
+    with environment.kernel.injected(Fault(calls, error=error, path=file, first=first, last=last)):
+        broken = create(environment.serve, path, f"broken {key}")
+    # It is 201 if the failed call came after the commit.
+    assert broken.status_code in (201, 503), broken.text
     if broken.status_code == 503:
         assert broken.headers["x-should-retry"] == "true"
         assert broken.json()["error"]["code"] == "internal_error"
-    place.make(path, f"after {key}")
-    place.make(path, f"broken {key}")
-    place.check()
+    environment.make(path, f"after {key}")
+    environment.make(path, f"broken {key}")
+    environment.check()
 
 
 @pytest.mark.parametrize(("path", "calls", "file"), HALF)
 def test_what_the_system_writes_in_half_is_written_on(
-    place: Place, path: str, calls: Sequence[str], file: str
+    environment: Environment, path: str, calls: Sequence[str], file: str
 ) -> None:
     key = new_id("case")
-    with place.kernel.injected(Fault(calls, is_half=True, path=file)):
-        place.make(path, f"half {key}")
-    place.check()
+    with environment.kernel.injected(Fault(calls, is_half=True, path=file)):
+        environment.make(path, f"half {key}")
+    environment.check()
 
 
 @pytest.mark.parametrize(("calls", "is_half"), DEADLY)
 def test_a_death_inside_of_a_system_call_leaves_nothing_half_made(
-    place: Place, calls: Sequence[str], is_half: bool
+    environment: Environment, calls: Sequence[str], is_half: bool
 ) -> None:
     key = new_id("case")
-    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(place.serve.data_dir))
-    with place.kernel.injected(fault), pytest.raises(httpx.TransportError):
-        create(place.serve, "/v1/datasets", f"killed {key}")
-    place.serve.kill()
-    place.serve.start()
-    place.make("/v1/datasets", f"killed {key}")
-    place.check()
+    fault = Fault(calls, is_deadly=True, is_half=is_half, path=str(environment.serve.data_dir))
+    with environment.kernel.injected(fault), pytest.raises(httpx.TransportError):
+        create(environment.serve, "/v1/datasets", f"killed {key}")
+    environment.serve.kill()
+    environment.serve.start()
+    environment.make("/v1/datasets", f"killed {key}")
+    environment.check()

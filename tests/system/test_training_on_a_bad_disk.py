@@ -1,6 +1,6 @@
-"""The disk fails, fills or takes half while a real trainer works: the job ends as it would have, or says why it failed.
+"""The disk fails, fills up or writes half while a real trainer works: the job succeeds, or reports why it failed.
 
-No file that is there in part is ever taken for a whole one, and nothing that was acknowledged is lost.
+No partial file is ever taken for a whole one, and nothing that was acknowledged is lost.
 """
 
 import os
@@ -32,24 +32,24 @@ pytestmark = [
 ]
 WRITE = ("write",)
 PATIENCE_S = 600.0
-"""Up to three training processes, one after the other, load their libraries."""
+"""Seconds in which up to three training processes, one after the other, can load their libraries."""
 CHECKPOINT, ADAPTER, PROGRESS = "/checkpoints/", "/output/", r"/progress\.jsonl$"
 STORED, DATABASE = r"/\.staged-", r"sqlite-wal$"
 
 
 @dataclass
-class Place:
-    """A service, what it has made, and how a job ends that nothing disturbs."""
+class Environment:
+    """A service, the jobs that it has run, and the results of a job without a fault."""
 
     kernel: Kernel
     serve: Serve
     rows: Path
     jobs: dict[str, str] = field(default_factory=dict[str, str])
-    """Each with its status."""
+    """Status of each job."""
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def ended(self, client: Client) -> Job:
-        """A job, from its upload to its end."""
+        """Upload the rows, start a job and wait for its end."""
         return self.end_of(client, start_job(client, self.rows, epochs=2))
 
     def end_of(self, client: Client, job_id: str) -> Job:
@@ -59,7 +59,7 @@ class Place:
         return job
 
     def check_results(self, client: Client, job: Job) -> None:
-        """They are those of the job that nothing disturbed, to the last bit."""
+        """Check that the results equal those of the job without a fault, to the last bit."""
         assert job.status == "completed", job.error
         assert self.results(client, job) == self.expected
         self.check()
@@ -79,7 +79,7 @@ class Place:
         return found
 
     def check(self) -> None:
-        """What was made is there, and whole."""
+        """Check that everything that was created is there and whole."""
         database = Database(sqlite_url(self.serve.data_dir / "tuneship.sqlite"))
         with database.read() as connection:
             jobs = {row["id"]: row["status"] for row in invariants.rows_of(connection, tables.jobs)}
@@ -93,10 +93,10 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     folder, kernel = tmp_path_factory.mktemp("place"), Kernel()
     serve = Serve(folder / "data", starter=kernel.start, warm_trainer="true")
-    made = Place(kernel, serve, rows_file(folder / "rows.jsonl", 72))
+    made = Environment(kernel, serve, rows_file(folder / "rows.jsonl", 72))
     try:
         client = serve.client()
         undisturbed = made.ended(client)
@@ -108,38 +108,38 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture
-def client(place: Place) -> Client:
-    return place.serve.client()
+def client(environment: Environment) -> Client:
+    return environment.serve.client()
 
 
-def test_what_is_written_in_half_is_written_on(place: Place, client: Client) -> None:
+def test_what_is_written_in_half_is_written_on(environment: Environment, client: Client) -> None:
     files = (CHECKPOINT, ADAPTER, PROGRESS, STORED)
-    with place.kernel.injected(*(Fault(WRITE, is_half=True, path=one) for one in files)):
-        job = place.ended(client)
-    place.check_results(client, job)
+    with environment.kernel.injected(*(Fault(WRITE, is_half=True, path=one) for one in files)):
+        job = environment.ended(client)
+    environment.check_results(client, job)
 
 
 def test_a_service_that_cannot_store_for_a_while_stores_it_later(
-    place: Place, client: Client
+    environment: Environment, client: Client
 ) -> None:
-    """First what the job tells, then its adapter."""
+    """Fail the storing of the job's progress first, then that of its adapter."""
     begun = Fault(WRITE, is_half=True, path=PROGRESS, last=1)
-    told = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6, after=begun)
+    progress = Fault(("pwrite64",), error="EIO", path=DATABASE, last=6, after=begun)
     stored = Fault(WRITE, error="ENOSPC", path=STORED, first=2, last=3, after=begun)
     flushed = Fault(FLUSH, error="EIO", path="/blobs/models", last=2)
-    with place.kernel.injected(begun, told, stored, flushed):
-        job = place.ended(client)
-    place.check_results(client, job)
+    with environment.kernel.injected(begun, progress, stored, flushed):
+        job = environment.ended(client)
+    environment.check_results(client, job)
 
 
 def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
-    place: Place, client: Client
+    environment: Environment, client: Client
 ) -> None:
     kept = Fault(WRITE, is_deadly=True, is_half=True, path=CHECKPOINT, first=4, last=4)
     named = Fault(RENAME, is_deadly=True, path=ADAPTER, last=1)
-    with place.kernel.injected(kept, named):
-        job = place.ended(client)
-    place.check_results(client, job)
+    with environment.kernel.injected(kept, named):
+        job = environment.ended(client)
+    environment.check_results(client, job)
     messages = [entry.message for entry in client.jobs.logs(job.id).logs]
     assert sum("resumes from its checkpoint" in message for message in messages) == 2
 
@@ -155,33 +155,39 @@ def test_a_trainer_that_dies_while_it_writes_goes_on_from_what_is_whole(
     ],
 )
 def test_what_cannot_be_written_fails_the_job_with_the_reason(
-    place: Place, client: Client, calls: Sequence[str], error: str, path: str, first: int
+    environment: Environment,
+    client: Client,
+    calls: Sequence[str],
+    error: str,
+    path: str,
+    first: int,
 ) -> None:
-    last = first if path == PROGRESS else None  # there it must be able to say so
-    with place.kernel.injected(Fault(calls, error=error, path=path, first=first, last=last)):
-        job = place.ended(client)
+    # Later writes to the progress file must succeed, so that the failure can be reported.
+    last = first if path == PROGRESS else None
+    with environment.kernel.injected(Fault(calls, error=error, path=path, first=first, last=last)):
+        job = environment.ended(client)
     assert job.status == "failed"
     assert job.error is not None
-    told = (job.error.code, job.error.reason, job.error.message)
+    error_fields = (job.error.code, job.error.reason, job.error.message)
     message = DISK_FULL if error == "ENOSPC" else DISK_BROKEN
-    assert told == ("fine_tuning_error", "internal", message)
+    assert error_fields == ("fine_tuning_error", "internal", message)
     assert job.fine_tuned_model is None
-    place.check()
+    environment.check()
 
 
-@pytest.mark.soak  # three attempts
+@pytest.mark.soak  # it takes three attempts
 def test_a_trainer_that_cannot_say_anything_has_made_no_progress(
-    place: Place, client: Client
+    environment: Environment, client: Client
 ) -> None:
-    with place.kernel.injected(Fault(WRITE, error="ENOSPC", path=PROGRESS, first=1)):
-        job = place.ended(client)
+    with environment.kernel.injected(Fault(WRITE, error="ENOSPC", path=PROGRESS, first=1)):
+        job = environment.ended(client)
     assert job.error is not None
     assert (job.status, job.error.reason) == ("failed", "no_progress")
-    place.check()
+    environment.check()
 
 
 def test_uploads_that_the_disk_takes_in_parts_are_whole_and_those_it_refuses_are_not_there(
-    place: Place, client: Client
+    environment: Environment, client: Client
 ) -> None:
     dice = random.Random(1)  # noqa: S311 - content, not a secret
     content = b"".join(
@@ -189,25 +195,25 @@ def test_uploads_that_the_disk_takes_in_parts_are_whole_and_those_it_refuses_are
     )
     form = DatasetUpload(name="d", format="instruction")
     once = client.with_options(tries=1)
-    with place.kernel.injected(Fault(WRITE, error="ENOSPC", path=STORED, first=3)):
+    with environment.kernel.injected(Fault(WRITE, error="ENOSPC", path=STORED, first=3)):
         with pytest.raises(ApiError) as refused:
             once.datasets.upload(form, BytesIO(content))
         assert (refused.value.status, refused.value.code) == (503, "internal_error")
-    with place.kernel.injected(Fault(WRITE, is_half=True, path=STORED)):
+    with environment.kernel.injected(Fault(WRITE, is_half=True, path=STORED)):
         parts = [client.datasets.upload(form, BytesIO(content)).id for _ in range(2)]
         both = client.datasets.merge(DatasetMerge(dataset_ids=parts, name="both")).id
         until(lambda: client.datasets.get(both).status == "processed")
-    kept = place.opened(tables.datasets)
+    kept = environment.opened(tables.datasets)
     assert [kept[f"datasets/{one}/data.jsonl"] for one in parts] == [content] * 2
     assert len(kept[f"datasets/{both}/data.jsonl"].splitlines()) == 6000
-    place.check()
+    environment.check()
 
 
-def test_after_a_restart_nothing_half_made_is_left(place: Place) -> None:
-    place.serve.kill()
-    place.serve.start()
-    place.check()
-    database = Database(sqlite_url(place.serve.data_dir / "tuneship.sqlite"))
+def test_after_a_restart_nothing_half_made_is_left(environment: Environment) -> None:
+    environment.serve.kill()
+    environment.serve.start()
+    environment.check()
+    database = Database(sqlite_url(environment.serve.data_dir / "tuneship.sqlite"))
     with database.read() as connection:
-        invariants.check_settled(connection, place.serve.data_dir)
+        invariants.check_settled(connection, environment.serve.data_dir)
     database.close()

@@ -1,5 +1,5 @@
-"""What fails in the background for a reason that nobody has foreseen is tried a few times, with pauses, and then fails
-for its owner with a reason; what fails because the database is away is waited for.
+"""Background work that fails for an unforeseen reason is retried a few times and then reported as failed to its owner;
+if the database is away, it waits for the database.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ AWAY = exc.OperationalError("select", {}, Exception(PRIVATE))
 
 
 class Fault:
-    """A method that raises, for all names or one, until it is mended."""
+    """A method that is replaced by one that raises, for all names or for one, until it is repaired."""
 
     def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
         self.error: Exception | None = error
@@ -45,7 +45,7 @@ class Fault:
 
 
 def after_pauses(service: Service, holds: Callable[[], bool]) -> None:
-    """One longest pause after the other passes, until it is true."""
+    """Let the longest pause pass repeatedly until the condition holds."""
 
     def passed() -> bool:
         service.clock.ahead += LONGEST_PAUSE + timedelta(seconds=1)

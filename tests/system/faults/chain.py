@@ -1,6 +1,6 @@
-"""The steps of the chain as the fault matrix tries them: each is the real task against the real service.
+"""The fault matrix runs these steps of a release: each one is the real task against the real service.
 
-A step says which request is spoiled, how often it may be tried, what must exist afterwards, and how to take that away.
+A step says which request is spoiled, how often it may be tried, what must exist afterwards, and how to remove that.
 """
 
 import contextvars
@@ -27,7 +27,7 @@ from tasks.jobs import create_job, get_job_metrics, wait_for_job
 from tasks.metrics import get_deployment_metrics
 from tests.support.fakes.proxy import Proxy
 from tests.support.in_process import Service, jsonl
-from tests.system.faults.way import Nowhere, Way, noting_client
+from tests.system.faults.way import Nowhere, WatchedTransport, noting_client
 from tuneship.client import Client
 from tuneship.contract.datasets import DatasetMerge, DatasetUpload
 from tuneship.contract.deployments import DeploymentCreate
@@ -44,61 +44,62 @@ HALF = 50
 
 
 class OpenFlow:
-    """One real flow run for all cells: each one's tasks run in it, on its thread."""
+    """One real flow run that executes the tasks of all cases on its own thread."""
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the flow run."""
         self._work: queue.Queue[tuple[Work, Future[Any]] | None] = queue.Queue()
 
         @flow(name="fault-cells")
-        def cells() -> None:
+        def run_cases() -> None:
             while (item := self._work.get()) is not None:
-                work, told = item
+                work, future = item
                 try:
-                    told.set_result(work())
-                except BaseException as error:  # noqa: BLE001 - it belongs to the cell that waits for it
-                    told.set_exception(error)
+                    future.set_result(work())
+                except BaseException as error:  # noqa: BLE001 - the case that waits for the result gets the error
+                    future.set_exception(error)
 
-        settings = contextvars.copy_context()  # the harness's, which a new thread would not have
-        self._thread = threading.Thread(target=settings.run, args=(cells,))
+        # A new thread would not have the settings of the Prefect test harness.
+        settings = contextvars.copy_context()
+        self._thread = threading.Thread(target=settings.run, args=(run_cases,))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the flow run."""
         self._work.put(None)
         self._thread.join()
 
     def run(self, work: Work) -> Any:
-        """What `work` returns or raises inside the flow."""
+        """Run `work` inside the flow and return its result, or raise its error."""
         return self.start(work).result(600)
 
     def start(self, work: Work) -> Future[Any]:
-        """The same without waiting for it."""
-        told: Future[Any] = Future()
-        self._work.put((work, told))
-        return told
+        """Start `work` inside the flow without waiting for its result."""
+        future: Future[Any] = Future()
+        self._work.put((work, future))
+        return future
 
 
-class World:
-    """The service, the proxy before it, and what most steps need first."""
+class Environment:
+    """The service, the proxy in front of it, and the resources that most steps need."""
 
     def __init__(self, service: Service, open_flow: OpenFlow, folder: Path) -> None:
-        """Nothing is made yet."""
+        """Store the arguments; resources are created on entering."""
         self.service, self.open_flow, self.folder = service, open_flow, folder
-        self.way, self.waited = Way(), list[float]()
-        self._opened = ExitStack()
+        self.transport, self.waited = WatchedTransport(), list[float]()
+        self._resources = ExitStack()
 
     def __enter__(self) -> Self:
-        """Two datasets, a finished job, two deployments; every task's client goes through the proxy."""
-        service, enter = self.service, self._opened.enter_context
+        """Create two datasets, a finished job and two deployments; send every task's requests through the proxy."""
+        service, enter = self.service, self._resources.enter_context
         self.port = int(service.url.rpartition(":")[2])
         self.proxy = enter(Proxy(self.port))
         self.nowhere = enter(Nowhere())
         self.direct = enter(Client(self._settings(service.url)))
         settings = self._settings(f"http://127.0.0.1:{self.proxy.port}")
-        connect(settings, noting_client(settings, self.way, self.waited))
-        self._opened.callback(disconnect)
+        connect(settings, noting_client(settings, self.transport, self.waited))
+        self._resources.callback(disconnect)
         self.file = self.folder / "rows.jsonl"
         rows = [{"instruction": f"case {n}", "response": "chapter of it"} for n in range(ROWS)]
         self.file.write_bytes(jsonl(*rows))
@@ -109,109 +110,109 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up."""
-        self._opened.close()
+        """Close the clients and the proxy."""
+        self._resources.close()
 
     def _settings(self, url: str) -> ClientSettings:
         key = self.service.headers["alice"]["Authorization"].removeprefix("Bearer ")
         return ClientSettings(url=url, api_key=SecretStr(key), client_id="alice")
 
     def split_of(self, endpoint_id: str) -> dict[str, int]:
-        """The shares as the service has them."""
+        """Return the traffic share of each deployment, as the service reports it."""
         members = self.direct.canary_endpoints.get(endpoint_id).deployments
         return {one.id: one.traffic_percentage for one in members}
 
 
 def at_once(one: Task[..., Any]) -> Task[..., Any]:
-    """The task without Prefect's pauses."""
+    """Return the task without Prefect's pauses between retries."""
     return one.with_options(retry_delay_seconds=0)
 
 
-class Cell:
-    """One step under one fault. `name` is in everything that it makes."""
+class Case:
+    """One step under one fault; everything it creates carries `name`."""
 
-    def __init__(self, world: World, step: "Step", name: str) -> None:
-        """Watch the step's requests from now on."""
-        self.world, self.step, self.name = world, step, name
+    def __init__(self, environment: Environment, step: "Step", name: str) -> None:
+        """Prepare the step and start counting its requests."""
+        self.environment, self.step, self.name = environment, step, name
         self.target = ""
-        """What the step works on, where it is made for this cell alone."""
+        """Id of the resource that the step changes, if it was created for this case alone."""
         self._prepared = step.prepare(self)
-        world.way.watch(step.method, step.path)
+        environment.transport.watch(step.method, step.path)
 
     def spoil(self, *faults: Any, for_ever: bool = False) -> None:
-        """These faults meet the step's requests in turn."""
-        self.world.proxy.play(self.step.method, self.step.path, faults, for_ever)
+        """Apply these faults to the step's next requests, one after the other."""
+        self.environment.proxy.play(self.step.method, self.step.path, faults, for_ever)
 
     def run(self) -> Any:
-        """The step in the open flow; raises what its task raises."""
-        return self.world.open_flow.run(self._prepared)
+        """Run the step in the open flow; errors of its task are raised here."""
+        return self.environment.open_flow.run(self._prepared)
 
     def heal(self) -> None:
-        """From now on nothing is spoiled."""
-        self.world.proxy.heal()
-        self.world.way.watch(self.step.method, self.step.path)
+        """Stop all faults and reset the request count."""
+        self.environment.proxy.heal()
+        self.environment.transport.watch(self.step.method, self.step.path)
 
     @property
     def tries(self) -> int:
-        """Requests of the step since it was prepared or healed."""
-        return self.world.way.tries
+        """Number of the step's requests since it was prepared or healed."""
+        return self.environment.transport.tries
 
     @property
     def waited(self) -> list[float]:
-        """The client's pauses in seconds, none of which it took."""
-        return self.world.waited
+        """Pauses in seconds that the client asked for; they are recorded and not waited."""
+        return self.environment.waited
 
     @property
-    def made(self) -> list[str]:
-        """Ids of what the service has of this cell."""
-        return self.step.made(self)
+    def created(self) -> list[str]:
+        """Ids of the resources of this case that exist at the service."""
+        return self.step.created(self)
 
 
 class Step:
-    """A step that only reads; others override."""
+    """A step that only reads; steps that create or change something override these defaults."""
 
     name = ""
     method, path = "GET", ""
     tries = 6
     tries_of_spoiled = 6
-    """When the answer is never JSON: the client itself repeats only what it knows to be harmless."""
+    """Number of tries if the answer is never JSON: the client repeats only requests that are known to be harmless."""
     has_body = False
     is_creating = False
     field = ""
-    """Of the answer; nothing can be done without it."""
+    """Name of the field in the answer that the step cannot do without."""
     status = "status"
-    """Of the answer: a word that may be new; empty where there is none."""
+    """Name of the field in the answer whose value may be unknown to the client; empty if there is none."""
 
-    def prepare(self, cell: Cell) -> Work:
-        """What is run in the flow."""
+    def prepare(self, case: Case) -> Work:
+        """Return the function that is run in the flow."""
         raise NotImplementedError
 
-    def made(self, cell: Cell) -> list[str]:
-        """Ids of what this cell made at the service."""
+    def created(self, case: Case) -> list[str]:
+        """Return the ids of the resources that this case created at the service."""
         return []
 
-    def clean(self, cell: Cell) -> None:
-        """Take it away."""
+    def clean(self, case: Case) -> None:
+        """Remove the resources that this case created."""
 
 
 class Validate(Step):
     name, method, path = "validate", "POST", "/v1/datasets/validate"
     has_body, tries_of_spoiled, field, status = True, 3, "is_valid", ""
 
-    def prepare(self, cell: Cell) -> Work:
-        return lambda: at_once(validate_dataset)(cell.world.file, "instruction").is_valid
+    def prepare(self, case: Case) -> Work:
+        return lambda: at_once(validate_dataset)(case.environment.file, "instruction").is_valid
 
 
 class Upload(Step):
     name, method, path = "upload", "POST", "/v1/datasets"
     has_body, is_creating, tries_of_spoiled, field = True, True, 3, "id"
 
-    def prepare(self, cell: Cell) -> Work:
-        upload = DatasetUpload(name=cell.name, format="instruction", tags={TAG: cell.name})
-        return lambda: at_once(upload_dataset)(cell.world.file, upload, cell.name).id
+    def prepare(self, case: Case) -> Work:
+        upload = DatasetUpload(name=case.name, format="instruction", tags={TAG: case.name})
+        return lambda: at_once(upload_dataset)(case.environment.file, upload, case.name).id
 
-    def made(self, cell: Cell) -> list[str]:
-        page = cell.world.direct.datasets.list(tags={TAG: cell.name})
+    def created(self, case: Case) -> list[str]:
+        page = case.environment.direct.datasets.list(tags={TAG: case.name})
         assert all(one.num_examples in (ROWS, 8) for one in page.datasets), "a half dataset"
         return [one.id for one in page.datasets]
 
@@ -219,87 +220,89 @@ class Upload(Step):
 class Merge(Upload):
     name, path = "merge", "/v1/datasets/merge"
 
-    def prepare(self, cell: Cell) -> Work:
-        merge = DatasetMerge(dataset_ids=cell.world.datasets, name=cell.name, tags={TAG: cell.name})
-        return lambda: at_once(merge_datasets)(merge, cell.name).id
+    def prepare(self, case: Case) -> Work:
+        merge = DatasetMerge(
+            dataset_ids=case.environment.datasets, name=case.name, tags={TAG: case.name}
+        )
+        return lambda: at_once(merge_datasets)(merge, case.name).id
 
 
 class CreateJob(Step):
     name, method, path = "create-job", "POST", "/v1/fine-tuning/jobs"
     has_body, is_creating, tries_of_spoiled, field = True, True, 3, "id"
 
-    def prepare(self, cell: Cell) -> Work:
+    def prepare(self, case: Case) -> Work:
         job = JobCreate(
             base_model="tuneship-tiny",
-            dataset_id=cell.world.datasets[0],
+            dataset_id=case.environment.datasets[0],
             model_name="m",
-            tags={TAG: cell.name},
+            tags={TAG: case.name},
         )
-        return lambda: at_once(create_job)(job, cell.name).id
+        return lambda: at_once(create_job)(job, case.name).id
 
-    def made(self, cell: Cell) -> list[str]:
-        return [one.id for one in cell.world.direct.jobs.list(tags={TAG: cell.name}).jobs]
+    def created(self, case: Case) -> list[str]:
+        return [one.id for one in case.environment.direct.jobs.list(tags={TAG: case.name}).jobs]
 
-    def clean(self, cell: Cell) -> None:
-        for job_id in self.made(cell):
-            cell.world.direct.jobs.cancel(job_id)
+    def clean(self, case: Case) -> None:
+        for job_id in self.created(case):
+            case.environment.direct.jobs.cancel(job_id)
 
 
 class PollJob(Step):
     name, path, field = "poll-job", "/v1/fine-tuning/jobs/[^/]+", "id"
 
-    def prepare(self, cell: Cell) -> Work:
-        return lambda: at_once(wait_for_job)(cell.world.job).id
+    def prepare(self, case: Case) -> Work:
+        return lambda: at_once(wait_for_job)(case.environment.job).id
 
 
 class JobMetrics(Step):
     name, path = "job-metrics", "/v1/fine-tuning/jobs/[^/]+/metrics"
     field, status = "job_id", ""
 
-    def prepare(self, cell: Cell) -> Work:
-        return lambda: at_once(get_job_metrics)(cell.world.job).job_id
+    def prepare(self, case: Case) -> Work:
+        return lambda: at_once(get_job_metrics)(case.environment.job).job_id
 
 
 class CreateDeployment(Step):
     name, method, path = "create-deployment", "POST", "/v1/deployments"
     has_body, is_creating, tries_of_spoiled, field = True, True, 3, "status"
 
-    def prepare(self, cell: Cell) -> Work:
+    def prepare(self, case: Case) -> Work:
         wanted = DeploymentCreate(
-            model_name="tuneship-tiny", deployment_name=cell.name, tags={TAG: cell.name}
+            model_name="tuneship-tiny", deployment_name=case.name, tags={TAG: case.name}
         )
-        return lambda: at_once(create_deployment)(wanted, cell.name).id
+        return lambda: at_once(create_deployment)(wanted, case.name).id
 
-    def made(self, cell: Cell) -> list[str]:
-        page = cell.world.direct.deployments.list(tags={TAG: cell.name})
+    def created(self, case: Case) -> list[str]:
+        page = case.environment.direct.deployments.list(tags={TAG: case.name})
         return [one.id for one in page.deployments]
 
-    def clean(self, cell: Cell) -> None:
-        for deployment_id in self.made(cell):
-            cell.world.direct.deployments.delete(deployment_id)
+    def clean(self, case: Case) -> None:
+        for deployment_id in self.created(case):
+            case.environment.direct.deployments.delete(deployment_id)
 
 
 class Shift(Step):
-    """The task alone is sent once: what a lost answer means is for `RolloutSplit` to find out, and so it is tried
-    here.
+    """Change the split through `RolloutSplit`: the task sends its request once, and `RolloutSplit` checks what a lost
+    answer means.
     """
 
     name, method, path = "shift", "PATCH", "/v1/canary-endpoints/[^/]+"
     has_body, field = True, "id"
 
-    def prepare(self, cell: Cell) -> Work:
-        world = cell.world
-        endpoint = world.direct.canary_endpoints.create(
-            CanaryEndpointCreate(name=cell.name, deployments=members(world, 0))
+    def prepare(self, case: Case) -> Work:
+        environment = case.environment
+        endpoint = environment.direct.canary_endpoints.create(
+            CanaryEndpointCreate(name=case.name, deployments=members(environment, 0))
         )
-        cell.target = endpoint.id
+        case.target = endpoint.id
         plan = CanaryPlan(
             endpoint_id=endpoint.id,
-            baseline_deployment_id=world.baseline,
-            candidate_deployment_id=world.candidate,
+            baseline_deployment_id=environment.baseline,
+            candidate_deployment_id=environment.candidate,
             look_every_seconds=0.001,
         )
-        file = RecordFolder(world.folder / "records", "http://faults").new(plan)
+        file = RecordFolder(environment.folder / "records", "http://faults").new(plan)
         file.append(
             Begun(file.path.stem, endpoint.id, plan.model_dump(mode="json"), plan.digest(), ())
         )
@@ -307,15 +310,17 @@ class Shift(Step):
         log = logging.getLogger("tests.system.faults")
         return lambda: shifted(RolloutSplit(plan, file, endpoint.version, log, calls=calls))
 
-    def clean(self, cell: Cell) -> None:
-        """The lease is ended first: it names the split that the endpoint would return to."""
-        endpoints = cell.world.direct.canary_endpoints
-        endpoints.update(cell.target, CanaryEndpointUpdate(deployments=members(cell.world, 0)))
-        endpoints.delete(cell.target)
+    def clean(self, case: Case) -> None:
+        """End the lease first, because it names the split that the endpoint would return to."""
+        endpoints = case.environment.direct.canary_endpoints
+        endpoints.update(
+            case.target, CanaryEndpointUpdate(deployments=members(case.environment, 0))
+        )
+        endpoints.delete(case.target)
 
 
 def shifted(split: RolloutSplit) -> str:
-    """Half to the candidate; where that cannot be confirmed, the way back as the flow takes it."""
+    """Shift half of the traffic to the candidate; if that cannot be confirmed, roll back as the flow does."""
     try:
         split.shift(HALF, "fault")
     except NotConfirmed:
@@ -323,8 +328,8 @@ def shifted(split: RolloutSplit) -> str:
     return "shifted"
 
 
-def members(world: World, weight: int) -> list[Member]:
-    shares = {world.baseline: 100 - weight, world.candidate: weight}
+def members(environment: Environment, weight: int) -> list[Member]:
+    shares = {environment.baseline: 100 - weight, environment.candidate: weight}
     return [Member(id=name, traffic_percentage=share) for name, share in shares.items()]
 
 
@@ -332,9 +337,9 @@ class Look(Step):
     name, path, tries, tries_of_spoiled = "look", "/v1/deployments/[^/]+/metrics", 2, 2
     field, status = "deployment_id", ""
 
-    def prepare(self, cell: Cell) -> Work:
+    def prepare(self, case: Case) -> Work:
         def look() -> str:
-            return get_deployment_metrics(cell.world.baseline, interval="1m").deployment_id
+            return get_deployment_metrics(case.environment.baseline, interval="1m").deployment_id
 
         return look
 

@@ -1,4 +1,4 @@
-"""What the fault tests share: the real service behind a proxy, one open flow run, and a cell of the matrix."""
+"""The fault tests share these fixtures: the real service behind a proxy, an open flow run, and a case of the matrix."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,28 +8,30 @@ import pytest
 
 from tests.flows.conftest import prefect_api, records
 from tests.support.in_process import Service
-from tests.system.faults.chain import STEPS, Cell, OpenFlow, Step, World
+from tests.system.faults.chain import STEPS, Case, Environment, OpenFlow, Step
 
 __all__ = ["prefect_api", "records"]
 
 
 @pytest.fixture(scope="module")
-def world(prefect_api: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A service on sockets whose workers are played, with room for all cells."""
+def environment(
+    prefect_api: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
+    """Start a service on sockets, with simulated workers and limits that are high enough for all cases."""
     folder = tmp_path_factory.mktemp("faults")
     room: dict[str, Any] = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
     with Service(folder / "data", **room) as service:
         service.listen()
-        with OpenFlow() as flow, World(service, flow, folder) as made:
-            yield made
+        with OpenFlow() as flow, Environment(service, flow, folder) as created:
+            yield created
 
 
 @pytest.fixture(params=STEPS, ids=lambda step: step.name)
-def cell(request: pytest.FixtureRequest, world: World) -> Iterator[Cell]:
-    """A step under a fault. Its name is its own, so that no key and no stored result meets another cell's."""
+def case(request: pytest.FixtureRequest, environment: Environment) -> Iterator[Case]:
+    """Prepare a step for a fault, under a unique name, so that it shares no key or stored result with another case."""
     step: Step = request.param
-    made = Cell(world, step, f"cell-{uuid4().hex[:12]}")
-    world.waited.clear()
-    yield made
-    made.heal()
-    step.clean(made)
+    created = Case(environment, step, f"cell-{uuid4().hex[:12]}")
+    environment.waited.clear()
+    yield created
+    created.heal()
+    step.clean(created)

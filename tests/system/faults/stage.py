@@ -1,7 +1,7 @@
-"""A rollout against the real service behind the proxy, with played traffic: one bucket of a minute for each look.
+"""Support for rollouts against the real service behind a proxy, with simulated traffic: one minute of it per look.
 
-The service's clock moves a bucket whenever the pipeline asks for the baseline's state, which it does once a look; so a
-rollout takes seconds, decides the same on any machine, and an act can be put at a bucket (`at_tick`).
+The service's clock advances by one bucket whenever the pipeline asks for the baseline's state, which it does once per
+look. So a rollout takes seconds, decides the same on any machine, and a test can act at a given bucket (`at_tick`).
 """
 
 import asyncio
@@ -26,78 +26,78 @@ from tuneship.settings import ClientSettings
 BUCKET = timedelta(minutes=1)
 PER_BUCKET = 600
 ERRORS_IN = 300
-"""Of so many requests of a bucket the last one fails, on either deployment."""
+"""One request out of this many fails in a bucket, on either deployment."""
 LOSSES = (0.74, 0.72, 0.71, 0.70)
-"""Of a training that learns; the played perplexity is that of 0.69."""
+"""Losses of a training that learns; the simulated perplexity corresponds to a loss of 0.69."""
 BEFORE = 3
-"""Buckets of the baseline alone, before a rollout."""
+"""Number of buckets with traffic for the baseline alone, before a rollout."""
 
 
 class Stage:
-    """Two deployments, an endpoint that gives the baseline everything, and users. Enter it to use it."""
+    """A service with two deployments, an endpoint that gives the baseline all traffic, and users; to be entered."""
 
     def __init__(self, folder: Path, ahead: timedelta = timedelta(), **settings: Any) -> None:
-        """`ahead`: of the runner's clock is the service's. `settings` of the service."""
+        """`ahead`: how far the service's clock runs ahead of the test's. `settings`: the settings of the service."""
         self.service = Service(folder / "data", **settings)
         self.service.clock.ahead = ahead
         self.at_tick: dict[int, Callable[[], object]] = {}
-        """What happens once so many buckets of the rollout are over."""
+        """Actions by the number of rollout buckets after which they are run."""
         self.per_bucket = PER_BUCKET
         self.slower = 1.0
-        """How many times as long every request takes, on either deployment."""
+        """Factor on the latency of every request, on either deployment."""
         self.ticks = -BEFORE
         self.seen: list[int] = []
-        """The candidate's shares, each once, as buckets met them."""
+        """The candidate's shares in the order of the buckets; a share that did not change is listed once."""
         self.baseline = self.candidate = self.endpoint = ""
-        self._opened = ExitStack()
+        self._resources = ExitStack()
 
     def __enter__(self) -> Self:
-        """Every task's client goes through the proxy from now on."""
-        service = self._opened.enter_context(self.service)
+        """Start the service and the proxy, and send every task's requests through the proxy."""
+        service = self._resources.enter_context(self.service)
         service.listen()
         port = int(service.url.rpartition(":")[2])
-        self.proxy = self._opened.enter_context(Proxy(port))
-        self.direct = self._opened.enter_context(Client(self.settings(service.url)))
+        self.proxy = self._resources.enter_context(Proxy(port))
+        self.direct = self._resources.enter_context(Client(self.settings(service.url)))
         connect(self.settings(f"http://127.0.0.1:{self.proxy.port}"))
-        self._opened.callback(disconnect)
+        self._resources.callback(disconnect)
         self._into_the_middle_of_the_next_bucket()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Strike it."""
-        self._opened.close()
+        """Shut everything down."""
+        self._resources.close()
 
     def settings(self, url: str) -> ClientSettings:
-        """Of a client that enters here."""
+        """Return the settings of a client that connects to this address."""
         key = self.service.headers["alice"]["Authorization"].removeprefix("Bearer ")
         return ClientSettings(url=url, api_key=SecretStr(key), client_id="alice")
 
     def set_up(self) -> None:
-        """The pair and its endpoint."""
+        """Create both deployments and their endpoint."""
         self.baseline = self.service.deployment("base")
         self.candidate = self.service.deployment("new")
         shares = {self.baseline: 100, self.candidate: 0}
         self._open(shares)
 
     def set_up_alone(self) -> None:
-        """The baseline and its endpoint; a release brings the candidate."""
+        """Create the baseline and its endpoint; a release adds the candidate."""
         self.baseline = self.service.deployment("base")
         self._open({self.baseline: 100})
 
     def _open(self, shares: dict[str, int]) -> None:
-        """From now on users are there, and looks move the clock; `proxy.heal()` stops it with everything else."""
+        """Start the traffic and let looks move the clock; `proxy.heal()` stops that together with all faults."""
         self.endpoint = self.service.canary("shop", shares)
         for _ in range(BEFORE):
             self.tick()
         self.let_looks_tick()
 
     def let_looks_tick(self) -> None:
-        """The rule that moves the clock."""
+        """Let every look of the pipeline move the clock by one bucket."""
         path = f"/v1/deployments/{self.baseline}"
         self.proxy.play("GET", path, [self._tick_and_pass], for_ever=True)
 
     def plan(self, **changes: Any) -> CanaryPlan:
-        """A rollout in few and quick looks."""
+        """Return the plan of a rollout with few and quick looks."""
         fields: dict[str, Any] = {
             "endpoint_id": self.endpoint,
             "baseline_deployment_id": self.baseline,
@@ -113,7 +113,7 @@ class Stage:
         return CanaryPlan.model_validate(fields | changes)
 
     def shares(self) -> dict[str, int]:
-        """The split as the service has it: whole, and between two."""
+        """Return the split as the service reports it, and check that it sums to 100 over at most two deployments."""
         endpoint = self.direct.canary_endpoints.get(self.endpoint)
         shares = {one.id: one.traffic_percentage for one in endpoint.deployments}
         assert sum(shares.values()) == 100
@@ -122,7 +122,7 @@ class Stage:
 
     @property
     def weight(self) -> int:
-        """The candidate's share now."""
+        """The candidate's present share."""
         return 100 - self.shares().get(self.baseline, 0)
 
     async def _tick_and_pass(self, exchange: Exchange) -> None:
@@ -130,7 +130,7 @@ class Stage:
         await passed(exchange)
 
     def tick(self) -> None:
-        """A bucket of traffic under the present split, and its end."""
+        """Record one bucket of traffic under the present split and end the bucket."""
         shares = self.shares()
         weight = 100 - shares.get(self.baseline, 0)
         if self.seen[-1:] != [weight]:
@@ -160,29 +160,29 @@ class Stage:
             )
 
     def _into_the_middle_of_the_next_bucket(self) -> None:
-        """A bucket's end and the lag of its counting are then half a minute away, however long the looks take."""
+        """Move the clock to the middle of the next bucket, so that even slow looks do not reach the bucket's end."""
         now = self.service.clock()
         begun = timedelta(seconds=now.second, microseconds=now.microsecond)
         self.service.clock.ahead += BUCKET - begun + BUCKET / 2
 
 
 class Trainings:
-    """Plays every training of a service while it is entered: four steps, then the end that is asked for."""
+    """Simulates every training of a service while it is entered: four steps, then the end given by `ending`."""
 
     def __init__(self, stage: Stage) -> None:
-        """All of them complete unless `ending` is told to do something else."""
+        """Let every training complete unless `ending` is set to something else."""
         self._stage = stage
         self.ending: Callable[[PlayedTrainer], object] = PlayedTrainer.complete
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._play)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start simulating."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No more."""
+        """Stop simulating."""
         self._is_over.set()
         self._thread.join()
 

@@ -1,6 +1,6 @@
-"""Faults 1-21 on every step of the chain: how often it is tried, what is waited for, what exists afterwards.
+"""Faults 1-21 hit every step of a release: these tests check the tries, the pauses and what exists afterwards.
 
-Numbers and expectations are those of the fault matrix; whole rollouts under faults stand in `test_rollout_faults.py`.
+Numbers and expectations are those of the fault matrix; whole rollouts under faults are in `test_rollout_faults.py`.
 """
 
 import threading
@@ -25,7 +25,7 @@ from tests.support.fakes.proxy import (
     rewritten,
     trickled,
 )
-from tests.system.faults.chain import HALF, STEPS, Cell, Step
+from tests.system.faults.chain import HALF, STEPS, Case, Step
 from tests.system.faults.way import unknown_name, without_tls
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable
 from tuneship.contract.errors import AuthenticationError, PermissionDenied, QuotaExceeded
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 HTML = "<html><body>Bad gateway</body></html>"
 ASKED_S = 1
 LATER_S = 120
-"""Until a date that is asked for; no pause of a client is really waited for."""
+"""Seconds until the date that Retry-After names; the client's pauses are recorded and not waited."""
 
 
 def step_named(step: Step) -> str:
@@ -43,9 +43,9 @@ def step_named(step: Step) -> str:
 
 
 def those(chosen: Callable[[Step], bool]) -> Any:
-    """Only these steps."""
+    """Run the test on the chosen steps only."""
     steps = [step for step in STEPS if chosen(step)]
-    return pytest.mark.parametrize("cell", steps, ids=step_named, indirect=True)
+    return pytest.mark.parametrize("case", steps, ids=step_named, indirect=True)
 
 
 def is_shift(step: Step) -> bool:
@@ -56,43 +56,43 @@ def is_look(step: Step) -> bool:
     return step.name == "look"
 
 
-def succeeds(cell: Cell) -> None:
-    """It exists once, or the split is as declared."""
-    result = cell.run()
-    if cell.step.is_creating:
-        assert cell.made == [result]
-    if is_shift(cell.step):
+def succeeds(case: Case) -> None:
+    """Run the step and check that its resource exists once, or that the split is the requested one."""
+    result = case.run()
+    if case.step.is_creating:
+        assert case.created == [result]
+    if is_shift(case.step):
         assert result == "shifted"
-        assert split_of(cell) == (100 - HALF, HALF)
+        assert split_of(case) == (100 - HALF, HALF)
 
 
-def fails(cell: Cell, kind: type[Exception]) -> None:
-    """With its last error, nothing is doubled, and the same step succeeds when the fault is over."""
-    if is_shift(cell.step):
-        assert cell.run() == "rolled_back"
-        assert split_of(cell) == (100, 0)
+def fails(case: Case, kind: type[Exception]) -> None:
+    """Check that the step raises its last error, creates nothing twice, and succeeds once the fault is over."""
+    if is_shift(case.step):
+        assert case.run() == "rolled_back"
+        assert split_of(case) == (100, 0)
         return
     with pytest.raises(kind):
-        cell.run()
-    tries = cell.tries
-    if cell.step.is_creating:
-        assert len(cell.made) <= 1
-    cell.heal()
-    succeeds(cell)
-    cell.world.way.tries = tries
+        case.run()
+    tries = case.tries
+    if case.step.is_creating:
+        assert len(case.created) <= 1
+    case.heal()
+    succeeds(case)
+    case.environment.transport.tries = tries
 
 
-def split_of(cell: Cell) -> tuple[int, int]:
-    """Baseline's and candidate's share; nobody else has any."""
-    world = cell.world
-    shares = world.split_of(cell.target)
+def split_of(case: Case) -> tuple[int, int]:
+    """Return the shares of baseline and candidate, and check that no other deployment has any."""
+    environment = case.environment
+    shares = environment.split_of(case.target)
     assert sum(shares.values()) == 100
-    assert set(shares) <= {world.baseline, world.candidate}
-    return shares.get(world.baseline, 0), shares.get(world.candidate, 0)
+    assert set(shares) <= {environment.baseline, environment.candidate}
+    return shares.get(environment.baseline, 0), shares.get(environment.candidate, 0)
 
 
 def usual_pauses(waited: Sequence[float]) -> bool:
-    """Full jitter under 0.5 s x 2^n; in any task the client starts again at n = 1."""
+    """Check that every pause lies between the bounds of the client's backoff."""
     return all(0.05 <= pause <= 30.0 for pause in waited)
 
 
@@ -106,30 +106,31 @@ PASSING = {
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
-def test_a_failure_that_passes_is_outlived(cell: Cell, fault: Fault, times: int) -> None:
+def test_a_failure_that_passes_is_outlived(case: Case, fault: Fault, times: int) -> None:
     asks = fault is PASSING["3-503-retry-after"]
-    cell.spoil(*[fault] * times)
-    most = 1 if asks and is_look(cell.step) else cell.step.tries  # the next look is its retry
+    case.spoil(*[fault] * times)
+    # The next look takes the place of a retry.
+    most = 1 if asks and is_look(case.step) else case.step.tries
     if times >= most:
-        fails(cell, ApiError)
-        assert cell.tries == most
+        fails(case, ApiError)
+        assert case.tries == most
         return
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == times + 1
-    assert usual_pauses(cell.waited)
-    if asks and not is_shift(cell.step):
-        assert set(cell.waited) == {ASKED_S}
+    assert case.tries == times + 1
+    assert usual_pauses(case.waited)
+    if asks and not is_shift(case.step):
+        assert set(case.waited) == {ASKED_S}
 
 
 @pytest.mark.parametrize("fault", [PASSING["1-500"], PASSING["2-502"]], ids=["1-500", "2-502"])
-def test_a_failure_that_stays_is_the_task_s_after_all_tries(cell: Cell, fault: Fault) -> None:
-    cell.spoil(fault, for_ever=True)
+def test_a_failure_that_stays_is_the_task_s_after_all_tries(case: Case, fault: Fault) -> None:
+    case.spoil(fault, for_ever=True)
 
-    fails(cell, ApiError)
+    fails(case, ApiError)
 
-    assert cell.tries == cell.step.tries
+    assert case.tries == case.step.tries
 
 
 LIMITED = {
@@ -142,16 +143,16 @@ LIMITED = {
 @those(lambda step: not is_look(step) and not is_shift(step))
 @pytest.mark.parametrize("headers", LIMITED.values(), ids=LIMITED)
 def test_a_rate_limit_is_waited_for_as_long_as_it_says(
-    cell: Cell, headers: Callable[[datetime], dict[str, str]]
+    case: Case, headers: Callable[[datetime], dict[str, str]]
 ) -> None:
     began = datetime.now(UTC)
     date = (began + timedelta(seconds=LATER_S)).replace(microsecond=0)
-    cell.spoil(refused(429, "rate_limit_exceeded", **headers(date)))
+    case.spoil(refused(429, "rate_limit_exceeded", **headers(date)))
 
-    succeeds(cell)
+    succeeds(case)
 
-    (pause,) = cell.waited
-    assert cell.tries == 2
+    (pause,) = case.waited
+    assert case.tries == 2
     if headers is LIMITED["5-seconds"]:
         assert pause == ASKED_S
     elif headers is LIMITED["6-date"]:
@@ -162,35 +163,35 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(
 
 
 @those(lambda step: step.name in ("upload", "create-deployment"))
-def test_a_limit_that_outlasts_the_client_is_waited_for_by_the_task(cell: Cell) -> None:
-    cell.spoil(*[refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S))] * 2)
+def test_a_limit_that_outlasts_the_client_is_waited_for_by_the_task(case: Case) -> None:
+    case.spoil(*[refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S))] * 2)
     began = monotonic()
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 3
-    assert cell.waited == [ASKED_S], "the first pause is the client's"
+    assert case.tries == 3
+    assert case.waited == [ASKED_S], "the first pause is the client's"
     assert monotonic() - began >= ASKED_S, "the second one is the task's, for the clock"
 
 
 @those(is_shift)
-def test_5_a_limited_change_of_the_split_waits_too(cell: Cell) -> None:
-    cell.spoil(refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S)))
+def test_5_a_limited_change_of_the_split_waits_too(case: Case) -> None:
+    case.spoil(refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S)))
     began = monotonic()
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 2
+    assert case.tries == 2
     assert monotonic() - began >= ASKED_S
 
 
 @those(is_look)
-def test_5_a_limited_look_leaves_it_to_the_next_one(cell: Cell) -> None:
-    cell.spoil(refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S)))
+def test_5_a_limited_look_leaves_it_to_the_next_one(case: Case) -> None:
+    case.spoil(refused(429, "rate_limit_exceeded", Retry_After=str(ASKED_S)))
 
-    fails(cell, ApiError)
+    fails(case, ApiError)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
 REFUSALS = {
@@ -202,20 +203,20 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("fault", "kind"), REFUSALS.values(), ids=REFUSALS)
 def test_what_waiting_cannot_change_fails_at_once(
-    cell: Cell, fault: Fault, kind: type[Exception]
+    case: Case, fault: Fault, kind: type[Exception]
 ) -> None:
-    cell.spoil(fault, for_ever=True)
+    case.spoil(fault, for_ever=True)
 
-    fails(cell, kind)
+    fails(case, kind)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
 DETOURS = ["9-refused", "10-dns", "12-connect-timeout"]
 
 
-def astray(cell: Cell, detour: str) -> Callable[[Any], None]:
-    nowhere = cell.world.nowhere
+def astray(case: Case, detour: str) -> Callable[[Any], None]:
+    nowhere = case.environment.nowhere
     return {
         "9-refused": nowhere.refused,
         "10-dns": unknown_name,
@@ -224,31 +225,31 @@ def astray(cell: Cell, detour: str) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize("detour", DETOURS)
-def test_a_service_that_is_out_of_reach_for_once_is_tried_again(cell: Cell, detour: str) -> None:
-    cell.world.way.lead_astray([astray(cell, detour)])
+def test_a_service_that_is_out_of_reach_for_once_is_tried_again(case: Case, detour: str) -> None:
+    case.environment.transport.lead_astray([astray(case, detour)])
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 2
+    assert case.tries == 2
 
 
 @pytest.mark.parametrize("detour", ["9-refused", "10-dns"])
 def test_a_service_that_stays_out_of_reach_is_given_up_after_all_tries(
-    cell: Cell, detour: str
+    case: Case, detour: str
 ) -> None:
-    cell.world.way.lead_astray([astray(cell, detour)], for_ever=True)
+    case.environment.transport.lead_astray([astray(case, detour)], for_ever=True)
 
-    fails(cell, ServiceUnreachable)
+    fails(case, ServiceUnreachable)
 
-    assert cell.tries == cell.step.tries
+    assert case.tries == case.step.tries
 
 
-def test_11_without_tls_nothing_is_tried_again(cell: Cell) -> None:
-    cell.world.way.lead_astray([without_tls(cell.world.port)], for_ever=True)
+def test_11_without_tls_nothing_is_tried_again(case: Case) -> None:
+    case.environment.transport.lead_astray([without_tls(case.environment.port)], for_ever=True)
 
-    fails(cell, ServiceUnreachable)
+    fails(case, ServiceUnreachable)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
 ACTED = {
@@ -260,24 +261,24 @@ ACTED = {
 
 
 @pytest.mark.parametrize("fault", ACTED.values(), ids=ACTED)
-def test_an_answer_that_is_spoiled_makes_nothing_twice(cell: Cell, fault: Fault) -> None:
-    cell.spoil(fault)
+def test_an_answer_that_is_spoiled_makes_nothing_twice(case: Case, fault: Fault) -> None:
+    case.spoil(fault)
 
-    makes_nothing_twice(cell)
+    makes_nothing_twice(case)
 
 
-def test_13_an_answer_that_does_not_come_makes_nothing_twice(cell: Cell) -> None:
+def test_13_an_answer_that_does_not_come_makes_nothing_twice(case: Case) -> None:
     acted = threading.Event()
-    cell.world.way.give_up_soon(acted)
-    cell.spoil(lost(acted))
+    case.environment.transport.give_up_soon(acted)
+    case.spoil(lost(acted))
 
-    makes_nothing_twice(cell)
+    makes_nothing_twice(case)
 
 
-def makes_nothing_twice(cell: Cell) -> None:
-    succeeds(cell)
-    most = 1 if is_shift(cell.step) else 2
-    assert cell.tries <= most, (
+def makes_nothing_twice(case: Case) -> None:
+    succeeds(case)
+    most = 1 if is_shift(case.step) else 2
+    assert case.tries <= most, (
         "a split is read back; what was made is found, or asked for once more"
     )
 
@@ -286,85 +287,85 @@ UNHEARD = {"13-half-open": half_open, "17-reset-unheard": reset_unheard}
 
 
 @pytest.mark.parametrize("fault", UNHEARD.values(), ids=UNHEARD)
-def test_a_request_that_nobody_heard_is_sent_again(cell: Cell, fault: Fault) -> None:
+def test_a_request_that_nobody_heard_is_sent_again(case: Case, fault: Fault) -> None:
     if fault is half_open:
-        cell.world.way.give_up_soon()
-    cell.spoil(fault)
+        case.environment.transport.give_up_soon()
+    case.spoil(fault)
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 2
+    assert case.tries == 2
 
 
 @those(lambda step: step.has_body)
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99], ids=["14-1%", "15-50%", "16-99%"])
-def test_a_body_that_was_cut_is_sent_again_from_its_start(cell: Cell, share: float) -> None:
-    cell.spoil(cut_request(share))
+def test_a_body_that_was_cut_is_sent_again_from_its_start(case: Case, share: float) -> None:
+    case.spoil(cut_request(share))
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 2
+    assert case.tries == 2
 
 
-def test_an_answer_that_trickles_in_is_only_slow(cell: Cell) -> None:
-    cell.spoil(trickled())
+def test_an_answer_that_trickles_in_is_only_slow(case: Case) -> None:
+    case.spoil(trickled())
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
 @those(lambda step: not is_shift(step))
-def test_19_a_page_instead_of_json_ends_as_a_bad_response(cell: Cell) -> None:
-    cell.spoil(canned(200, HTML), for_ever=True)
+def test_19_a_page_instead_of_json_ends_as_a_bad_response(case: Case) -> None:
+    case.spoil(canned(200, HTML), for_ever=True)
 
-    fails(cell, BadResponse)
+    fails(case, BadResponse)
 
-    assert cell.tries == cell.step.tries_of_spoiled
+    assert case.tries == case.step.tries_of_spoiled
 
 
 @those(is_shift)
-def test_19_a_page_instead_of_every_change_moves_nothing_and_says_so(cell: Cell) -> None:
-    cell.spoil(canned(200, HTML), for_ever=True)
+def test_19_a_page_instead_of_every_change_moves_nothing_and_says_so(case: Case) -> None:
+    case.spoil(canned(200, HTML), for_ever=True)
 
-    fails(cell, BadResponse)
+    fails(case, BadResponse)
 
-    assert cell.tries == cell.step.tries
+    assert case.tries == case.step.tries
 
 
 @those(lambda step: not is_shift(step))
-def test_20_a_missing_field_is_named(cell: Cell) -> None:
-    field = cell.step.field
-    cell.spoil(rewritten(lambda answer: answer.pop(field) and None), for_ever=True)
+def test_20_a_missing_field_is_named(case: Case) -> None:
+    field = case.step.field
+    case.spoil(rewritten(lambda answer: answer.pop(field) and None), for_ever=True)
 
     with pytest.raises(BadResponse, match=rf"not readable at: .*\b{field}\b"):
-        cell.run()
+        case.run()
 
-    assert cell.tries == 1
-    assert len(cell.made) == (1 if cell.step.is_creating else 0)
+    assert case.tries == 1
+    assert len(case.created) == (1 if case.step.is_creating else 0)
 
 
 @those(is_shift)
-def test_20_a_missing_field_in_the_answer_to_a_change_is_read_back(cell: Cell) -> None:
-    cell.spoil(rewritten(lambda answer: answer.pop("id") and None))
+def test_20_a_missing_field_in_the_answer_to_a_change_is_read_back(case: Case) -> None:
+    case.spoil(rewritten(lambda answer: answer.pop("id") and None))
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
-def test_20_an_unknown_field_is_ignored(cell: Cell) -> None:
-    cell.spoil(rewritten(merged({"surprise": {"of": ["a", "later", "release"]}})))
+def test_20_an_unknown_field_is_ignored(case: Case) -> None:
+    case.spoil(rewritten(merged({"surprise": {"of": ["a", "later", "release"]}})))
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == 1
+    assert case.tries == 1
 
 
 @those(lambda step: bool(step.status))
-def test_20_an_unknown_status_is_not_taken_for_an_end(cell: Cell) -> None:
-    cell.spoil(rewritten(merged({cell.step.status: "hibernating"})))
+def test_20_an_unknown_status_is_not_taken_for_an_end(case: Case) -> None:
+    case.spoil(rewritten(merged({case.step.status: "hibernating"})))
 
-    succeeds(cell)
+    succeeds(case)
 
-    assert cell.tries == (2 if cell.step.name == "poll-job" else 1)
+    assert case.tries == (2 if case.step.name == "poll-job" else 1)

@@ -1,4 +1,4 @@
-"""Faults 22, 23 and 28 in whole releases against the real service: what was made, and what is left of it."""
+"""Faults 23 and 28 hit whole releases against the real service: these tests check what was created and what remains."""
 
 import os
 import signal
@@ -29,21 +29,21 @@ ROWS = 40
 
 @pytest.fixture
 def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
-    """With a baseline that serves."""
-    with Stage(tmp_path) as made:
-        made.set_up_alone()
-        yield made
+    """Set up a service whose baseline has all traffic."""
+    with Stage(tmp_path) as created:
+        created.set_up_alone()
+        yield created
 
 
 @pytest.fixture
 def trainings(stage: Stage) -> Iterator[Trainings]:
-    """Every job trains at once."""
+    """Simulate every training as soon as its job starts."""
     with Trainings(stage) as playing:
         yield playing
 
 
 def release(stage: Stage, folder: Path) -> ReleaseParameters:
-    """Two files, so that there is something to merge, and a rollout in few and quick looks."""
+    """Return a release of two files, so that there is something to merge, with few and quick looks."""
     for name in ("a", "b"):
         rows = [{"instruction": f"case {name}{n}", "response": f"answer {n}"} for n in range(ROWS)]
         (folder / f"{name}.jsonl").write_bytes(jsonl(*rows))
@@ -73,7 +73,7 @@ ENDS: dict[str, Callable[[Stage], Callable[[PlayedTrainer], object]]] = {
 
 
 def cancel_all(stage: Stage) -> None:
-    """As a person does."""
+    """Cancel every job, as a person would."""
     for job in stage.direct.jobs.list().jobs:
         stage.direct.jobs.cancel(job.id)
 
@@ -109,11 +109,11 @@ POINTS = {
     "shift": ("PATCH", "/v1/canary-endpoints/[^/]+"),
     "look": ("GET", "/v1/deployments/[^/]+/metrics"),
 }
-"""The eight tasks: the process is killed when the service has acted, and before it hears of it."""
+"""Requests of the eight tasks; the process is killed after the service has acted, before it gets the answer."""
 
 
 def victim(stage: Stage, parameters: Path) -> "subprocess.Popen[bytes]":
-    """The release in a process of its own."""
+    """Start the release in a process of its own."""
     settings = stage.settings(f"http://127.0.0.1:{stage.proxy.port}")
     command = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py"), "--params"]
     environment = {
@@ -130,7 +130,7 @@ def victim(stage: Stage, parameters: Path) -> "subprocess.Popen[bytes]":
 
 
 def kill_at(stage: Stage, point: tuple[str, str], parameters: Path) -> None:
-    """Run it until the point, and no further."""
+    """Run the release in its own process and kill it at this point."""
     running: list[subprocess.Popen[bytes]] = []
 
     async def kill(exchange: Exchange) -> None:
@@ -158,25 +158,25 @@ def test_28_a_release_that_is_killed_at_every_task_makes_one_of_each(
     datasets = stage.direct.datasets.list().datasets
     assert sorted(one.num_examples for one in datasets) == [ROWS, ROWS, 2 * ROWS]
     assert [one.id for one in stage.direct.jobs.list().jobs] == [result.job_id]
-    made = {one.id for one in stage.direct.deployments.list().deployments} - {stage.baseline}
-    assert made == {result.candidate_deployment_id}
+    created = {one.id for one in stage.direct.deployments.list().deployments} - {stage.baseline}
+    assert created == {result.candidate_deployment_id}
     assert stage.seen == [0, 25, 50, 100], "no step twice, none skipped"
 
 
 def test_28_of_two_roll_outs_at_once_the_service_refuses_the_second(
     prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_under_way, may_go_on = threading.Event(), threading.Event()
+    has_begun, may_go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
-        is_under_way.set()
+        has_begun.set()
         may_go_on.wait(PATIENCE_S)
 
     with Stage(tmp_path) as stage, OpenFlow() as flow:
         stage.set_up()
         stage.at_tick[3] = wait
         first = flow.start(lambda: shift_traffic(stage.plan()))
-        assert is_under_way.wait(PATIENCE_S)
+        assert has_begun.wait(PATIENCE_S)
         monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "another-host"))
         stage.proxy.heal()
 

@@ -1,4 +1,4 @@
-"""Faults 21-27 in whole rollouts against the real service: where the traffic is afterwards, and why."""
+"""Faults 21, 22 and 24-27 hit rollouts against the real service; these tests check where the traffic ends up."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,15 +34,15 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 ALL, ANY = "GET|POST|PATCH|DELETE", "/.*"
 MIDDLE = 3
-"""A bucket in which the candidate has its first share."""
+"""Number of a bucket in which the candidate has its first share."""
 
 
 @pytest.fixture
 def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
-    """With a pair and its endpoint."""
-    with Stage(tmp_path) as made:
-        made.set_up()
-        yield made
+    """Set up a service with both deployments and their endpoint."""
+    with Stage(tmp_path) as created:
+        created.set_up()
+        yield created
 
 
 @pytest.mark.essential
@@ -103,12 +103,12 @@ def test_22_a_job_that_never_ends_is_cancelled_at_the_deadline(stage: Stage) -> 
 
 
 def metrics_of(stage: Stage, fault: Fault, deployment: str = "[^/]+") -> None:
-    """From now on the metrics are spoiled."""
+    """Apply the fault to every answer with metrics from now on."""
     stage.proxy.play("GET", f"/v1/deployments/{deployment}/metrics", [fault], for_ever=True)
 
 
 def each_series(change: Callable[[list[Any]], list[Any]]) -> Fault:
-    """Every array of the answer but the timestamps, changed."""
+    """Return a fault that changes every list of the answer except timestamps and histograms."""
 
     def spoil(answer: dict[str, Any]) -> None:
         for series in answer["metrics"].values():
@@ -127,7 +127,7 @@ def emptied(answer: dict[str, Any]) -> None:
 
 
 class Stale:
-    """The first answer for each question, for ever."""
+    """A fault that repeats the first answer to each request for ever."""
 
     def __init__(self) -> None:
         self._first: dict[str, bytes] = {}
@@ -139,7 +139,7 @@ class Stale:
 
 
 def nan_text(answer: dict[str, Any]) -> str:
-    """Python's JSON writes NaN where a number is not one; so do some servers."""
+    """Replace the values by NaN, which Python's JSON and some servers write although it is no valid JSON."""
     for series in answer["metrics"].values():
         for name, values in series.items():
             if name not in ("timestamps", "complete", "histogram") and isinstance(values, list):
@@ -210,7 +210,7 @@ def test_25_another_clock_at_the_service_changes_nothing(
 
 
 def jump(stage: Stage, by: timedelta) -> None:
-    """The service's clock is set again between two buckets."""
+    """Change the service's clock between two buckets."""
     stage.service.clock.ahead += by
 
 
@@ -242,7 +242,7 @@ def test_25_a_jump_back_never_skips_a_step(stage: Stage) -> None:
 
 
 def becomes(stage: Stage, status: DeploymentStatus) -> None:
-    """The row says so: what happened to its processes is not the pipeline's matter."""
+    """Set the candidate's status in the database; the pipeline sees the status only and not the processes."""
     table = tables.deployments
     change = table.update().where(table.c.id == stage.candidate).values(status=status)
     with stage.service.database.write() as connection:

@@ -1,6 +1,6 @@
-"""The client's side of the wire: tries are counted, some are led astray before they reach the proxy, pauses are noted.
+"""Hooks on the client's side: they count tries, misdirect some requests before the proxy, and record pauses.
 
-All of it by the client's own seams: a transport, and the one method that waits.
+They use the two extension points of the client: its transport and the one method that waits.
 """
 
 import re
@@ -17,15 +17,15 @@ from tuneship.settings import ClientSettings
 
 Detour = Callable[[httpx.Request], None]
 PATIENCE_S = 1.0
-"""For a connection, or an answer, that is known not to come."""
+"""Seconds to wait for a connection or an answer that is known not to come."""
 ACTS_WITHIN_S = 120.0
 
 
-class Way(httpx.HTTPTransport):
-    """One watched kind of request; all others pass and are not counted."""
+class WatchedTransport(httpx.HTTPTransport):
+    """A transport that counts and disturbs one kind of request; all others pass uncounted."""
 
     def __init__(self) -> None:
-        """Watch nothing."""
+        """Watch no requests yet."""
         super().__init__()
         self.tries = 0
         self._method, self._path = "", re.compile("")
@@ -34,20 +34,20 @@ class Way(httpx.HTTPTransport):
         self._given_up: list[threading.Event | None] = []
 
     def watch(self, method: str, path: str) -> None:
-        """Count from now on the requests of this method whose path matches as a whole."""
+        """Start counting the requests of this method whose whole path matches."""
         self._method, self._path, self.tries = method, re.compile(path), 0
         self._detours, self._for_ever, self._given_up = [], False, []
 
     def lead_astray(self, detours: Sequence[Detour], for_ever: bool = False) -> None:
-        """The next watched tries, in turn; the last one for ever where it is said so."""
+        """Apply these detours to the next watched tries, one each; with `for_ever` the first one applies to all."""
         self._detours, self._for_ever = list(detours), for_ever
 
     def give_up_soon(self, acted: threading.Event | None = None) -> None:
-        """The answer to the next watched try does not come: stop waiting for it, but not before the service acted."""
+        """Give up on the answer to the next watched try, but not before the service acted."""
         self._given_up = [acted]
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """As httpx calls it."""
+        """Handle a request from httpx."""
         if request.method == self._method and self._path.fullmatch(request.url.path):
             self.tries += 1
             if self._detours:
@@ -67,46 +67,46 @@ class Way(httpx.HTTPTransport):
 
 
 class Nowhere:
-    """Addresses of this host at which nobody answers."""
+    """Addresses on this host at which no server answers."""
 
     def __enter__(self) -> "Nowhere":
-        """Bind them."""
-        self._opened = ExitStack()
-        closed = self._opened.enter_context(socket.socket())
-        closed.bind(("127.0.0.1", 0))  # without `listen`: refused
+        """Bind the ports."""
+        self._resources = ExitStack()
+        closed = self._resources.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
         self._closed = closed.getsockname()[1]
-        full = self._opened.enter_context(socket.socket())
+        full = self._resources.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         self._full = full.getsockname()[1]
-        for _ in range(4):  # its queue is full: the next one's SYN is dropped
-            waiting = self._opened.enter_context(socket.socket())
+        for _ in range(4):  # fill the queue, so that the SYN of the next connection is dropped
+            waiting = self._resources.enter_context(socket.socket())
             waiting.setblocking(False)
             with suppress(BlockingIOError):
                 waiting.connect(("127.0.0.1", self._full))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free them."""
-        self._opened.close()
+        """Free the ports."""
+        self._resources.close()
 
     def refused(self, request: httpx.Request) -> None:
-        """Nobody listens."""
+        """Send the request to a port that refuses connections."""
         request.url = request.url.copy_with(port=self._closed)
 
     def silent(self, request: httpx.Request) -> None:
-        """The connection does not come about in time."""
+        """Send the request to a port where the connection times out."""
         request.extensions["timeout"]["connect"] = PATIENCE_S
         request.url = request.url.copy_with(port=self._full)
 
 
 def unknown_name(request: httpx.Request) -> None:
-    """A name that DNS does not know (RFC 6761)."""
+    """Send the request to a host name that DNS does not know (RFC 6761)."""
     request.url = request.url.copy_with(host="tuneship.invalid")
 
 
 def without_tls(port: int) -> Detour:
-    """TLS is asked of who does not speak it: the service itself."""
+    """Return a detour that speaks TLS to the service's own port, which has none."""
 
     def detour(request: httpx.Request) -> None:
         request.url = request.url.copy_with(scheme="https", port=port)
@@ -114,12 +114,14 @@ def without_tls(port: int) -> Detour:
     return detour
 
 
-def noting_client(settings: ClientSettings, way: Way, waited: list[float]) -> Client:
-    """A client that writes its pauses down instead of waiting."""
+def noting_client(
+    settings: ClientSettings, transport: WatchedTransport, waited: list[float]
+) -> Client:
+    """Return a client that records its pauses in `waited` instead of waiting."""
 
     class NotingClient(Client):
         @staticmethod
         def _wait(pause: Pause) -> None:
             waited.append(pause.seconds)
 
-    return NotingClient(settings, transport=way)
+    return NotingClient(settings, transport=transport)

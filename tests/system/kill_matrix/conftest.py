@@ -1,4 +1,4 @@
-"""What the kill matrix shares: one Prefect server that may die, a service that is played, and one that may die."""
+"""Fixtures of the kill matrix: a killable Prefect server, a service with simulated workers, and a killable service."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ from tasks.api import connect, disconnect
 from tests.support.in_process import Service
 from tests.support.processes import Serve
 from tests.support.waiting import free_port
-from tests.system.kill_matrix.gate import Gate
-from tests.system.kill_matrix.place import Place, Release, TrainingPlayer
+from tests.system.kill_matrix.gate import HoldingProxy
+from tests.system.kill_matrix.place import Release, ServiceSetup, TrainingPlayer
 from tests.system.kill_matrix.prefect_place import PrefectServer
 from tuneship.client import Client
 from tuneship.settings import ClientSettings
@@ -30,12 +30,13 @@ from tuneship.settings import ClientSettings
 
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """A server of our own and not the harness's, which cannot be started again."""
+    """Start a Prefect server of our own, because the one of the test harness cannot be restarted."""
     server = PrefectServer(tmp_path_factory.mktemp("prefect") / "home")
     own = {
         PREFECT_API_URL: server.url,
         PREFECT_HOME: server.home,
-        PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",  # results of a killed run are found
+        # A later run finds the results of a killed one here.
+        PREFECT_LOCAL_STORAGE_PATH: server.home / "storage",
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         PREFECT_LOGGING_TO_API_ENABLED: False,
     }
@@ -47,7 +48,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]
 
 
 def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str, str]:
-    """Of scripts and workers."""
+    """Return the environment variables of scripts and workers."""
     return prefect.environment | {
         "TUNESHIP_URL": settings.url,
         "TUNESHIP_API_KEY": settings.api_key.get_secret_value(),
@@ -56,39 +57,44 @@ def environment_of(settings: ClientSettings, prefect: PrefectServer) -> dict[str
 
 
 @contextmanager
-def place_before(direct: ClientSettings, prefect: PrefectServer) -> Iterator[Place]:
-    """A gate before the service that answers at `direct`."""
-    with Gate(int(direct.url.rpartition(":")[2])) as gate, Client(direct) as client:
-        settings = direct.model_copy(update={"url": gate.url})
-        yield Place(gate, settings, client, environment_of(settings, prefect), prefect)
+def setup_for(direct: ClientSettings, prefect: PrefectServer) -> Iterator[ServiceSetup]:
+    """Put a holding proxy in front of the service at the address of `direct`."""
+    with HoldingProxy(int(direct.url.rpartition(":")[2])) as proxy, Client(direct) as client:
+        settings = direct.model_copy(update={"url": proxy.url})
+        yield ServiceSetup(proxy, settings, client, environment_of(settings, prefect), prefect)
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
-    """The real service on sockets; its trainings and its models are played."""
+def simulated(
+    tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
+) -> Iterator[ServiceSetup]:
+    """Run the real service on sockets, with simulated trainings and models."""
     folder = tmp_path_factory.mktemp("played")
     room = {"maximum_active_jobs": 1000, "maximum_deployments": 1000}
     with Service(folder / "data", **room) as service:
-        service.engines.base_model_pause_s = 0.1  # the smoke test compares times, on any machine
+        # The smoke test compares latencies; this pause makes them alike on any machine.
+        service.engines.base_model_pause_s = 0.1
         service.listen()
         key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
         direct = ClientSettings(url=service.url, api_key=SecretStr(key), client_id="alice")
         with (
-            place_before(direct, prefect) as place,
-            TrainingPlayer(service.engines, place.may_train),
+            setup_for(direct, prefect) as setup,
+            TrainingPlayer(service.engines, setup.may_train),
         ):
-            yield place
+            yield setup
 
 
 @pytest.fixture(scope="session")
-def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> Iterator[Place]:
-    """`tuneship serve` with its real workers, always on the same port."""
+def real(
+    tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer
+) -> Iterator[ServiceSetup]:
+    """Run `tuneship serve` with its real workers, always on the same port."""
     folder = tmp_path_factory.mktemp("real")
     serve = Serve(folder / "data", "--port", str(free_port()))
     try:
         direct = ClientSettings.from_credentials(folder / "data" / "credentials.json")
-        with place_before(direct, prefect) as place:
-            yield replace(place, serve=serve)
+        with setup_for(direct, prefect) as setup:
+            yield replace(setup, serve=serve)
     finally:
         serve.stop()
 
@@ -97,14 +103,14 @@ def real(tmp_path_factory: pytest.TempPathFactory, prefect: PrefectServer) -> It
 def release(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Release]:
-    """A release of this test alone; what this process does goes through the gate, too."""
+    """Create a release for this test alone; requests of the test process go through the proxy, too."""
     is_real = request.node.callspec.params["victim"].startswith("service")
-    place: Place = request.getfixturevalue("real" if is_real else "played")
-    made = Release(place, tmp_path, f"release-{uuid4().hex[:8]}")
+    setup: ServiceSetup = request.getfixturevalue("real" if is_real else "simulated")
+    made = Release(setup, tmp_path, f"release-{uuid4().hex[:8]}")
     for name in ("TUNESHIP_RECORDS", "TUNESHIP_REPORTS"):
         monkeypatch.setenv(name, made.environment[name])
-    connect(place.settings)
-    place.may_train.set()
+    connect(setup.settings)
+    setup.may_train.set()
     yield made
-    place.gate.heal()
+    setup.proxy.heal()
     disconnect()

@@ -1,7 +1,7 @@
-"""The proxy of the fault tests, told to stop one request: before the service sees it, or after it acted.
+"""A proxy that holds one request: before the service sees it, or after the service has acted.
 
-A test then kills whom it wants, and says what becomes of the request: it goes on, or its connection is cut. So a point
-of the chain is hit exactly, and not by the clock.
+A test then kills a process and decides what happens to the request: it goes on, or its connection is cut. So the kill
+hits a point of the release exactly and does not depend on timing.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.fakes.proxy import Exchange, Fault, Proxy, passed, reset
 
 Request = tuple[str, str]
-"""Method, and a pattern of the whole path."""
+"""A method and a pattern for the whole path."""
 UPLOAD: Request = ("POST", "/v1/datasets")
 JOB: Request = ("POST", "/v1/fine-tuning/jobs")
 DEPLOYMENT: Request = ("POST", "/v1/deployments")
@@ -25,14 +25,14 @@ LEASE: Request = ("POST", "/v1/canary-endpoints/[^/]+/lease")
 
 @dataclass(frozen=True)
 class Point:
-    """A moment of the chain: these requests in this order, and the last of them is stopped."""
+    """A point of the release: the last of these requests, which come in this order, is held."""
 
     name: str
     requests: tuple[Request, ...]
     is_after: bool = False
-    """The service has acted, and its answer is held back."""
+    """Whether the answer is held, after the service has acted, instead of the request."""
     is_first_release: bool = False
-    """Only a release that makes its endpoint comes by here."""
+    """Whether only a release that creates its endpoint reaches this point."""
 
 
 POINTS = (
@@ -53,41 +53,41 @@ POINTS = (
 """`mid-shift` is the first look at 50 %, `bake` at 95 %, `settle` at 100 %."""
 
 
-class Gate(Proxy):
-    """Stops at one point at a time."""
+class HoldingProxy(Proxy):
+    """A proxy that holds a request at one point at a time."""
 
     def __init__(self, service_port: int) -> None:
-        """Everything passes."""
+        """Let everything pass at first."""
         super().__init__(service_port)
         self.reached = threading.Event()
         self._goes_on: Future[bool] = Future()
-        self._under_way: set[Any] = set()
+        self._tasks: set[Any] = set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """As any proxy; but whoever it serves may be killed, and then nothing else keeps the task."""
-        self._under_way.add(task := asyncio.current_task())
+        """Serve a connection; keep its task referenced, because the peer that kept it alive may be killed."""
+        self._tasks.add(task := asyncio.current_task())
         try:
             await super()._serve(reader, writer)
         finally:
-            self._under_way.discard(task)
+            self._tasks.discard(task)
             writer.close()
 
     @property
     def url(self) -> str:
-        """What the pipeline takes for the service."""
+        """Address that the pipeline uses as the service's."""
         return f"http://127.0.0.1:{self.port}"
 
     def stop_at(self, point: Point) -> None:
-        """Hold the request of this point once; `reached` tells when it is there."""
+        """Hold the request of this point once; the event `reached` is set when it has arrived."""
         self.reached, self._goes_on = threading.Event(), Future()
         self._await(list(point.requests), self._holding(point.is_after))
 
     def let_pass(self) -> None:
-        """What is held goes on."""
+        """Let the held request go on."""
         self._goes_on.set_result(True)
 
     def cut(self) -> None:
-        """What is held is lost, and its connection reset."""
+        """Drop the held request and reset its connection."""
         self._goes_on.set_result(False)
 
     def _await(self, requests: Sequence[Request], last: Fault) -> None:

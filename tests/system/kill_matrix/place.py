@@ -1,4 +1,4 @@
-"""Where a release is killed: a service behind the gate, a release with data of its own, what must hold."""
+"""Parts of the kill matrix: a service behind the holding proxy, a release with its own data, and the checks."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from tasks.create_once import RUN_TAG
 from tests.support.engines import PlayedEngines, PlayedTrainer
 from tests.support.processes import Serve
 from tests.support.waiting import until
-from tests.system.kill_matrix.gate import Gate
+from tests.system.kill_matrix.gate import HoldingProxy
 from tests.system.kill_matrix.prefect_place import ROOT, PrefectServer
 from tuneship.client import Client
 from tuneship.contract.deployments import DeploymentCreate, DeploymentStatus
@@ -31,7 +31,7 @@ from tuneship.settings import ClientSettings
 
 ROWS = 64
 LOSSES = (0.72, 0.71, 0.70, 0.69)
-"""Around that of the played perplexity, 2."""
+"""Losses near the one of the simulated perplexity, which is 2."""
 BASE_MODEL = "tuneship-tiny"
 AT_ONCE = GuardRules(silence_seconds=0, release_silence_hours=0)
 CANARY: Mapping[str, Any] = {
@@ -42,7 +42,7 @@ CANARY: Mapping[str, Any] = {
     "min_requests_per_step": 5,
     "bake_looks": 1,
     "settle_looks": 1,
-    "lease_seconds": 600,  # longer than any cell: what is shown here does not come from the lease
+    "lease_seconds": 600,  # longer than any case, so that no result is due to the lease
     "error_gate": {"ratio": 3.0, "harm": 0.3, "ok": 0.45},
     "latency_gates": None,
     "quality_gates": None,
@@ -50,45 +50,45 @@ CANARY: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A service, its gate, and the environment of a script that goes through it."""
+class ServiceSetup:
+    """A service, its holding proxy, and the environment of a script that uses the proxy."""
 
-    gate: Gate
+    proxy: HoldingProxy
     settings: ClientSettings
-    """Through the gate."""
+    """Client settings with the address of the proxy."""
     direct: Client
     environment: Mapping[str, str]
     prefect: PrefectServer
     serve: Serve | None = None
-    """Where the service may die."""
+    """The process of the service, if the test may kill it."""
     may_train: threading.Event = field(default_factory=threading.Event)
-    """Cleared while no training may end (where the workers are played)."""
+    """Cleared while no training may end (with simulated workers only)."""
 
 
 class TrainingPlayer:
-    """Plays every training of a service as soon as it may."""
+    """Simulates every training of a service as soon as `may_train` is set."""
 
     def __init__(self, engines: PlayedEngines, may_train: threading.Event) -> None:
-        """Not started yet."""
+        """Prepare the thread; entering starts it."""
         self._engines, self._may_train = engines, may_train
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> None:
-        """Play."""
+        """Start simulating."""
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """No more."""
+        """Stop simulating."""
         self._is_over.set()
         self._thread.join()
 
     def _run(self) -> None:
-        played = 0
+        simulated = 0
         while not self._is_over.wait(0.02):
-            while played < len(self._engines.trainers) and self._may_train.is_set():
-                _play(self._engines.trainers[played])
-                played += 1
+            while simulated < len(self._engines.trainers) and self._may_train.is_set():
+                _play(self._engines.trainers[simulated])
+                simulated += 1
 
 
 def _play(trainer: PlayedTrainer) -> None:
@@ -100,17 +100,17 @@ def _play(trainer: PlayedTrainer) -> None:
             trainer.step(step, loss, evaluated=True)
         trainer.complete()
     except (OSError, ValueError):
-        # Its line is closed or its folder gone where the service has ended it meanwhile.
+        # The service has ended it meanwhile, and so closed its pipe or removed its folder.
         if trainer.code is None:
             raise
 
 
 class Release:
-    """One release at a place, under a name that nothing else has."""
+    """One release on a service, under a unique name."""
 
-    def __init__(self, place: Place, folder: Path, name: str) -> None:
-        """Its rows are its own, so that no other release has uploaded them."""
-        self.place, self.folder, self.name = place, folder, name
+    def __init__(self, setup: ServiceSetup, folder: Path, name: str) -> None:
+        """Write rows that no other release has uploaded."""
+        self.setup, self.folder, self.name = setup, folder, name
         self.records = folder / "records"
         self.result = folder / "result.json"
         rows = [
@@ -134,11 +134,11 @@ class Release:
             "canary": dict(CANARY) | {"traffic": traffic},
         }
         self.stable: str | None = None
-        """The deployment that served before; None at a first release."""
+        """Id of the deployment that served before; None for a first release."""
 
     def serve_base_model(self) -> None:
-        """The endpoint exists, and a deployment of the base model has all its traffic."""
-        client = self.place.direct
+        """Create the endpoint with a deployment of the base model that has all traffic."""
+        client = self.setup.direct
         wanted = DeploymentCreate(model_name=BASE_MODEL, deployment_name=f"{self.name}-stable")
         self.stable = client.deployments.create(wanted).id
         until(lambda: client.deployments.get(str(self.stable)).status == "running")
@@ -147,12 +147,12 @@ class Release:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that runs it."""
+        """Environment variables of a process that runs this release."""
         own = {"TUNESHIP_RECORDS": self.records, "TUNESHIP_REPORTS": self.folder / "reports"}
-        return {**self.place.environment, **{name: str(path) for name, path in own.items()}}
+        return {**self.setup.environment, **{name: str(path) for name, path in own.items()}}
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """`python flows/tune_and_deploy.py`. By Popen: a shell's `&` would make it deaf to SIGINT."""
+        """Start `python flows/tune_and_deploy.py`, without a shell, whose `&` would make it ignore SIGINT."""
         params = self.folder / "release.json"
         params.write_text(json.dumps(self.parameters))
         script = [str(ROOT / "flows" / "tune_and_deploy.py"), "--params", str(params)]
@@ -167,22 +167,22 @@ class Release:
 
     @property
     def outcome(self) -> str:
-        """How the last run ended, by its record; empty where it was killed."""
+        """Outcome of the last run according to its record; empty if it was killed."""
         ended = [record.last("ended") for record in ReleaseRecords(self.records)]
         return str(ended[-1]["outcome"]) if ended and ended[-1] else ""
 
     @property
     def said(self) -> str:
-        """The end of what the processes of this release have written."""
+        """The last output of the processes of this release."""
         file = self.folder / "said.txt"
         return file.read_text(errors="replace")[-4000:] if file.is_file() else "nothing"
 
     def run_again(self) -> ReleaseResult:
-        """The same parameters once more, in this process."""
+        """Run the release again with the same parameters, in this process."""
         return tune_and_deploy(ReleaseParameters.model_validate_json(json.dumps(self.parameters)))
 
     def guard_until_closed(self) -> None:
-        """The guard, as its schedule starts it again and again."""
+        """Run the guard repeatedly, as its schedule does, until all runs are closed."""
 
         def is_closed() -> bool:
             guard(AT_ONCE)
@@ -190,48 +190,49 @@ class Release:
 
         until(is_closed)
 
-    # -- what holds --
+    # -- checks --
 
     @property
     def run_keys(self) -> list[str]:
-        """Of every run of this release."""
+        """Keys of every run of this release."""
         return [record.run_key for record in ReleaseRecords(self.records)]
 
     @property
     def endpoint(self) -> CanaryEndpoint | None:
-        """As the service has it."""
+        """The endpoint as the service reports it."""
         return next(
-            iter(self.place.direct.canary_endpoints.list(name=self.name).canary_endpoints), None
+            iter(self.setup.direct.canary_endpoints.list(name=self.name).canary_endpoints), None
         )
 
     @property
     def shares(self) -> dict[str, int]:
-        """The split, without those who have nothing."""
+        """The split without deployments that have no share."""
         members = self.endpoint.deployments if self.endpoint else []
         return {one.id: one.traffic_percentage for one in members if one.traffic_percentage}
 
     def alive(self, run_key: str) -> list[str]:
-        """Deployments of a run that are neither deleted nor about to be."""
-        found = self.place.direct.deployments.iterate(tags={RUN_TAG: run_key})
+        """Return the deployments of a run that are neither deleted nor being deleted."""
+        found = self.setup.direct.deployments.iterate(tags={RUN_TAG: run_key})
         return [one.id for one in found if one.status != DeploymentStatus.DELETING]
 
     def check_made(self) -> None:
-        """0 or 1 job for each run key, and 0 or 1 deployment for each of its roles, dead ones counted too."""
-        client = self.place.direct
+        """Check for at most one job per run key and one deployment per role, deleted ones included."""
+        client = self.setup.direct
         for key in self.run_keys:
             tags = {RUN_TAG: key}
             assert len(list(client.jobs.iterate(tags=tags))) <= 1
             live = client.deployments.iterate(tags=tags)
             made = {one.id: one.deployment_name for one in live}
             gone = client.deployments.iterate(tags=tags, status=DeploymentStatus.DELETED)
-            made |= {one.id: one.deployment_name for one in gone}  # by then maybe one of the live
+            # A deleted one may have been among the live ones just before.
+            made |= {one.id: one.deployment_name for one in gone}
             roles = list(made.values())
             assert len(roles) == len(set(roles)), roles
             assert len(roles) <= (1 if self.stable else 2)
 
     def check_serving(self) -> None:
-        """The split sums to 100 over deployments that run, and a request is answered by one of them."""
-        shares, client = self.shares, self.place.direct
+        """Check that the split sums to 100 over running deployments and that one of them answers a request."""
+        shares, client = self.shares, self.setup.direct
         if self.endpoint is None:
             assert self.stable is None
             return
@@ -244,34 +245,34 @@ class Release:
         assert answer.deployment_id in shares
 
     def check_at_rest(self, serving: str | None) -> None:
-        """Everything has ended: one deployment has all traffic, and nothing else of these runs lives."""
+        """Check that all has ended: `serving` has all traffic, and nothing else of these runs is alive."""
         self.check_made()
         self.check_serving()
         assert list(self.shares) == ([serving] if serving else [])
         assert self.endpoint is None or self.endpoint.lease is None
         for key in self.run_keys:
             assert set(self.alive(key)) <= {serving}
-            jobs = self.place.direct.jobs.iterate(tags={RUN_TAG: key})
+            jobs = self.setup.direct.jobs.iterate(tags={RUN_TAG: key})
             assert all(one.status in (*ENDED, "cancelling") for one in jobs)
         assert all(record.has_ended for record in ReleaseRecords(self.records))
-        folder = RecordFolder(self.records, self.place.settings.url)
+        folder = RecordFolder(self.records, self.setup.settings.url)
         assert not any(folder.file(path.stem).is_open for path in folder.paths())
 
     def check_given_back(self) -> None:
-        """As before the release; a first one may leave the endpoint that it made, with its base model."""
+        """Check that all is as before the release; a first one may leave its endpoint with the base model."""
         if self.stable is not None:
             self.check_at_rest(self.stable)
             return
         serving = next(iter(self.shares), None)
         assert (
-            serving is None or self.place.direct.deployments.get(serving).model_name == BASE_MODEL
+            serving is None or self.setup.direct.deployments.get(serving).model_name == BASE_MODEL
         )
         self.check_at_rest(serving)
 
     def check_promoted(self, outcome: str) -> None:
-        """The release got through: its candidate serves, and what served before is retired."""
+        """Check that the release was promoted: its candidate serves, and the previous deployment is retired."""
         assert outcome == "promoted", self.said
         candidate = next(iter(self.shares))
-        model = self.place.direct.deployments.get(candidate).model_name
+        model = self.setup.direct.deployments.get(candidate).model_name
         assert model.startswith("ft:"), model
         self.check_at_rest(candidate)

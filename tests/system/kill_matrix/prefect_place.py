@@ -1,4 +1,4 @@
-"""A Prefect server that can be killed and started again where it was, and a worker as `make up` starts one."""
+"""A Prefect server that can be killed and restarted at its address, and a worker as `make up` starts one."""
 
 import os
 import signal
@@ -29,10 +29,10 @@ SURROUNDINGS = {
 
 
 class PrefectServer:
-    """On one port and one database for its whole life, however often it dies."""
+    """A server that keeps its port and its database over any number of kills."""
 
     def __init__(self, folder: Path) -> None:
-        """Started."""
+        """Start the server."""
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
         self.home = folder
@@ -42,19 +42,19 @@ class PrefectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every process that works with this server."""
+        """Environment variables of every process that works with this server."""
         own = {"PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.url}
         return {**SURROUNDINGS, **own, "PREFECT_LOGGING_TO_API_ENABLED": "false"}
 
     def start(self) -> None:
-        """Until it answers."""
+        """Start the server and wait until it answers."""
         with (
             socket.create_server(("127.0.0.1", self._port)) as listener,
             self._log.open("ab") as log,
         ):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.script.prefect_server", str(listener.fileno())],
-                stdin=subprocess.PIPE,  # its end tells the server that the tests are over
+                stdin=subprocess.PIPE,  # the server ends when this pipe closes with the tests
                 stdout=log,
                 stderr=log,
                 env=self.environment | PREFECT_SERVER,
@@ -63,7 +63,7 @@ class PrefectServer:
         until(self._answers, PATIENCE_S)
 
     def kill(self) -> None:
-        """As a power failure would."""
+        """Kill the server at once, as a power failure would."""
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -75,7 +75,7 @@ class PrefectServer:
         return False
 
     def register_chain(self) -> Any:
-        """The deployment of `prefect.yaml`, made over the API: by its module, and without a pull step."""
+        """Create the deployment of `prefect.yaml` over the API, by its module and without a pull step."""
         with get_client(sync_client=True) as client:
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
@@ -90,10 +90,10 @@ class PrefectServer:
 
 
 class Worker:
-    """A process worker, and the flow that it has started."""
+    """A process worker and the flow that it has started."""
 
     def __init__(self, environment: dict[str, str], log: Path) -> None:
-        """Started; nothing is scheduled yet."""
+        """Start the worker; no run is scheduled yet."""
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -110,7 +110,7 @@ class Worker:
             )
 
     def flow_processes(self) -> list[int]:
-        """The living children."""
+        """Return the ids of the worker's living child processes."""
         return [
             pid
             for pid, parent, state in _processes()
@@ -118,12 +118,12 @@ class Worker:
         ]
 
     def kill(self) -> None:
-        """The worker alone."""
+        """Kill the worker alone."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """At the end of a test: whatever is left of it."""
+        """Kill the worker and its remaining children at the end of a test."""
         children = self.flow_processes()
         if self.process.poll() is None:
             self.kill()
@@ -133,7 +133,7 @@ class Worker:
 
 
 def _processes() -> list[tuple[int, int, str]]:
-    """Id, parent and state of every process."""
+    """Return id, parent and state of every process."""
     found: list[tuple[int, int, str]] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,7 +1,8 @@
-"""Whoever is killed, at whatever point of the chain: the same run again, or the guard, ends in the invariants.
+"""A process is killed at some point of a release: the same run again, or the guard, restores the invariants.
 
-0 or 1 job and deployment for each run key, a split that sums to 100, nothing left over, and a model that serves.
-Every point with the plainest kill, and every victim at one or two points, for each commit; `make soak` does the rest.
+They are: at most one job and one deployment for each run key, a split that sums to 100, nothing left over, and a model
+that serves. Each commit tries every point with the plainest kill, and most victims at one or two points; `make soak`
+does the rest.
 """
 
 import os
@@ -25,7 +26,7 @@ STOPPED_WITHIN_S = 300.0
 
 @contextmanager
 def held(release: Release, point: Point) -> Iterator[Script]:
-    """The script of the release, stopped at the point; what is held is lost unless it was let through."""
+    """Run the release's script up to the point and yield it; afterwards the script is killed if it still runs."""
     script = prepared(release, point).start()
     try:
         reach(release, lambda: script.poll() is None)
@@ -34,53 +35,53 @@ def held(release: Release, point: Point) -> Iterator[Script]:
         if script.poll() is None:
             script.kill()
         script.wait()
-        release.place.may_train.set()
+        release.setup.may_train.set()
 
 
 def prepared(release: Release, point: Point) -> Release:
-    """Stops at the point from now on. A training goes on until the matter is settled."""
+    """Let the proxy hold the release at this point; around a job, no training ends until the case is settled."""
     if not point.is_first_release:
         release.serve_base_model()
     if "job" in point.name:
-        release.place.may_train.clear()
-    release.place.gate.stop_at(point)
+        release.setup.may_train.clear()
+    release.setup.proxy.stop_at(point)
     return release
 
 
 def reach(release: Release, is_running: Callable[[], bool]) -> None:
-    gate = release.place.gate
-    until(lambda: gate.reached.is_set() or not is_running(), PATIENCE_S)
-    assert gate.reached.is_set(), release.said
+    proxy = release.setup.proxy
+    until(lambda: proxy.reached.is_set() or not is_running(), PATIENCE_S)
+    assert proxy.reached.is_set(), release.said
 
 
 def flow_is_killed(release: Release, point: Point) -> None:
-    """The same parameters again take up what the dead run left."""
+    """Kill the flow; a run with the same parameters continues what the dead run left."""
     with held(release, point) as script:
         script.kill()
         script.wait()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
     release.check_promoted(release.run_again().outcome)
     assert len(release.run_keys) == 1, "it is the same run"
 
 
 def flow_is_killed_for_good(release: Release, point: Point) -> None:
-    """Nobody runs it again: the guard takes away what the dead run left."""
+    """Kill the flow and do not run it again; the guard removes what the dead run left."""
     with held(release, point) as script:
         script.kill()
         script.wait()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
         release.guard_until_closed()
         release.check_given_back()
 
 
 def flow_is_stopped(release: Release, point: Point, number: signal.Signals) -> None:
-    """It takes away itself what it made, before it ends."""
+    """Stop the flow by a signal; it removes what it created before it ends."""
     with held(release, point) as script:
         script.send_signal(number)
         assert script.wait(STOPPED_WITHIN_S) == 128 + number, release.said
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_given_back()
     release.check_promoted(release.run_again().outcome)
 
@@ -95,8 +96,8 @@ def flow_is_interrupted(release: Release, point: Point) -> None:
 
 @contextmanager
 def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
-    """A run of the deployment, stopped at the point in the worker's child."""
-    deployment_id = release.place.prefect.register_chain()
+    """Start a run of the deployment in a worker and yield the worker when the run is held at the point."""
+    deployment_id = release.setup.prefect.register_chain()
     worker = Worker(prepared(release, point).environment, release.folder / "said.txt")
     try:
         with get_client(sync_client=True) as client:
@@ -106,16 +107,16 @@ def held_in_worker(release: Release, point: Point) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-        release.place.may_train.set()
+        release.setup.may_train.set()
 
 
 def worker_is_killed(release: Release, point: Point) -> None:
-    """Its flow may go on or not; what it does not finish itself, the same parameters finish."""
+    """Kill the worker; its flow may go on, and a run with the same parameters finishes what it does not."""
     with held_in_worker(release, point) as worker:
         flows = worker.flow_processes()
         worker.kill()
-        release.place.may_train.set()
-        release.place.gate.let_pass()
+        release.setup.may_train.set()
+        release.setup.proxy.let_pass()
         until(lambda: not any(is_alive(pid) for pid in flows), PATIENCE_S)
     finish(release)
 
@@ -127,49 +128,49 @@ def worker_and_flow_are_killed(release: Release, point: Point) -> None:
         for pid in flows:
             os.kill(pid, signal.SIGKILL)
         until(lambda: not any(is_alive(pid) for pid in flows))
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         release.check_serving()
         release.guard_until_closed()
         release.check_given_back()
 
 
 def flow_in_worker_is_killed(release: Release, point: Point) -> None:
-    """Prefect's crash hook, which the living worker starts in a process of its own, takes away what was made."""
+    """Kill the flow under a living worker; Prefect's crash hook, in its own process, removes what was created."""
     with held_in_worker(release, point) as worker:
         for pid in worker.flow_processes():
             os.kill(pid, signal.SIGKILL)
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         until(lambda: release.outcome == "aborted", PATIENCE_S)
         release.check_given_back()
     release.check_promoted(release.run_again().outcome)
 
 
 def service_is_killed(release: Release, point: Point) -> None:
-    """The flow waits for it, or is run again."""
-    serve = release.place.serve
+    """Kill the service and start it again; the flow waits for it, or is run again."""
+    serve = release.setup.serve
     assert serve is not None
     with held(release, point) as script:
         serve.kill()
-        release.place.gate.cut()
+        release.setup.proxy.cut()
         serve.start()
         script.wait(PATIENCE_S)
     finish(release)
 
 
 def prefect_is_restarted(release: Release, point: Point) -> None:
-    """The flow does without it meanwhile, or is run again."""
-    prefect = release.place.prefect
+    """Kill and restart the Prefect server; the flow goes on without it, or is run again."""
+    prefect = release.setup.prefect
     with held(release, point) as script:
         prefect.kill()
-        release.place.may_train.set()
-        release.place.gate.let_pass()
+        release.setup.may_train.set()
+        release.setup.proxy.let_pass()
         prefect.start()
         script.wait(PATIENCE_S)
     finish(release)
 
 
 def finish(release: Release) -> None:
-    """Run it again unless it got through by itself."""
+    """Run the release again unless it was promoted already."""
     outcome = release.outcome
     if outcome != "promoted":
         release.check_serving()
@@ -212,13 +213,13 @@ def marks(victim: str, point: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.essential] if (victim, point) in IN_MAKE_TEST else []
 
 
-CELLS = [
+CASES = [
     pytest.param(*(victim, point), id=f"{victim}-{point}", marks=marks(victim, point))
     for victim in VICTIMS
     for point in BY_NAME
 ]
 
 
-@pytest.mark.parametrize(("victim", "point"), CELLS)
+@pytest.mark.parametrize(("victim", "point"), CASES)
 def test_whoever_is_killed_at_whatever_point(release: Release, victim: str, point: str) -> None:
     VICTIMS[victim](release, BY_NAME[point])
