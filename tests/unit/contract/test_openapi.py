@@ -1,4 +1,4 @@
-"""The OpenAPI document says what is declared, its examples are true, and the committed snapshot is the document."""
+"""The OpenAPI document says what is declared, its examples are valid, and the committed snapshot equals it."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> None:
-    """Raises when the value is not of a schema of the document."""
+    """Raise unless the value fits a schema of the document."""
     whole = {**schema, "components": DOCUMENT["components"]}
     jsonschema.Draft202012Validator(
         whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
