@@ -74,7 +74,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
     async def run() -> None:
         await started(group, 2)
         engines.may_answer.clear()
-        under_way = [asyncio.create_task(text(group)) for _ in range(2)]
+        earlier = [asyncio.create_task(text(group)) for _ in range(2)]
         await asyncio.sleep(0.05)
         group.resize(1, {})
         assert len(group.live) == 1
@@ -82,7 +82,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
         later = [asyncio.create_task(text(group)) for _ in range(2)]
         await until_async(lambda: [len(one.running) for one in engines.replicas] == [3, 1])
         engines.may_answer.set()
-        assert await asyncio.gather(*under_way, *later) == [[5, 6]] * 4
+        assert await asyncio.gather(*earlier, *later) == [[5, 6]] * 4
         reported: list[str] = []
 
         def is_reported() -> bool:

@@ -195,8 +195,10 @@ def test_adapters_are_loaded_while_it_runs_and_mixed(servers: PlayedServers) -> 
         await group.ready(two)
         await group.ready(three)
         asked = [None, two, three, two]
-        under_way = [await group.generate(one, ask(10, adapter=one and one.name)) for one in asked]
-        found = await asyncio.gather(*map(tokens_of, under_way))
+        generations = [
+            await group.generate(one, ask(10, adapter=one and one.name)) for one in asked
+        ]
+        found = await asyncio.gather(*map(tokens_of, generations))
         assert found == [[11, 12, 13], [12, 14, 16], [13, 16, 19], [12, 14, 16]]
         await group.unload(two.name)
         (replica,) = group.live
