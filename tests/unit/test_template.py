@@ -1,4 +1,4 @@
-"""Messages become the text a model was trained on."""
+"""Messages become the text that a model was trained on."""
 
 import json
 from pathlib import Path

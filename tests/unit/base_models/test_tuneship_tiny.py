@@ -1,4 +1,4 @@
-"""The shipped base model is complete, small and as its card says; how well it tunes is measured in the card."""
+"""The shipped base model is complete, small and as its model card says. The card reports how well it can be tuned."""
 
 import copy
 import json
@@ -95,7 +95,7 @@ def test_digits_are_tokens_of_their_own():
 
 
 def test_no_embedding_is_left_as_it_was_drawn(model):
-    """LoRA cannot move the tied embeddings, so a token without training could never be tuned."""
+    """LoRA cannot move the tied embeddings, so a token that was never trained could never be tuned."""
     lengths = model.get_input_embeddings().weight.norm(dim=1)
     assert lengths.min() > 0.3 * lengths.median()
 
@@ -126,8 +126,8 @@ def test_folding_the_gains_back_changes_no_bit_of_the_logits(model):
 def test_the_script_makes_a_model_of_the_shipped_shape(model, tmp_path):
     script = ROOT / "scripts" / "make_base_model.py"
     subprocess.run([sys.executable, script, "--steps", "2", "--output", tmp_path], check=True)
-    made = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert {name: p.shape for name, p in made.named_parameters()} == {
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {name: p.shape for name, p in loaded.named_parameters()} == {
         name: p.shape for name, p in model.named_parameters()
     }
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

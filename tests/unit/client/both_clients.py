@@ -1,4 +1,4 @@
-"""The same use of the blocking and of the asynchronous client, over a transport that the test plays."""
+"""Run the same calls on the blocking and on the asynchronous client, over a transport that the test plays."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +17,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 def both(handler: Handler, use: Callable[[Any], Any]) -> list[Any]:
-    """What each client gave for one call."""
+    """Return the result of one call from each client."""
     with Client(SETTINGS, httpx.MockTransport(handler)) as client:
         first = use(client)
 
@@ -29,7 +29,7 @@ def both(handler: Handler, use: Callable[[Any], Any]) -> list[Any]:
 
 
 def both_lists(handler: Handler, use: Callable[[Any], Any]) -> list[list[Any]]:
-    """What each client gave as an iterator."""
+    """Return, for each client, the list of everything that one iterator yields."""
 
     async def gathered(client: Any) -> list[Any]:
         return [one async for one in use(client)]
@@ -40,8 +40,8 @@ def both_lists(handler: Handler, use: Callable[[Any], Any]) -> list[list[Any]]:
     )
 
 
-class Line(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A streamed answer: blocks, then its end or a broken connection."""
+class StreamedAnswer(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A streamed answer: it sends its blocks, then ends or breaks off."""
 
     def __init__(self, *blocks: bytes, breaks: bool = False) -> None:
         self._blocks = blocks

@@ -1,4 +1,4 @@
-"""The client over broken and lying networks: what it repeats, what it raises, and that both clients agree."""
+"""The client over broken and lying networks: what it repeats and what it raises, alike for both clients."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def refusal(status: int, code: str, **headers: str) -> httpx.Response:
 def talk(
     *answers: httpx.Response | Exception, operation: Any = jobs.get_job
 ) -> tuple[Any, list[float]]:
-    """Play answers to the core; the reply or the exception, and the pauses it asked for."""
+    """Play answers to the client's core. Return the reply or the exception, and the pauses that were asked for."""
     call = operation.bind("ft_1")
     conversation = converse(operation, call, len(answers), lambda: 1.0)
     given, pauses, answer = iter(answers), [], None
@@ -203,7 +203,8 @@ def failing_first(answers: Iterable[httpx.Response]) -> tuple[Handler, list[http
     def handle(request: httpx.Request) -> httpx.Response:
         request.read()
         seen.append(request)
-        one = next(given)  # a fresh copy: the clients wrap the stream of what they are given
+        # Return a fresh copy, because the clients wrap the stream of each response.
+        one = next(given)
         return httpx.Response(one.status_code, content=one.content, headers=one.headers)
 
     return handle, seen
@@ -283,7 +284,7 @@ CREATES: dict[str, Callable[[Any], Any]] = {
 
 
 def keys_of(use: Callable[[Any], Any]) -> list[str | None]:
-    """The idempotency keys of three tries of the blocking client and three of the other: all of them fail."""
+    """Return the idempotency keys of three failing tries of the blocking client and three of the asynchronous one."""
     seen: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -339,7 +340,7 @@ BUSY = refusal(409, "invalid_request_error", **{"X-Should-Retry": "true"})
 
 
 def keyed(*answers: httpx.Response | Exception, tries: int) -> tuple[Any, list[float]]:
-    """Play answers to a create with a key; its end, and the pauses."""
+    """Play answers to a create with an idempotency key. Return how it ended, and the pauses."""
     call = replace(jobs.create_job.bind(TUNING), idempotency_key="one")
     talk_of_it = converse(jobs.create_job, call, tries, lambda: 1.0)
     pauses: list[float] = []
@@ -361,8 +362,8 @@ def keyed(*answers: httpx.Response | Exception, tries: int) -> tuple[Any, list[f
 
 
 def test_a_create_that_is_still_being_worked_on_is_waited_for() -> None:
-    made = httpx.Response(201, json=JOB)
-    job, pauses = keyed(httpx.ReadTimeout("slow"), BUSY, BUSY, BUSY, made, tries=2)
+    created = httpx.Response(201, json=JOB)
+    job, pauses = keyed(httpx.ReadTimeout("slow"), BUSY, BUSY, BUSY, created, tries=2)
     assert (job.id, pauses) == ("ft_1", [1.0, 1.0, 2.0, 4.0])
 
 

@@ -17,7 +17,7 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A byte now and then, for ever; each in good time for a reader that counts the time of one read only."""
+    """Send a byte now and then, for ever, each soon enough for a reader that limits only the time of a single read."""
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
@@ -31,7 +31,7 @@ class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 def ended(answer: Callable[[httpx.Request], httpx.Response], left_s: float) -> list[str]:
-    """What each client raised, with so many seconds to go."""
+    """Return what each client raises when its deadline is this many seconds away."""
 
     def options() -> Options:
         return Options(ends_at=time.monotonic() + left_s)

@@ -1,4 +1,4 @@
-"""Following a job: nothing lost and nothing twice over broken lines, its end, and refusals as everywhere."""
+"""Following a job over broken connections loses no event and repeats none. Its end and refusals are tested too."""
 
 from contextlib import suppress
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.client.both_clients import SETTINGS, Line, both_lists
+from tests.unit.client.both_clients import SETTINGS, StreamedAnswer, both_lists
 from tuneship.client import Client
 from tuneship.client.core import HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Open, Read, follow_job
@@ -31,25 +31,25 @@ STEP = (
 )
 
 
-class Played:
-    """The generator told what lines bring; a line is blocks, or an answer or failure instead of one."""
+class PlayedConnections:
+    """Play the connections to the generator that follows a job. A connection is blocks, an answer or a failure."""
 
     def __init__(self, *lines: Any, tries: int = 3, after: str | None = None) -> None:
         self.found: list[Any] = []
         self.pauses: list[float] = []
         self.opened: list[str | None] = []
-        self._given, self._blocks, told = iter(lines), iter(()), None
+        self._given, self._blocks, answer = iter(lines), iter(()), None
         talk = follow_job("ft_1", after, tries, lambda: 1.0)
         with suppress(StopIteration):
             while True:
-                step = talk.send(told)
-                told = Block(next(self._blocks, None)) if isinstance(step, Read) else None
+                step = talk.send(answer)
+                answer = Block(next(self._blocks, None)) if isinstance(step, Read) else None
                 if isinstance(step, Followed):
                     self.found.append(getattr(step.entry, "message", step.entry))
                 elif isinstance(step, Pause):
                     self.pauses.append(step.seconds)
                 elif isinstance(step, Open):
-                    told = self._open(step)
+                    answer = self._open(step)
         assert next(self._given, None) is None
 
     def _open(self, step: Open) -> HttpAnswer:
@@ -64,14 +64,14 @@ class Played:
 
 
 def test_entries_come_in_order_until_the_job_has_ended() -> None:
-    played = Played((log(1), STEP + log(2), DONE, log(3)))
+    played = PlayedConnections((log(1), STEP + log(2), DONE, log(3)))
     assert [played.found[0], played.found[2]] == ["line 1", "line 2"]
     assert (played.found[1].step, played.found[1].epoch) == (1, 0.5)
     assert (played.opened, played.pauses) == ([None], [])
 
 
 def test_a_broken_line_is_opened_again_behind_the_last_event() -> None:
-    played = Played((log(1), log(2)[:20]), (log(2),), (STEP,), (DONE,), after="t0")
+    played = PlayedConnections((log(1), log(2)[:20]), (log(2),), (STEP,), (DONE,), after="t0")
     assert played.opened == ["t0", "t1", "t2", "t9"]
     assert played.found[:2] == ["line 1", "line 2"]
     assert len(played.pauses) == 3
@@ -79,29 +79,29 @@ def test_a_broken_line_is_opened_again_behind_the_last_event() -> None:
 
 def test_what_comes_starts_the_count_of_failures_anew() -> None:
     quiet = (KEEP_ALIVE,)
-    assert Played(*[quiet] * 9, (log(1), DONE)).found == ["line 1"]
+    assert PlayedConnections(*[quiet] * 9, (log(1), DONE)).found == ["line 1"]
     with pytest.raises(ServiceUnreachable, match="broke off"):
-        Played((log(1),), (), (), ())
+        PlayedConnections((log(1),), (), (), ())
 
 
 def test_no_connection_is_tried_again_with_growing_pauses() -> None:
     refused = httpx.ConnectError("refused")
-    assert Played(refused, refused, (DONE,)).pauses == [1.0, 2.0]
+    assert PlayedConnections(refused, refused, (DONE,)).pauses == [1.0, 2.0]
     with pytest.raises(ServiceUnreachable):
-        Played(refused, refused, refused)
+        PlayedConnections(refused, refused, refused)
 
 
 def test_refusals_are_raised_or_waited_for_as_everywhere() -> None:
     body = {"error": {"code": "resource_not_found", "message": "m", "details": []}}
     with pytest.raises(ResourceNotFound):
-        Played(httpx.Response(404, json=body))
+        PlayedConnections(httpx.Response(404, json=body))
     busy = httpx.Response(503, headers={"Retry-After": "4"})
-    assert Played(busy, (DONE,)).pauses == [4.0]
+    assert PlayedConnections(busy, (DONE,)).pauses == [4.0]
 
 
 def test_events_of_a_later_release_are_passed_over() -> None:
     later = b"id: t5\nevent: checkpoint\ndata: {}\n\n: comment\nretry: 10\n\ndata: plain\n\n"
-    assert Played((later + log(6) + DONE,)).found == ["line 6"]
+    assert PlayedConnections((later + log(6) + DONE,)).found == ["line 6"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_events_of_a_later_release_are_passed_over() -> None:
 )
 def test_what_is_no_stream_of_this_contract_is_a_bad_response(line: Any) -> None:
     with pytest.raises(BadResponse) as raised:
-        Played(line)
+        PlayedConnections(line)
     assert "patient" not in str(raised.value)
 
 
@@ -142,12 +142,16 @@ def test_events_do_not_depend_on_where_blocks_are_cut(cuts: list[int], end: str)
 
 def test_both_clients_follow_over_a_broken_connection() -> None:
     asked: list[httpx.Request] = []
-    lines: list[Line] = []
+    lines: list[StreamedAnswer] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         asked.append(request)
         is_first = "after" not in request.url.params
-        lines.append(Line(log(1), log(2), breaks=True) if is_first else Line(log(3), DONE))
+        lines.append(
+            StreamedAnswer(log(1), log(2), breaks=True)
+            if is_first
+            else StreamedAnswer(log(3), DONE)
+        )
         return httpx.Response(200, headers=EVENTS, stream=lines[-1])
 
     for found in both_lists(handle, lambda client: client.jobs.follow_logs("ft_1")):
@@ -160,7 +164,7 @@ def test_both_clients_follow_over_a_broken_connection() -> None:
 
 
 def test_leaving_early_closes_the_connection() -> None:
-    line = Line(log(1), log(2), DONE)
+    line = StreamedAnswer(log(1), log(2), DONE)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=EVENTS, stream=line))
     with Client(SETTINGS, transport) as client:
         entries = client.jobs.follow_logs("ft_1")

@@ -1,4 +1,4 @@
-"""Reading a generation as it is written: pieces, the reply, what breaks off, and what is tried again."""
+"""Reading a generation while it is written: pieces, the reply, streams that break off, and what is tried again."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.client.both_clients import Line, both_lists
+from tests.unit.client.both_clients import StreamedAnswer, both_lists
 from tuneship.contract.errors import BadResponse, InternalError, ServiceUnreachable
 from tuneship.contract.generation import Generate, GeneratedText, Generation
 
@@ -31,13 +31,13 @@ ONE, TWO = event("token", {"text": "one"}), event("token", {"text": " two"})
 DONE, BROKEN = event("done", REPLY), event("error", REFUSAL)
 
 
-class Played:
-    """Answers in turn; remembers what was asked. Each client gets them from the first on."""
+class PlayedAnswers:
+    """Play the answers one after another and remember the requests. Each client starts at the first answer."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
         self.asked: list[dict[str, Any]] = []
-        self.lines: list[Line] = []
+        self.lines: list[StreamedAnswer] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         answer = self.answers[len(self.asked) % len(self.answers)]
@@ -45,7 +45,7 @@ class Played:
         assert request.headers["accept"] == "text/event-stream"
         if callable(answer):
             return answer()
-        self.lines.append(Line(*answer))
+        self.lines.append(StreamedAnswer(*answer))
         return httpx.Response(200, headers=EVENTS, stream=self.lines[-1])
 
 
@@ -54,7 +54,7 @@ def stream(client: Any) -> Any:
 
 
 def test_pieces_come_in_order_and_the_reply_is_the_last() -> None:
-    played = Played((ONE[:9], ONE[9:] + b": keep-alive\n\n" + TWO, DONE))
+    played = PlayedAnswers((ONE[:9], ONE[9:] + b": keep-alive\n\n" + TWO, DONE))
     for found in both_lists(played, stream):
         *pieces, last = found
         assert pieces == [GeneratedText(text="one"), GeneratedText(text=" two")]
@@ -66,7 +66,7 @@ def test_pieces_come_in_order_and_the_reply_is_the_last() -> None:
 def test_an_endpoint_is_streamed_alike() -> None:
     for resource in ("endpoints", "canary_endpoints"):
         found = both_lists(
-            Played((ONE, DONE)),
+            PlayedAnswers((ONE, DONE)),
             lambda client, name=resource: getattr(client, name).stream(
                 "ep_1", Generate(prompt="a")
             ),
@@ -76,36 +76,37 @@ def test_an_endpoint_is_streamed_alike() -> None:
 
 def test_what_breaks_off_raises_the_services_error() -> None:
     with pytest.raises(InternalError, match="busy") as raised:
-        both_lists(Played((ONE, BROKEN)), stream)
+        both_lists(PlayedAnswers((ONE, BROKEN)), stream)
     assert raised.value.request_id == "req_1"
 
 
 @pytest.mark.parametrize("blocks", [(), (ONE,), (ONE, TWO[:-1])])
 def test_an_answer_without_an_end_is_not_taken_for_a_whole_one(blocks: tuple[bytes, ...]) -> None:
-    played = Played(blocks)
+    played = PlayedAnswers(blocks)
     with pytest.raises(ServiceUnreachable, match="broke off"):
         both_lists(played, stream)
-    assert len(played.asked) == 1  # its text would come a second time
+    # A second request would bring its text a second time.
+    assert len(played.asked) == 1
 
 
 def test_a_refusal_is_tried_again_like_any_call() -> None:
     headers = {"x-should-retry": "true", "retry-after": "0"}
-    played = Played(lambda: httpx.Response(503, json=REFUSAL, headers=headers), (ONE, DONE))
+    played = PlayedAnswers(lambda: httpx.Response(503, json=REFUSAL, headers=headers), (ONE, DONE))
     assert [len(one) for one in both_lists(played, stream)] == [2, 2]
     assert len(played.asked) == 4
     with pytest.raises(InternalError, match="busy"):
-        both_lists(Played(lambda: httpx.Response(503, json=REFUSAL)), stream)
+        both_lists(PlayedAnswers(lambda: httpx.Response(503, json=REFUSAL)), stream)
 
 
 def test_a_server_that_does_not_stream_answers_in_one_piece() -> None:
-    (whole,) = both_lists(Played(lambda: httpx.Response(200, json=REPLY)), stream)[0]
+    (whole,) = both_lists(PlayedAnswers(lambda: httpx.Response(200, json=REPLY)), stream)[0]
     assert whole == Generation.model_validate(REPLY)
 
 
 def test_an_answer_of_another_kind_is_named() -> None:
     with pytest.raises(BadResponse, match="no stream of events"):
-        both_lists(Played(lambda: httpx.Response(200, text="hello")), stream)
+        both_lists(PlayedAnswers(lambda: httpx.Response(200, text="hello")), stream)
     with pytest.raises(BadResponse, match="the answer is not readable"):
-        both_lists(Played(lambda: httpx.Response(200, json={"id": 5})), stream)
+        both_lists(PlayedAnswers(lambda: httpx.Response(200, json={"id": 5})), stream)
     with pytest.raises(BadResponse, match="token event is not readable"):
-        both_lists(Played((event("token", {}),)), stream)
+        both_lists(PlayedAnswers((event("token", {}),)), stream)

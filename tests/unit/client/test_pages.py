@@ -1,4 +1,4 @@
-"""Walking over lists: each entry once, page after page, and never in a circle."""
+"""Walking over lists gives each entry once, page after page, and never goes in a circle."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def job(number: int) -> dict[str, Any]:
 
 
 def paged(jobs_at: Callable[[int], list[int]]) -> tuple[Handler, list[httpx.URL]]:
-    """A list of jobs that may look different at each request."""
+    """Play a list of jobs that may look different at each request."""
     seen: list[httpx.URL] = []
 
     def handle(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Uploads: told how far they are, sent again from the front, and never held in memory."""
+"""Uploads report their progress, are sent again from the start, and are never held in memory."""
 
 import io
 import tracemalloc
@@ -20,19 +20,19 @@ FORM = DatasetUpload(name="d", format="instruction")
 
 def test_progress_is_told_up_to_the_whole_file() -> None:
     content = b"x" * 300_000
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         assert content in request.read()
         return httpx.Response(201, json=CREATED)
 
     def upload(client: Any) -> Any:
-        watched = client.with_options(progress=lambda *place: told.append(place))
+        watched = client.with_options(progress=lambda *amounts: reported.append(amounts))
         return watched.datasets.upload(FORM, io.BytesIO(content))
 
     both(handle, upload)
-    once = told[: len(told) // 2]
-    assert told == once * 2
+    once = reported[: len(reported) // 2]
+    assert reported == once * 2
     assert [size for _, size in once] == [len(content)] * len(once)
     assert len(once) > 3
     assert [sent for sent, _ in once] == sorted({sent for sent, _ in once})
@@ -40,7 +40,7 @@ def test_progress_is_told_up_to_the_whole_file() -> None:
 
 
 def test_a_repeated_upload_is_told_from_the_front_again() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     answers = iter(
         [httpx.Response(503, headers={"Retry-After": "0.01"}), httpx.Response(201, json=CREATED)]
     )
@@ -50,36 +50,36 @@ def test_a_repeated_upload_is_told_from_the_front_again() -> None:
         return next(answers)
 
     with Client(SETTINGS, httpx.MockTransport(handle)) as client:
-        watched = client.with_options(progress=lambda sent, size: told.append(sent))
+        watched = client.with_options(progress=lambda sent, size: reported.append(sent))
         watched.datasets.upload(FORM, io.BytesIO(b"abc"))
-    assert told == [3, 3]
+    assert reported == [3, 3]
 
 
 class Endless(io.RawIOBase):
-    """A file of zeros of any size that exists nowhere."""
+    """A file of zeros of any size, which is stored nowhere."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._place = size, 0
+        self._size, self._position = size, 0
 
     def seekable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
         assert 0 <= size <= 1 << 20, "the whole file is read at once"
-        block = bytes(min(size, self._size - self._place))
-        self._place += len(block)
+        block = bytes(min(size, self._size - self._position))
+        self._position += len(block)
         return block
 
 
 class Drain(httpx.BaseTransport):
-    """Takes what is sent, block by block, and keeps nothing."""
+    """A transport that takes what is sent, block by block, and keeps none of it."""
 
     sent = 0
 

@@ -1,4 +1,4 @@
-"""What a line of a dataset may hold, and what is said of one that may not."""
+"""Tests of what a line of a dataset may hold, and of the errors for a line that holds something else."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is declared is served, guarded by a scope, and each side loads only its own rooms."""
+"""Every declared operation is served and guarded by a scope, and each side loads only its own packages."""
 
 import subprocess
 import sys
@@ -53,9 +53,8 @@ def test_both_clients_have_exactly_one_verb_for_each_operation(
         for verb in vars(base).values()
         if isinstance(verb, Verb)
     )
-    both_kinds_generate = {
-        "generate_by_endpoint": 2
-    }  # an endpoint's address does not tell its kind
+    # An endpoint's address does not show which kind of endpoint it is.
+    both_kinds_generate = {"generate_by_endpoint": 2}
     assert verbs == Counter({one.name: 1 for one in DECLARED} | both_kinds_generate)
 
 

@@ -1,4 +1,4 @@
-"""What a new read operation costs: its declaration and its handler, in one file each. Everything else follows."""
+"""A new read operation takes a declaration and a handler, in one file each. Everything else follows from them."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def get_instance_type(context: Context, name: str) -> InstanceType:
     return _shown(_kind(context.parts, name, "name"), this_machine())
 '''
 
-# Runs in the changed copy: against the whole service, through a socket.
+# This program runs in the changed copy and calls the whole service through a socket.
 USE = """
 import asyncio, sys
 from pathlib import Path
@@ -83,7 +83,7 @@ assert entry["responses"]["200"]["content"]["application/json"]["example"]["name
 
 
 def python_files(root: Path) -> dict[str, str]:
-    """Text of every file of the product, by its path."""
+    """Return the text of every file of the product, by its path."""
     files = [file for room in ("tuneship", "tasks") for file in (root / room).rglob("*.py")]
     return {str(file.relative_to(root)): file.read_text() for file in files}
 
@@ -104,7 +104,7 @@ def test_a_new_read_operation_touches_two_files(tmp_path: Path) -> None:
     with (tmp_path / HANDLER).open("a") as handler:
         handler.write(HANDLER_CODE)
 
-    # The copy comes first on the path, so that it hides the rooms of this repository; tests/ is only there.
+    # The copy comes first on the path, so that it hides the packages of this repository. Only tests/ comes from here.
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     used = subprocess.run(
         [sys.executable, "-c", USE, str(tmp_path)],

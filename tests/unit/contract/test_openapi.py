@@ -1,4 +1,4 @@
-"""The OpenAPI document says what is declared, its examples are true, and the committed snapshot is the document."""
+"""The OpenAPI document says what is declared, its examples are valid, and the committed snapshot equals it."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> None:
-    """Raises when the value is not of a schema of the document."""
+    """Raise unless the value fits a schema of the document."""
     whole = {**schema, "components": DOCUMENT["components"]}
     jsonschema.Draft202012Validator(
         whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -38,14 +38,14 @@ def content(place: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_committed_snapshot_is_the_document() -> None:
-    told = "run: tuneship openapi > docs/openapi.json"
-    assert json.loads(SNAPSHOT.read_text()) == DOCUMENT, told
+    hint = "run: tuneship openapi > docs/openapi.json"
+    assert json.loads(SNAPSHOT.read_text()) == DOCUMENT, hint
 
 
 def test_the_command_prints_the_document() -> None:
-    told = CliRunner().invoke(cli.app, ["openapi"])
-    assert told.exit_code == 0
-    assert json.loads(told.stdout) == DOCUMENT
+    result = CliRunner().invoke(cli.app, ["openapi"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == DOCUMENT
 
 
 def test_every_declared_operation_stands_in_the_document_under_its_address() -> None:
@@ -103,8 +103,10 @@ def test_its_refusals_are_named_with_true_examples(operation: Operation[..., Any
 
 
 def test_every_code_but_that_of_a_failed_job_can_come_from_some_operation() -> None:
-    told = {code for one in DECLARED for codes in possible_refusals(one).values() for code in codes}
-    assert told == set(BY_CODE) - {FineTuningError.code}
+    possible = {
+        code for one in DECLARED for codes in possible_refusals(one).values() for code in codes
+    }
+    assert possible == set(BY_CODE) - {FineTuningError.code}
 
 
 def test_a_refusal_of_lines_is_of_the_documented_shape() -> None:

@@ -1,4 +1,4 @@
-"""What the one JSON parser refuses, and what refusing costs."""
+"""Tests of what the one JSON parser refuses, and of how little a refusal costs."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def fault_of(data: bytes, **options: int) -> str:
 
 
 def filled(piece: bytes, joint: bytes = b",") -> bytes:
-    """A mebibyte of one piece again and again, as a list in an object."""
+    """Fill a mebibyte with one piece again and again, as a list in an object."""
     number = (MEBIBYTE - 10) // (len(piece) + len(joint))
     return b'{"a":[' + joint.join([piece] * number) + b"]}"
 
@@ -36,7 +36,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_body_of_more_values_than_any_request_has_is_refused_for_little(bomb: bytes) -> None:
-    """Beside one text of the same length, in processor time: it used to take 50 to 180 times as long."""
+    """A refusal takes less than 8 times the processor time of a text of this length. It used to take 50 to 180."""
     text = json.dumps({"a": "x" * MEBIBYTE}).encode()
 
     def refuse() -> None:
@@ -55,7 +55,7 @@ def _processor_time(work: Callable[[], object]) -> float:
 
 
 def test_values_are_counted_exactly_where_there_are_many() -> None:
-    """The list, its object and the elements; what stands in texts is no value, however it looks."""
+    """The list, its object and the elements are counted. Characters within a text are not, whatever they are."""
     for piece in ("1", '",,,,[[[{{{"', r'"\\\",[\\"', "[]", '{"a,[":1}'):
         inner = 2 if piece.startswith("{") else 1
         fitting = (MAXIMUM_VALUES - 2) // inner

@@ -1,4 +1,4 @@
-"""A certificate for `receiver.test` that nobody but the test believes."""
+"""A certificate for `receiver.test` that only the test trusts."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,11 +12,11 @@ from cryptography.x509.oid import NameOID
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Files of a private key and of its certificate, which signs itself."""
+    """Write a private key and its self-signed certificate to files."""
     folder, key = tmp_path_factory.mktemp("tls"), ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "receiver.test")])
     now = datetime.now(UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -35,5 +35,5 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             serialization.NoEncryption(),
         )
     )
-    (folder / "chain.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "chain.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return folder / "key.pem", folder / "chain.pem"

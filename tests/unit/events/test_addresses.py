@@ -1,4 +1,4 @@
-"""No webhook reaches a dangerous address: whatever form it comes in, and however the resolver changes its mind."""
+"""No webhook reaches a dangerous address, in whatever form it is written and whatever the resolver answers later."""
 
 import asyncio
 import ipaddress

@@ -32,8 +32,8 @@ LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 TRUST = default_trust()
 
 
-class World:
-    """A database with webhooks of one tenant, and a clock that moves when a test pushes it, and never by itself."""
+class Outbox:
+    """A database with webhooks of one tenant, and a clock that moves only when a test moves it."""
 
     def __init__(self, folder: Path) -> None:
         self.database = Database(sqlite_url(folder / "x.sqlite"))
@@ -47,7 +47,7 @@ class World:
         return self.began + self.ahead
 
     def webhook(self, url: str, *subscriptions: str, **values: Any) -> tuple[str, str]:
-        """Its id and secret."""
+        """Create a webhook. Return its id and its secret."""
         identifier, secret = new_id("wh"), new_secret()
         row = {
             "id": identifier,
@@ -91,7 +91,7 @@ class World:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(120):
-            while not holds():  # noqa: ASYNC110 - rows of a database tell nobody
+            while not holds():  # noqa: ASYNC110 - a database does not notify anybody of changed rows
                 await asyncio.sleep(0.01)
 
     async def settled(self, status: str = "delivered") -> None:
@@ -99,21 +99,21 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.database.close()
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    opened_outbox = Outbox(tmp_path)
+    yield opened_outbox
+    opened_outbox.database.close()
 
 
-def test_an_event_arrives_signed_with_everything_that_names_it(world: World) -> None:
+def test_an_event_arrives_signed_with_everything_that_names_it(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            _, secret = world.webhook(receiver.url("/hook?a=b"))
-            world.emit(epoch=1)
-            await world.settled()
+        async with listening() as receiver, outbox.delivering():
+            _, secret = outbox.webhook(receiver.url("/hook?a=b"))
+            outbox.emit(epoch=1)
+            await outbox.settled()
             (received,) = receiver.received
             Webhook(secret).verify(received.body, received.headers)
-            event = world.only(tables.events)
+            event = outbox.only(tables.events)
             assert received.path == "/hook?a=b"
             assert received.headers["webhook-id"] == event["id"]
             assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
@@ -127,82 +127,82 @@ def test_an_event_arrives_signed_with_everything_that_names_it(world: World) -> 
                 "created_at": moment,
                 "data": {
                     "object": "fine_tuning.job",
-                    "id": world.resource["id"],
+                    "id": outbox.resource["id"],
                     "status": "queued",
                     "sequence": 1,
                     "epoch": 1,
                 },
             }
-        row = world.only()
+        row = outbox.only()
         assert (row["attempts"], row["response_status"], row["failure"]) == (1, 204, None)
 
     asyncio.run(story())
 
 
-def test_only_what_was_asked_for_is_addressed(world: World) -> None:
-    family, _ = world.webhook("https://a.test/", "fine_tuning.job.*")
-    kind, _ = world.webhook("https://b.test/", "dataset.failed", "fine_tuning.job.failed")
-    world.webhook("https://c.test/", "deployment.*")
-    world.webhook("https://d.test/", active=False)
-    world.webhook("https://e.test/", client_id="bob")
-    world.emit("fine_tuning.job.queued")
-    world.emit("fine_tuning.job.failed")
-    addressed = sorted(row["webhook_id"] for row in world.rows())
+def test_only_what_was_asked_for_is_addressed(outbox: Outbox) -> None:
+    family, _ = outbox.webhook("https://a.test/", "fine_tuning.job.*")
+    kind, _ = outbox.webhook("https://b.test/", "dataset.failed", "fine_tuning.job.failed")
+    outbox.webhook("https://c.test/", "deployment.*")
+    outbox.webhook("https://d.test/", active=False)
+    outbox.webhook("https://e.test/", client_id="bob")
+    outbox.emit("fine_tuning.job.queued")
+    outbox.emit("fine_tuning.job.failed")
+    addressed = sorted(row["webhook_id"] for row in outbox.rows())
     assert addressed == sorted([family, family, kind])
 
 
-def test_an_event_and_its_deliveries_come_with_the_change_or_not_at_all(world: World) -> None:
-    world.webhook("https://a.test/")
+def test_an_event_and_its_deliveries_come_with_the_change_or_not_at_all(outbox: Outbox) -> None:
+    outbox.webhook("https://a.test/")
 
     def broken() -> None:
-        with world.database.write() as connection:
-            emit(connection, "fine_tuning.job.queued", world.resource, world.now())
+        with outbox.database.write() as connection:
+            emit(connection, "fine_tuning.job.queued", outbox.resource, outbox.now())
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         broken()
-    assert world.rows() == world.rows(tables.events) == []
+    assert outbox.rows() == outbox.rows(tables.events) == []
 
 
-def test_a_kind_of_its_own_cannot_be_emitted(world: World) -> None:
+def test_a_kind_of_its_own_cannot_be_emitted(outbox: Outbox) -> None:
     with pytest.raises(ValueError, match="is not a valid EventKind"):
-        world.emit("fine_tuning.job.paused")
+        outbox.emit("fine_tuning.job.paused")
 
 
-def test_a_failure_is_tried_again_in_time_under_the_same_id(world: World) -> None:
+def test_a_failure_is_tried_again_in_time_under_the_same_id(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(500, body=b"secret text of the receiver")
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            row = world.only()
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            row = outbox.only()
             assert (row["status"], row["response_status"]) == ("pending", 500)
             assert row["failure"] == "refused_by_receiver"
             assert row["next_attempt_at"] - row["updated_at"] == timedelta(seconds=5)
-            assert world.only(tables.webhooks)["failing_since"] is not None
+            assert outbox.only(tables.webhooks)["failing_since"] is not None
             receiver.answers.clear()
-            world.ahead += timedelta(seconds=5)
-            await world.settled()
+            outbox.ahead += timedelta(seconds=5)
+            await outbox.settled()
             assert len({one.headers["webhook-id"] for one in receiver.received}) == 1
             assert len({one.headers["webhook-timestamp"] for one in receiver.received}) == 2
             assert len({one.body for one in receiver.received}) == 1
-            assert world.only(tables.webhooks)["failing_since"] is None
+            assert outbox.only(tables.webhooks)["failing_since"] is None
 
     asyncio.run(story())
 
 
-def test_after_ten_tries_it_is_dead_and_listed(world: World) -> None:
+def test_after_ten_tries_it_is_dead_and_listed(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(302, "Location: https://elsewhere.test/")
-            world.emit()
+            outbox.emit()
             for attempt in range(1, 11):
-                await world.until(lambda expected=attempt: world.only()["attempts"] == expected)
-                row = world.only()
+                await outbox.until(lambda expected=attempt: outbox.only()["attempts"] == expected)
+                row = outbox.only()
                 if row["next_attempt_at"] is not None:
-                    world.ahead = row["next_attempt_at"] - world.began
+                    outbox.ahead = row["next_attempt_at"] - outbox.began
             assert (row["status"], row["failure"]) == ("dead", "redirected")
             assert row["next_attempt_at"] is None
             assert len(receiver.received) == 10
@@ -210,164 +210,165 @@ def test_after_ten_tries_it_is_dead_and_listed(world: World) -> None:
     asyncio.run(story())
 
 
-def test_a_receiver_that_is_gone_is_never_called_again(world: World) -> None:
+def test_a_receiver_that_is_gone_is_never_called_again(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(410)
             for _ in range(5):
-                world.emit()
-            await world.settled("dead")
-            webhook = world.only(tables.webhooks)
+                outbox.emit()
+            await outbox.settled("dead")
+            webhook = outbox.only(tables.webhooks)
             assert (webhook["active"], webhook["disabled_reason"]) == (False, "gone")
             assert len(receiver.received) <= IN_FLIGHT
-            world.emit()
-            assert len(world.rows()) == 5
+            outbox.emit()
+            assert len(outbox.rows()) == 5
 
     asyncio.run(story())
 
 
-def test_five_days_of_failures_switch_a_webhook_off(world: World) -> None:
+def test_five_days_of_failures_switch_a_webhook_off(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(500)
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            world.ahead += webhook_records.SWITCH_OFF_AFTER - timedelta(minutes=1)
-            await world.until(lambda: world.only()["attempts"] == 2)
-            assert world.only(tables.webhooks)["active"]
-            world.ahead += timedelta(hours=1)
-            await world.settled("dead")
-            webhook = world.only(tables.webhooks)
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            outbox.ahead += webhook_records.SWITCH_OFF_AFTER - timedelta(minutes=1)
+            await outbox.until(lambda: outbox.only()["attempts"] == 2)
+            assert outbox.only(tables.webhooks)["active"]
+            outbox.ahead += timedelta(hours=1)
+            await outbox.settled("dead")
+            webhook = outbox.only(tables.webhooks)
             assert (webhook["active"], webhook["disabled_reason"]) == (False, "failing")
 
     asyncio.run(story())
 
 
-def test_a_try_that_fails_after_its_webhook_was_switched_off_is_the_last(world: World) -> None:
-    webhook_id, _ = world.webhook("https://a.test/")
-    world.emit()
-    with world.database.write() as connection:
-        (webhook,) = webhook_records.webhooks_with_due(connection, world.now())
-        (due,) = webhook_records.next_due(connection, webhook, world.now(), (), 2)
-        webhook_records.switch_off(connection, webhook_id, None, world.now())
-        later = world.now() + timedelta(hours=1)
-        webhook_records.record_failure(connection, due, world.now(), later, failure="timed_out")
-    row = world.only()
+def test_a_try_that_fails_after_its_webhook_was_switched_off_is_the_last(outbox: Outbox) -> None:
+    webhook_id, _ = outbox.webhook("https://a.test/")
+    outbox.emit()
+    with outbox.database.write() as connection:
+        (webhook,) = webhook_records.webhooks_with_due(connection, outbox.now())
+        (due,) = webhook_records.next_due(connection, webhook, outbox.now(), (), 2)
+        webhook_records.switch_off(connection, webhook_id, None, outbox.now())
+        later = outbox.now() + timedelta(hours=1)
+        webhook_records.record_failure(connection, due, outbox.now(), later, failure="timed_out")
+    row = outbox.only()
     assert (row["status"], row["next_attempt_at"], row["failure"]) == ("dead", None, "timed_out")
 
 
-def test_retry_after_is_obeyed(world: World) -> None:
+def test_retry_after_is_obeyed(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(503, "Retry-After: 7200")
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            row = world.only()
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            row = outbox.only()
             assert row["next_attempt_at"] - row["updated_at"] == timedelta(hours=2)
 
     asyncio.run(story())
 
 
-def test_a_sick_receiver_gets_two_tries_at_a_time_and_delays_nobody(world: World) -> None:
+def test_a_sick_receiver_gets_two_tries_at_a_time_and_delays_nobody(outbox: Outbox) -> None:
     async def story() -> None:
-        world.timeout_s = 600
-        async with listening() as receiver, world.delivering() as deliverer:
-            sick, _ = world.webhook(receiver.url("/sick"))
-            healthy, _ = world.webhook(receiver.url("/healthy"))
+        outbox.timeout_s = 600
+        async with listening() as receiver, outbox.delivering() as deliverer:
+            sick, _ = outbox.webhook(receiver.url("/sick"))
+            healthy, _ = outbox.webhook(receiver.url("/healthy"))
             receiver.answers["/sick"] = None
             for _ in range(20):
-                world.emit()
+                outbox.emit()
 
             def arrived(path: str) -> int:
                 return sum(one.path == path for one in receiver.received)
 
-            await world.until(lambda: arrived("/sick") == IN_FLIGHT)
-            await world.until(lambda: arrived("/healthy") == 20)
+            await outbox.until(lambda: arrived("/sick") == IN_FLIGHT)
+            await outbox.until(lambda: arrived("/healthy") == 20)
             assert arrived("/sick") == IN_FLIGHT
             assert len(deliverer._busy[sick]) == IN_FLIGHT
-            await world.until(lambda: healthy not in deliverer._busy)
+            await outbox.until(lambda: healthy not in deliverer._busy)
             for task in deliverer._tasks:
                 task.cancel()
 
     asyncio.run(story())
 
 
-def test_a_silent_receiver_is_left_after_the_time_limit(world: World) -> None:
+def test_a_silent_receiver_is_left_after_the_time_limit(outbox: Outbox) -> None:
     async def story() -> None:
-        world.timeout_s = 0.2
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        outbox.timeout_s = 0.2
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = None
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            assert world.only()["failure"] == "timed_out"
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            assert outbox.only()["failure"] == "timed_out"
 
     asyncio.run(story())
 
 
-def test_the_status_counts_however_long_the_answer(world: World) -> None:
+def test_the_status_counts_however_long_the_answer(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
             receiver.answers["/"] = answer(200, body=b"x" * (MAX_BODY_BYTES * 20))
-            world.emit()
-            await world.settled()
+            outbox.emit()
+            await outbox.settled()
 
     asyncio.run(story())
 
 
-def test_what_was_in_the_air_when_the_process_died_is_sent_again(world: World) -> None:
-    """The deliverer is cut off between sending and writing the result, as `kill -9` would."""
+def test_what_was_in_the_air_when_the_process_died_is_sent_again(outbox: Outbox) -> None:
+    """The deliverer is cut off between sending and writing the result, as `kill -9` would do."""
 
     async def story() -> None:
         async with listening() as receiver:
-            world.webhook(receiver.url())
-            world.emit()
-            async with world.delivering() as first:
+            outbox.webhook(receiver.url())
+            outbox.emit()
+            async with outbox.delivering() as first:
                 first._record = lambda due, outcome: asyncio.run(asyncio.sleep(0))  # type: ignore[method-assign]
-                await world.until(lambda: len(receiver.received) >= 1)
-            assert world.only()["status"] == "pending"
-            async with world.delivering():
-                await world.settled()
+                await outbox.until(lambda: len(receiver.received) >= 1)
+            assert outbox.only()["status"] == "pending"
+            async with outbox.delivering():
+                await outbox.settled()
             assert len({one.headers["webhook-id"] for one in receiver.received}) == 1
 
     asyncio.run(story())
 
 
-def test_at_shutdown_a_try_in_the_air_may_end(world: World) -> None:
+def test_at_shutdown_a_try_in_the_air_may_end(outbox: Outbox) -> None:
     async def story() -> None:
         async with listening() as receiver:
-            world.webhook(receiver.url())
+            outbox.webhook(receiver.url())
             receiver.is_silent = True
-            world.emit()
-            async with world.delivering(DeliveryTiming(drain_s=600.0)):
-                await world.until(lambda: bool(receiver.received))
-                asyncio.get_running_loop().call_later(0.1, receiver.speak.set)  # after the cancel
-            assert world.only()["status"] == "delivered"
+            outbox.emit()
+            async with outbox.delivering(DeliveryTiming(drain_s=600.0)):
+                await outbox.until(lambda: bool(receiver.received))
+                # The answer comes only after the deliverer was asked to stop.
+                asyncio.get_running_loop().call_later(0.1, receiver.speak.set)
+            assert outbox.only()["status"] == "delivered"
 
     asyncio.run(story())
 
 
-def test_a_rotation_signs_with_both_secrets_until_it_ends(world: World) -> None:
+def test_a_rotation_signs_with_both_secrets_until_it_ends(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            identifier, secret = world.webhook(receiver.url())
+        async with listening() as receiver, outbox.delivering():
+            identifier, secret = outbox.webhook(receiver.url())
             old = new_secret()
-            with world.database.write() as connection:
+            with outbox.database.write() as connection:
                 connection.execute(
                     sa.update(tables.webhooks).values(
-                        previous_secret=world.vault.seal(old.encode(), identifier),
-                        previous_until=world.now() + timedelta(hours=1),
+                        previous_secret=outbox.vault.seal(old.encode(), identifier),
+                        previous_until=outbox.now() + timedelta(hours=1),
                     )
                 )
-            world.emit()
-            await world.settled()
-            world.ahead += timedelta(hours=2)
-            world.emit()
-            await world.until(lambda: len(receiver.received) == 2)
+            outbox.emit()
+            await outbox.settled()
+            outbox.ahead += timedelta(hours=2)
+            outbox.emit()
+            await outbox.until(lambda: len(receiver.received) == 2)
             during, after = receiver.received
             assert len(during.headers["webhook-signature"].split()) == 2
             assert len(after.headers["webhook-signature"].split()) == 1
@@ -377,85 +378,90 @@ def test_a_rotation_signs_with_both_secrets_until_it_ends(world: World) -> None:
     asyncio.run(story())
 
 
-def test_a_secret_of_another_master_key_is_a_failed_try(world: World) -> None:
+def test_a_secret_of_another_master_key_is_a_failed_try(outbox: Outbox) -> None:
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url(), secret=Vault(b"o" * 32).seal(new_secret().encode(), "wh"))
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            assert world.only()["failure"] == "secret_unreadable"
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(
+                receiver.url(), secret=Vault(b"o" * 32).seal(new_secret().encode(), "wh")
+            )
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            assert outbox.only()["failure"] == "secret_unreadable"
             assert receiver.received == []
 
     asyncio.run(story())
 
 
-def test_an_address_that_may_not_be_called_is_a_failed_try(world: World) -> None:
+def test_an_address_that_may_not_be_called_is_a_failed_try(outbox: Outbox) -> None:
     async def story() -> None:
-        async with world.delivering():
-            world.webhook("https://169.254.169.254/")
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            assert world.only()["failure"] == "address_refused"
+        async with outbox.delivering():
+            outbox.webhook("https://169.254.169.254/")
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            assert outbox.only()["failure"] == "address_refused"
 
     asyncio.run(story())
 
 
-def test_nobody_listening_is_a_failed_try(world: World) -> None:
+def test_nobody_listening_is_a_failed_try(outbox: Outbox) -> None:
     async def story() -> None:
         with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))  # a port that nobody else can get, and no listener
-            async with world.delivering():
-                world.webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/")
-                world.emit()
-                await world.until(lambda: world.only()["attempts"] == 1)
-                assert world.only()["failure"] == "connection_failed"
+            # Nobody else can get this port, and nobody listens on it.
+            silent.bind(("127.0.0.1", 0))
+            async with outbox.delivering():
+                outbox.webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+                outbox.emit()
+                await outbox.until(lambda: outbox.only()["attempts"] == 1)
+                assert outbox.only()["failure"] == "connection_failed"
 
     asyncio.run(story())
 
 
-def test_sequences_have_no_gap_and_outlive_the_events(world: World) -> None:
+def test_sequences_have_no_gap_and_outlive_the_events(outbox: Outbox) -> None:
     for _ in range(3):
-        world.emit()
-    world.ahead += KEPT + timedelta(days=1)
-    with world.database.write() as connection:
-        forget(connection, world.now())
-    assert world.only(tables.events)["sequence"] == 3
-    with world.database.read() as connection:
-        assert events_of(connection, "alice", world.now(), after=0, limit=10) == []
-    world.emit()
-    assert sorted(row["sequence"] for row in world.rows(tables.events)) == [3, 4]
+        outbox.emit()
+    outbox.ahead += KEPT + timedelta(days=1)
+    with outbox.database.write() as connection:
+        forget(connection, outbox.now())
+    assert outbox.only(tables.events)["sequence"] == 3
+    with outbox.database.read() as connection:
+        assert events_of(connection, "alice", outbox.now(), after=0, limit=10) == []
+    outbox.emit()
+    assert sorted(row["sequence"] for row in outbox.rows(tables.events)) == [3, 4]
 
 
-def test_forgetting_spares_what_still_waits(world: World) -> None:
-    world.webhook("https://a.test/")
-    world.emit()
-    world.emit()
-    with world.database.write() as connection:
+def test_forgetting_spares_what_still_waits(outbox: Outbox) -> None:
+    outbox.webhook("https://a.test/")
+    outbox.emit()
+    outbox.emit()
+    with outbox.database.write() as connection:
         connection.execute(
             sa.update(tables.deliveries)
-            .where(tables.deliveries.c.event_id == world.rows(tables.events)[1]["id"])
+            .where(tables.deliveries.c.event_id == outbox.rows(tables.events)[1]["id"])
             .values(next_attempt_at=None, status="dead")
         )
-    world.ahead += KEPT + timedelta(days=1)
-    with world.database.write() as connection:
-        forget(connection, world.now())
-    assert [row["status"] for row in world.rows()] == ["pending"]
-    assert [row["sequence"] for row in world.rows(tables.events)] == [1, 2]
+    outbox.ahead += KEPT + timedelta(days=1)
+    with outbox.database.write() as connection:
+        forget(connection, outbox.now())
+    assert [row["status"] for row in outbox.rows()] == ["pending"]
+    assert [row["sequence"] for row in outbox.rows(tables.events)] == [1, 2]
 
 
-def test_in_hipaa_mode_an_event_tells_no_names_and_no_messages(world: World) -> None:
-    world.resource |= {"security_settings": {"compliance_mode": "hipaa"}}
-    world.emit(status="failed", message="a patient's name", fine_tuned_model="ft:x:name:1", epoch=2)
-    assert world.only(tables.events)["data"] == {"status": "failed", "epoch": 2}
+def test_in_hipaa_mode_an_event_tells_no_names_and_no_messages(outbox: Outbox) -> None:
+    outbox.resource |= {"security_settings": {"compliance_mode": "hipaa"}}
+    outbox.emit(
+        status="failed", message="a patient's name", fine_tuned_model="ft:x:name:1", epoch=2
+    )
+    assert outbox.only(tables.events)["data"] == {"status": "failed", "epoch": 2}
 
 
-def test_an_event_stays_small(world: World) -> None:
-    world.emit(message="x" * 100_000)
-    assert len(json.dumps(world.only(tables.events)["data"])) < 20_000
+def test_an_event_stays_small(outbox: Outbox) -> None:
+    outbox.emit(message="x" * 100_000)
+    assert len(json.dumps(outbox.only(tables.events)["data"])) < 20_000
 
 
 def test_tls_asks_for_the_name_and_believes_only_known_authorities(
-    world: World, certificate: tuple[Path, Path]
+    outbox: Outbox, certificate: tuple[Path, Path]
 ) -> None:
     key, chain = certificate
     server, own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
@@ -468,7 +474,7 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
             network = RecordingNetwork()
             sender = Sender(Receivers(opened(cidrs=LOOPBACK), names), network, trust)
             url = receiver.url("/hook", host, "https")
-            outcome = await sender.send(url, {}, b"{}", world.now())
+            outcome = await sender.send(url, {}, b"{}", outbox.now())
             assert network.connected == ["127.0.0.1"]
             hosts = [one.headers["host"] for one in receiver.received]
             assert hosts == [f"{host}:{receiver.port}"] * (outcome.failure is None)
@@ -483,7 +489,7 @@ def test_tls_asks_for_the_name_and_believes_only_known_authorities(
 
 
 def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = DeliveryTiming(record_again_s=0.001)
     really, refused = webhook_records.record_success, list[str]()
@@ -497,10 +503,10 @@ def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
     monkeypatch.setattr(webhook_records, "record_success", delivered)
 
     async def story() -> None:
-        async with listening() as receiver, world.delivering(at_once):
-            world.webhook(receiver.url())
-            world.emit()
-            await world.settled()
+        async with listening() as receiver, outbox.delivering(at_once):
+            outbox.webhook(receiver.url())
+            outbox.emit()
+            await outbox.settled()
             assert len(receiver.received) == 1
 
     asyncio.run(story())
@@ -508,7 +514,7 @@ def test_what_cannot_be_recorded_is_recorded_later_without_another_call(
 
 
 def test_a_failure_of_ours_is_a_failed_try_and_not_made_again_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: object) -> Any:
         raise ZeroDivisionError
@@ -516,11 +522,11 @@ def test_a_failure_of_ours_is_a_failed_try_and_not_made_again_at_once(
     monkeypatch.setattr(delivery, "event", broken)
 
     async def story() -> None:
-        async with listening() as receiver, world.delivering():
-            world.webhook(receiver.url())
-            world.emit()
-            await world.until(lambda: world.only()["attempts"] == 1)
-            assert world.only()["failure"] == "internal_error"
+        async with listening() as receiver, outbox.delivering():
+            outbox.webhook(receiver.url())
+            outbox.emit()
+            await outbox.until(lambda: outbox.only()["attempts"] == 1)
+            assert outbox.only()["failure"] == "internal_error"
             assert receiver.received == []
 
     asyncio.run(story())

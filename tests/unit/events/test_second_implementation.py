@@ -1,4 +1,4 @@
-"""Real deliveries of a real service, verified by another implementation in another language."""
+"""Real deliveries of a real service are verified by another implementation, in another language."""
 
 import base64
 import json
@@ -85,10 +85,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 def register(serve: Serve, node: Node, name: str) -> tuple[str, str]:
-    """A webhook that leads to the receiver, which knows its secret."""
-    made = serve.client().webhooks.create(WebhookCreate(url=node.url(name), events=["*"]))
-    node.put("secret", name, made.secret)
-    return made.id, made.secret
+    """Create a webhook that leads to the receiver, and give the receiver its secret. Return the id and the secret."""
+    created = serve.client().webhooks.create(WebhookCreate(url=node.url(name), events=["*"]))
+    node.put("secret", name, created.secret)
+    return created.id, created.secret
 
 
 def test_what_we_sign_is_taken_and_nothing_else(node: Node) -> None:
@@ -119,10 +119,10 @@ def flipped(
     for name, value in headers.items():
         first = 3 if name == "webhook-signature" else 0
         # The last two characters hold padding and bits that base64 does not use.
-        for place in range(first, len(value) - (2 if first else 0)):
-            other = "B" if value[place] == "A" else "A"
-            changed_value = other if name != "webhook-timestamp" else str(9 - int(value[place]))
-            text = value[:place] + changed_value + value[place + 1 :]
+        for position in range(first, len(value) - (2 if first else 0)):
+            other = "B" if value[position] == "A" else "A"
+            changed_value = other if name != "webhook-timestamp" else str(9 - int(value[position]))
+            text = value[:position] + changed_value + value[position + 1 :]
             cases.append((secret, headers | {name: text}, body))
     return cases
 
@@ -135,23 +135,24 @@ def test_a_job_and_its_dataset_are_told_to_a_receiver(
     job_id = start_job(client, rows_file(tmp_path / "rows.jsonl", 64), epochs=2)
     until(lambda: "fine_tuning.job.succeeded" in node.kinds("story"))
 
-    def is_all_told() -> bool:  # two are in the air at a time: the last one may arrive first
+    # Two deliveries are in flight at a time, so the last one may arrive first.
+    def is_all_delivered() -> bool:
         listed = {one.id for one in client.events.list().events}
         return {one["payload"]["id"] for one in node.received("story")} == listed
 
-    until(is_all_told)
+    until(is_all_delivered)
     received = node.received("story")
     assert all(one["genuine"] for one in received)
     about_job = [one["payload"] for one in received if one["payload"]["data"]["id"] == job_id]
-    told = {one["data"]["sequence"]: one["type"].rpartition(".")[2] for one in about_job}
-    assert [told[number] for number in sorted(told)] == [
+    types = {one["data"]["sequence"]: one["type"].rpartition(".")[2] for one in about_job}
+    assert [types[number] for number in sorted(types)] == [
         "queued",
         "started",
         "epoch_completed",
         "epoch_completed",
         "succeeded",
     ]
-    assert sorted(told) == [1, 2, 3, 4, 5]
+    assert sorted(types) == [1, 2, 3, 4, 5]
     assert {"dataset.uploaded", "dataset.processed"} <= node.kinds("story")
     listed = {one.id: one.type for one in client.events.list().events}
     assert listed == {one["payload"]["id"]: one["payload"]["type"] for one in received}
@@ -179,10 +180,11 @@ def test_while_a_secret_is_rotated_both_are_good(serve: Serve, node: Node) -> No
     webhook_id, _ = register(serve, node, "rotated")
     client = serve.client()
     new = client.webhooks.rotate_secret(webhook_id, SecretRotation(overlap_hours=1)).secret
+    # The receiver first still knows the old secret, then the new one.
     for count, secret in (
         (1, None),
         (2, new),
-    ):  # the receiver still knows the old one, then the new
+    ):
         if secret is not None:
             node.put("secret", "rotated", secret)
         client.webhooks.test(webhook_id, WebhookTest(type="deployment.error"))
@@ -190,7 +192,8 @@ def test_while_a_secret_is_rotated_both_are_good(serve: Serve, node: Node) -> No
     newest = client.webhooks.rotate_secret(webhook_id, SecretRotation(overlap_hours=0)).secret
     client.webhooks.test(webhook_id, WebhookTest())
     until(lambda: len(node.received("rotated")) >= 3)
-    received = node.received("rotated")[:3]  # what was refused comes again and again
+    # Only the first three count, because a refused delivery is tried again and again.
+    received = node.received("rotated")[:3]
     assert [one["genuine"] for one in received] == [True, True, False]
     assert newest != new
     delivery = client.webhooks.deliveries(webhook_id).deliveries[0]

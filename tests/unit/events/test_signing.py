@@ -1,4 +1,4 @@
-"""Signatures agree with another implementation, secrets are sealed, and tries come when they should."""
+"""Signatures agree with another implementation, secrets are sealed, and retries come when they should."""
 
 import base64
 import json
@@ -109,7 +109,7 @@ def test_a_receiver_may_ask_for_more_time_but_not_for_less() -> None:
         ("Sun, 01 Mar 2026 00:10:00", None),
         ("0", None),
         ("-5", None),
-        ("٣", None),  # a digit, but none of HTTP's
+        ("٣", None),  # This is a digit, but not one that HTTP allows.
         ("soon", None),
         ("", None),
         (None, None),

@@ -1,4 +1,4 @@
-"""A rollout without a network: buckets of two deployments as metrics answers, and a loop that acts on each `Look`."""
+"""A rollout without a network: metrics answers of two deployments' buckets, and a loop that acts on each `Look`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ EDGES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, None]
 
 @dataclass(frozen=True)
 class Served:
-    """One deployment in one bucket, as the service would count it."""
+    """The requests that one deployment served in one bucket, as the service would count them."""
 
     requests: int = 0
     errors: int = 0
@@ -39,14 +39,15 @@ class Served:
     cancelled: int | None = None
     refused: int | None = None
     callers: int | None = None
-    """Distinct callers among the errors; None, as above: a server that does not publish it."""
+    """Distinct callers among the errors. None, as in the fields above, stands for a server that does not publish it."""
 
 
-Buckets = Sequence[tuple[Served, Served]]  # baseline, candidate
+# Each pair is the baseline and the candidate.
+Buckets = Sequence[tuple[Served, Served]]
 
 
 def plan_with(**fields: Any) -> CanaryPlan:
-    """The default plan, but for a bake at 100 %: its absolute test is the harder one to keep."""
+    """Return the default plan, but with a bake at 100 %, whose absolute test is the harder one to pass."""
     return CanaryPlan.model_validate(
         {
             "endpoint_id": "cep_1",
@@ -65,7 +66,7 @@ def moment(bucket: float, seconds: int = 60) -> str:
 def answer(
     rows: Mapping[int, Served], *, end: float, seconds: int = 60, extended: bool = True
 ) -> dict[str, Any]:
-    """The answer of §4.5 for these buckets; `extended` adds our arrays, and leaves empty buckets out as we do."""
+    """Return the answer of §4.5 for these buckets. `extended` adds our arrays and leaves out empty buckets."""
     stamps = {i: moment(i, seconds) for i in rows}
     busy = {i: row for i, row in rows.items() if row.requests}
     ok = {i: row for i, row in busy.items() if row.requests > row.errors}
@@ -118,12 +119,12 @@ def _of_callers(busy: Mapping[int, Served]) -> dict[str, Any]:
 
 
 def in_flight(edges: Sequence[float], counts: Sequence[int]) -> dict[str, Any]:
-    """The snapshot of the requests that are still being answered; one more count takes all of them."""
+    """Return the snapshot of requests in flight. The last count is the number of all of them."""
     return {"requests": counts[-1], "ages_ms": {"le": [*edges, None], "counts": list(counts)}}
 
 
 Maker = Callable[[int, int], tuple[Served, Served]]
-"""(bucket, candidate's weight) -> what the baseline and the candidate served in it."""
+"""Function of (bucket, candidate's weight) that returns what the baseline and the candidate served in it."""
 Answers = Callable[[int, dict[str, Any], dict[str, Any]], tuple[Any, Any]]
 
 
@@ -143,9 +144,9 @@ class Rollout:
     probe: Callable[[Served, Served], Probed] | None = None
     act: Callable[[RolloutRecord], RolloutRecord] | None = None
     counts_callers: bool = False
-    """Before the start the service publishes cancelled and refused requests and the callers of errors."""
+    """Whether the service publishes cancelled and refused requests and callers of errors already before the start."""
     looks_behind: int = 0
-    """Buckets that a look does not see yet (ingestion lag)."""
+    """Number of buckets that a look does not see yet (ingestion lag)."""
     record: RolloutRecord = field(default_factory=RolloutRecord)
     rows: list[tuple[Served, Served]] = field(default_factory=list[tuple[Served, Served]])
     weights: list[int] = field(default_factory=list[int])
@@ -189,7 +190,7 @@ class Rollout:
         return Observed(baseline, candidate, *self.seen(end))
 
     def look(self) -> Look:
-        """One bucket passes, one look follows, and the split obeys it."""
+        """Let one bucket pass, take one look, and shift the traffic as it says."""
         self.rows.append(self.make(len(self.rows), self.record.weight))
         if self.probe:
             self.record = self.record.plus(self.probe(*self.rows[-1]))
@@ -206,7 +207,7 @@ class Rollout:
         return look
 
     def run(self, most: int = 400) -> Look:
-        """Looks until a verdict ends the rollout."""
+        """Take looks until a verdict ends the rollout."""
         ends = (Verdict.ROLLBACK, Verdict.PAUSE, Verdict.ABORT, Verdict.BAKED)
         while (look := self.look()).verdict not in ends:
             if len(self.rows) >= most:

@@ -1,4 +1,4 @@
-"""What callers suffer that is no error: they hang up, are refused, wait; and who they are when something fails."""
+"""Harm to callers that is no error: they disconnect, are refused, or wait. Also who the callers of errors are."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tuneship.gates.split_check import LOG_MISMATCH, Drawn, drawn_requests, log_
 
 
 def counted(**candidate: Any) -> Callable[[int, int], tuple[Served, Served]]:
-    """600 requests a bucket of a healthy pair whose service counts everything; the candidate's shares as given."""
+    """Serve 600 counted requests a bucket from a healthy baseline and a candidate with the given bad shares."""
 
     def make(_: int, weight: int) -> tuple[Served, Served]:
         n_c = 6 * weight
@@ -81,7 +81,7 @@ def test_counts_that_are_gone_make_the_look_a_missing_one() -> None:
     assert rollout.look().missing == "the counts of cancelled requests are gone"
 
 
-# Who the callers are.
+# Callers of errors.
 
 
 def test_one_caller_s_repeats_in_one_bucket_are_one_failure_for_the_uncapped_tier() -> None:
@@ -92,9 +92,9 @@ def test_one_caller_s_repeats_in_one_bucket_are_one_failure_for_the_uncapped_tie
     many, one = burst(12), burst(1)
     assert (many.verdict, many.reasons) == (Verdict.ROLLBACK, ("harm:error",))
     assert one.verdict is Verdict.HOLD
-    told = gate(many, "error"), gate(one, "error")
-    assert told[0].log_e_harm == told[1].log_e_harm
-    assert (told[0].log_u_harm or 0.0) > LOG_UNCAPPED_TIER > (told[1].log_u_harm or 0.0)
+    readings = gate(many, "error"), gate(one, "error")
+    assert readings[0].log_e_harm == readings[1].log_e_harm
+    assert (readings[0].log_u_harm or 0.0) > LOG_UNCAPPED_TIER > (readings[1].log_u_harm or 0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_only_what_is_certainly_older_counts() -> None:
     assert snapshot.older_than(10_001.0) == []
 
 
-# What the answer says.
+# Reading the service's answer.
 
 
 def read(change: Callable[[dict[str, Any]], None], **served: Any) -> RolloutSeries:
@@ -210,7 +210,7 @@ def test_ages_that_cannot_be_counted_are_unusable(snapshot: Any) -> None:
         read(lambda one: one.update(in_flight=snapshot))
 
 
-# The split.
+# The split of the traffic.
 
 
 def test_requests_that_nobody_counted_hold_the_roll_out() -> None:
@@ -271,7 +271,7 @@ def test_a_bake_longer_than_a_step_may_be_is_no_reason_to_go_back() -> None:
 
 
 def test_who_loses_the_proof_in_the_bake_never_gets_the_rest() -> None:
-    """Errors just below harm: nothing speaks for a rollback, and nothing for all traffic."""
+    """Errors stay just below harm, so there is no reason for a rollback, and none for all traffic either."""
     plan = plan_with(bake_weight=90, bake_looks=20, max_looks_per_step=25)
     drifting = Steady(requests=6000, errors=lambda _, weight: 0.024 if weight == 90 else 0.003)
     rollout = Rollout(replace_error_gate(plan), drifting).begin()
@@ -282,7 +282,7 @@ def test_who_loses_the_proof_in_the_bake_never_gets_the_rest() -> None:
 
 
 def replace_error_gate(plan: CanaryPlan) -> CanaryPlan:
-    """Harm at 5 %, proof below 1 %: between them nothing is decided."""
+    """Replace the error gate by one with harm at 5 % and proof below 1 %. Between them it decides neither way."""
     limits = {"ratio": 1.5, "harm": 0.05, "ok": 0.01, "slo_max": 0.05}
     return CanaryPlan.model_validate(plan.model_dump() | {"error_gate": limits})
 

@@ -117,7 +117,7 @@ def test_s5_three_failed_looks_neither_advance_nor_roll_back(extended: bool) -> 
 
 @BOTH
 def test_s6_a_restart_at_every_look_changes_nothing(extended: bool) -> None:
-    """The record goes through its lines before each look, as after SIGKILL."""
+    """The record is written to lines and read again before each look, as after SIGKILL."""
     calm = Rollout(plan_with(), Steady(), extended=extended).begin()
     killed = Rollout(plan_with(), Steady(), extended=extended).begin()
     calm.run()
@@ -219,7 +219,7 @@ def test_ten_looks_without_metrics_roll_back_and_blame_nobody() -> None:
 
 
 def test_an_early_warning_holds_the_exposure() -> None:
-    """3 % against 0.3 %: z speaks before the evidence does."""
+    """With 3 % errors against 0.3 % the z-score warns before the evidence suffices."""
     rollout = Rollout(plan_with(), Steady(errors=lambda *_: 0.03)).begin()
     last = rollout.run()
     held = [look for look in rollout.record.looks if "early_warning:error" in look.reasons]
@@ -316,7 +316,7 @@ def test_longer_answers_at_the_same_speed_may_take_longer_when_the_plan_says_so(
     assert "output_tokens" in scaled.record.looks[3].warnings
 
 
-# Quality: three sources.
+# Quality, from three sources.
 
 
 def half_empty(bucket: int, weight: int) -> tuple[Served, Served]:

@@ -1,4 +1,4 @@
-"""What never happens in a rollout, whatever the service answers; and what changes nothing."""
+"""Laws that hold for every rollout, whatever the service answers."""
 
 import random
 from datetime import datetime
@@ -24,7 +24,7 @@ class Chaos:
     """Random traffic, faults and states from one seed."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - a test's dice
+        self.random = random.Random(seed)  # noqa: S311 - a test draws these numbers
         self.errors = self.random.choice([0.0, 0.003, 0.03, 0.3])
 
     def make(self, bucket: int, weight: int) -> tuple[Served, Served]:
@@ -106,15 +106,15 @@ def assert_lawful(look: Look, following: Look) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 19), st.integers(1, 40))
 def test_more_candidate_errors_never_turn_a_hold_or_rollback_into_an_advance(
-    seed: int, place: int, more: int
+    seed: int, look_number: int, more: int
 ) -> None:
-    """They may turn a rollback into a hold: in one bucket they are a burst, and one burst alone is no proof of harm."""
+    """They may turn a rollback into a hold, because one burst in one bucket alone is no proof of harm."""
     onward = (Verdict.ADVANCE, Verdict.PROMOTE)
     chaos = Chaos(seed)
     rollout = Rollout(
         plan_with(steps=[10, 25, 50, 100]), Steady(errors=lambda *_: chaos.errors)
     ).begin()
-    for _ in range(place + 1):
+    for _ in range(look_number + 1):
         if rollout.look().verdict is Verdict.ROLLBACK:
             break
     before = rollout.record.looks[-1]

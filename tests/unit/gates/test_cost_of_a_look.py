@@ -1,4 +1,4 @@
-"""A rollout that waits a day for a person takes a thousand looks; each must stay cheap."""
+"""A rollout that waits a day for a person takes a thousand looks, so each must stay cheap."""
 
 import cProfile
 import pstats

@@ -1,4 +1,4 @@
-"""The demo plan at 40 requests a second, 1 s buckets: how long a good rollout takes, how soon a bad one ends."""
+"""How long a good rollout of the demo plan takes, and how soon a bad one ends (40 requests a second, 1 s buckets)."""
 
 import statistics
 
@@ -31,7 +31,7 @@ def demo_plan() -> CanaryPlan:
 
 
 class Drawn:
-    """Independent requests: weight by draw, lognormal latency, the candidate failing with a fixed probability."""
+    """Independent requests with log-normal latency, sent to the candidate by chance, where each fails by chance."""
 
     def __init__(self, seed: int, candidate_errors: float) -> None:
         self.random = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""The gates on requests drawn one by one: what must be promoted is, what must be stopped is.
+"""The gates promote what must be promoted and stop what must be stopped, on requests that are drawn one by one.
 
-A few runs of every kind in `make test`, 60 in `make test-all`, 1,000 in `make soak`.
+`make test` has a few runs of every kind, `make test-all` has 60, `make soak` 1,000.
 `python -m tests.unit.gates.drawn` prints all.
 """
 
@@ -27,7 +27,7 @@ LIVE_BAKE = {"bake_weight": 95}
 
 
 def assert_within_bounds(kind: Kind, runs: Sequence[Run]) -> None:
-    """No more wrong ends than agree with the bound of this kind, and not later than it says."""
+    """Assert that wrong ends are no more frequent, and stops no later, than the bounds of this kind allow."""
     most = kind.most or 0.0
     assert share_wrong(kind, runs) <= most + 2.0 * math.sqrt(most * (1.0 - most) / len(runs))
     if kind.by is not None:
@@ -61,7 +61,7 @@ def test_a_thousand_runs_of_every_kind_end_as_they_must(kind: Kind) -> None:
 
 
 def test_formula_1_promoted_those_whose_callers_hang_up() -> None:
-    """What the counts of callers are for."""
+    """A rollout on which callers disconnect shows why the counts of callers are needed."""
     kind = KINDS["30 % hang, callers wait 10 s"]
     assert roll_out(kind, 1, before=True).is_promoted
     assert not roll_out(kind, 1).is_promoted

@@ -1,4 +1,4 @@
-"""The statistics against independent computations: tables, 50-digit decimals, scipy, numpy, and its promises."""
+"""The statistics against independent computations: tables, 50-digit decimals, scipy, numpy, and what they promise."""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def harm_from(
     )
 
 
-# Worked numbers of the design: clean requests that prove p_c below the margin, requests that roll back.
+# Worked numbers of the design: clean requests that prove p_c below the margin, and requests that roll back.
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_without_any_bucket_there_is_no_evidence_either_way() -> None:
 def decimal_values(
     counts: Sequence[BucketCounts], gate: Limits, *, charge_falls: bool
 ) -> tuple[Decimal, Decimal, Decimal]:
-    """(min of the capped halves, min of the uncapped halves, E_ok) by the formulas as they are written."""
+    """Return (min of the capped halves, min of the uncapped halves, E_ok) by the formulas as they are written."""
     getcontext().prec = 50
     d, r, ok = Decimal(gate.harm), Decimal(gate.ratio), Decimal(gate.ok)
     absolute, relative = [Decimal(1)] * 12, [Decimal(1)] * 12
@@ -200,7 +200,7 @@ def test_the_relative_half_is_the_conditional_binomial_of_scipy(
     assert np.allclose(found, expected, rtol=1e-7, atol=1e-7)
 
 
-# What must not matter.
+# Changes of the input that must not change the evidence.
 
 
 @settings(max_examples=60, deadline=None)
@@ -243,7 +243,7 @@ def test_what_is_remembered_of_earlier_looks_changes_no_number(
 
 @given(buckets(), limits)
 def test_the_cap_only_lowers_evidence(counts: list[BucketCounts], gate: Limits) -> None:
-    """At every bucket, so that the limit on false rollbacks is that of the evidence without the cap."""
+    """As it does so at every bucket, false rollbacks are limited as they are without the cap."""
     for seen in range(1, len(counts) + 1):
         found, first = (
             harm_from(counts[:seen], gate, charge_falls=charge_falls)
@@ -318,13 +318,13 @@ def test_a_rate_on_the_margin_is_never_called_provable() -> None:
     )
 
 
-# The promise: no more than 5 % false rollbacks, however often one looks. An independent vectorised implementation.
+# The promise of at most 5 % false rollbacks, however often one looks, by an independent vectorised implementation.
 
 
 def log_harm_paths(
     n_c: np.ndarray, x_c: np.ndarray, n_b: np.ndarray, x_b: np.ndarray, starts: list[int]
 ) -> np.ndarray:
-    """Log E_harm after each bucket, for many paths at once (rows: paths, columns: buckets), capped as specified."""
+    """Return log E_harm after each bucket, capped, for many paths at once (rows: paths, columns: buckets)."""
     r, d = ERROR.ratio, ERROR.harm
     rho = np.geomspace(1.3, 12, 12)[:, None, None]
     p = np.minimum(d * rho, 0.9)
@@ -350,7 +350,7 @@ def log_harm_paths(
 
 
 def margin_paths(seed: int, paths: int, shared: np.ndarray, rate: int) -> tuple[np.ndarray, ...]:
-    """Counts with the candidate exactly on the relative margin of a shared error rate per bucket."""
+    """Draw counts with the candidate exactly on the relative margin of a shared error rate per bucket."""
     random = np.random.default_rng(seed)
     weight = np.repeat([0.05, 0.25, 0.5, 0.75], 5)
     n_c = np.round(rate * weight)[None, :].repeat(paths, 0)

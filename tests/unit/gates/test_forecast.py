@@ -1,4 +1,4 @@
-"""A forecast says what the gates will do: it is drawn from them, and is the same every time."""
+"""A forecast says how the gates will decide: it is drawn from them, and is the same every time."""
 
 from functools import cache
 

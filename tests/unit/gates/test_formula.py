@@ -19,7 +19,7 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def of_version_1(name: str) -> tuple[CanaryPlan, RolloutSeries, RolloutRecord]:
-    """A rollout that the release before formula version 2 decided and wrote."""
+    """Load a rollout that the release before formula version 2 decided and recorded."""
     stored: dict[str, Any] = json.loads((RECORDS / f"version_1_{name}.json").read_text())
     plan = CanaryPlan.recorded(stored["plan"])
     series = read_series(stored["baseline_metrics"], stored["candidate_metrics"], plan.interval)
@@ -34,7 +34,7 @@ def test_a_record_of_version_1_is_decided_again_bit_by_bit(name: str) -> None:
 
 
 def test_the_formula_of_today_would_have_held_what_version_1_promoted() -> None:
-    """Its answers shrank to a fifth; the record says so, and is not judged by what came later."""
+    """The answers shrank to a fifth. The record shows it, but is not judged by the later formula."""
     plan, series, record = of_version_1("shrinks")
     at = next(i for i, fact in enumerate(record.facts) if _promotes(fact))
     promoted, before = record.facts[at], RolloutRecord(record.facts[:at])

@@ -1,4 +1,4 @@
-"""Every gate of the plan is counted by somebody, and a gate that nobody counts is never proven."""
+"""Every gate of the plan has somebody who counts its bad requests, and a gate without one is never proven."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ DRIVER = {"prompts": "prompts.jsonl", "requests_per_second": 5.0}
 
 
 def _gate_fields() -> dict[str, dict[str, Any]]:
-    """By gate: the plan's fields that switch on this gate with limits of its own."""
+    """Return, by gate, the fields of the plan that switch on this gate with its own limits."""
     found: dict[str, dict[str, Any]] = {"error": {"error_gate": LIMITS}}
     for group, model in (
         ("latency_gates", LatencyGates),
@@ -84,7 +84,7 @@ def test_a_driver_that_did_not_look_for_a_fault_is_no_proof_that_there_was_none(
 
 
 def test_a_gate_of_an_older_version_that_is_still_in_a_record_is_never_proven() -> None:
-    """A rollout that began with the gate on echoed patient data is held: nothing ever counted for that gate."""
+    """A rollout that began with the gate on echoed patient data is held, because nobody counted for that gate."""
     rollout = Rollout(plan_with(traffic=DRIVER), Steady(), probe=_counted_for(*BAD_ANSWERS)).begin()
     begun = rollout.record.begun
     echo = Gate("phi_echo", "quality", "probes", "active")

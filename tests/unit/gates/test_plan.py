@@ -1,4 +1,4 @@
-"""The plan's defaults are the design's, and what it cannot mean is refused by name."""
+"""The plan's defaults are those of the design, and a plan that makes no sense is refused."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_a_plan_survives_json_and_its_digest_tells_plans_apart() -> None:
 
 
 class LaterPlan(CanaryPlan):
-    """Of a release of this package with one more field."""
+    """The plan of a later release that has one more field."""
 
     patience: int = 5
 

@@ -1,4 +1,4 @@
-"""The record as lines: nothing is lost, a torn end is, and the derived state follows the facts."""
+"""The record survives as lines, a torn last line is left out, and the derived state follows the facts."""
 
 import pytest
 

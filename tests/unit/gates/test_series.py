@@ -1,4 +1,4 @@
-"""What a metrics answer may hold: every way to say "no requests" reads alike, and nothing odd is counted."""
+"""Every way in which a metrics answer can say "no requests" is read alike, and an odd answer is never counted."""
 
 import copy
 import json

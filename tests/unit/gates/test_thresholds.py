@@ -1,4 +1,4 @@
-"""Plain thresholds stop what they say, and never speak for a candidate."""
+"""Plain thresholds stop a rollout that exceeds them, and are never a reason to go on."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict, from_lines, to_line
 
 ORDER = {Verdict.ROLLBACK: 0, Verdict.PAUSE: 0, Verdict.HOLD: 1}
-"""Of a look; everything that goes on is 2."""
+"""Verdicts of a look by rank. Every verdict that goes on has rank 2."""
 NO_GATES: dict[str, Any] = {"error_gate": None, "latency_gates": None, "quality_gates": None}
 
 
@@ -22,8 +22,8 @@ def served(requests: int = 200, **bad: Any) -> Served:
     return Served(requests, **bad)
 
 
-def looked(candidate: Served, limits: dict[str, Any], times: int = 1) -> Look:
-    """The last of so many looks, with the plain thresholds alone."""
+def last_look(candidate: Served, limits: dict[str, Any], times: int = 1) -> Look:
+    """Return the last of this many looks, decided by the plain thresholds alone."""
     plan = plan_with(**NO_GATES, thresholds=limits, min_looks_per_step=50)
     rollout = Rollout(plan, lambda *_: (served(), candidate)).begin()
     return [rollout.look() for _ in range(times)][-1]
@@ -39,7 +39,7 @@ BAD: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_value_above_its_limit_rolls_back_with_both_in_the_look(name: str) -> None:
     limit, candidate, value, reason = BAD[name]
-    look = looked(candidate, {name: limit})
+    look = last_look(candidate, {name: limit})
     assert (look.verdict, look.reason) == (Verdict.ROLLBACK, reason)
     assert look.reasons == (f"threshold:{name}",)
     assert look.thresholds == (ThresholdReading(name, reason, limit, value, 200),)
@@ -48,22 +48,22 @@ def test_a_value_above_its_limit_rolls_back_with_both_in_the_look(name: str) -> 
 @pytest.mark.parametrize("name", BAD)
 def test_a_value_at_its_limit_is_within_it(name: str) -> None:
     _, candidate, value, _ = BAD[name]
-    assert looked(candidate, {name: value}).reasons == ("dwell",)
+    assert last_look(candidate, {name: value}).reasons == ("dwell",)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_hold_holds(name: str) -> None:
     limit, candidate, _, _ = BAD[name]
-    look = looked(candidate, {name: limit, "action": "hold"})
+    look = last_look(candidate, {name: limit, "action": "hold"})
     assert (look.verdict, look.reasons) == (Verdict.HOLD, (f"threshold:{name}",))
 
 
 def test_too_few_requests_give_no_value_and_no_reason() -> None:
     few = served(99, errors=99 // 3)
-    look = looked(few, {"error_rate_percentage": 1.0})
+    look = last_look(few, {"error_rate_percentage": 1.0})
     assert (look.thresholds[0].value, look.thresholds[0].requests) == (None, 99)
     assert not any(reason.startswith("threshold") for reason in look.reasons)
-    assert looked(few, {"error_rate_percentage": 1.0}, times=2).verdict is Verdict.ROLLBACK
+    assert last_look(few, {"error_rate_percentage": 1.0}, times=2).verdict is Verdict.ROLLBACK
 
 
 def test_a_server_that_publishes_no_empty_answers_gives_no_value() -> None:
@@ -117,8 +117,8 @@ def test_thresholds_alone_prove_nothing() -> None:
     assert 100 not in rollout.weights
 
 
-class Watched(Rollout):
-    """Keeps what the last look was decided by."""
+class ObservedRollout(Rollout):
+    """A rollout that keeps the observation by which its last look was decided."""
 
     observed: Observed
 
@@ -140,8 +140,8 @@ def test_thresholds_never_bring_a_candidate_further(
         "action": "hold" if holds else "rollback",
     }
     bare, limited = plan_with(**changes), plan_with(**changes, thresholds=thresholds)
-    rollout = Watched(bare, chaos.make, answers=chaos.answers, seen=chaos.seen).begin()
-    assert isinstance(rollout, Watched)
+    rollout = ObservedRollout(bare, chaos.make, answers=chaos.answers, seen=chaos.seen).begin()
+    assert isinstance(rollout, ObservedRollout)
     for _ in range(40):
         before = rollout.record
         look = rollout.look()
@@ -154,7 +154,7 @@ def test_thresholds_never_bring_a_candidate_further(
 
 
 def test_a_record_keeps_the_thresholds_and_reads_older_lines_without_them() -> None:
-    look = looked(served(errors=5), {"error_rate_percentage": 2.0})
+    look = last_look(served(errors=5), {"error_rate_percentage": 2.0})
     assert from_lines([to_line(look)]) == RolloutRecord((look,))
     plain = replace(look, thresholds=())
     line = to_line(plain).replace('"thresholds":[],', "")

@@ -1,4 +1,4 @@
-"""The training gates one by one, on curves that differ from a good one in one way."""
+"""The training gates one by one, on curves that differ from a good one in a single way."""
 
 import math
 from dataclasses import replace
@@ -199,7 +199,7 @@ def test_reject_beats_hold() -> None:
     assert (verdict.decision, verdict.reason) == ("reject", "T4 champion")
 
 
-# Live.
+# Gates on a running job.
 
 
 def polls(*curves: dict[str, Any], warmup: int = 0) -> list[str | None]:
@@ -255,7 +255,7 @@ def test_an_empty_record_is_no_evidence() -> None:
     assert polls(curve([]), curve([])) == [None, None]
 
 
-# Smoke.
+# The smoke test.
 
 GOOD = SmokeAnswer(200, "Diseases of the eye", "stop", output_tokens=10, latency_ms=100.0)
 

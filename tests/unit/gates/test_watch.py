@@ -1,4 +1,4 @@
-"""What serves now against its own first day: how rarely it is reported for nothing, and how soon for something."""
+"""The watch compares what serves now with its first day: few false reports, and early reports of real changes."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ from tuneship.gates.watch import (
 
 HEALTHY = Behaviour()
 Days = Callable[[int], Minute]
-"""By the number of the quarter hour since the deployment began."""
+"""Function of the number of the quarter hour since the deployment began."""
 
 
 def always(behaviour: Behaviour, requests: float = 450.0) -> Days:
@@ -45,7 +45,7 @@ def drawn(days: Days, quarters: int, seed: int = 0) -> list[Bucket]:
 
 
 def answer(buckets: Sequence[Bucket]) -> dict[str, Any]:
-    """These quarter hours of the candidate as the service answers them."""
+    """Return these quarter hours of the candidate as the service answers them."""
     rows = [bucket.candidate for bucket in buckets]
     stamps = {"timestamps": [(b.end - QUARTER).isoformat() for b in buckets]}
     return {
@@ -77,18 +77,18 @@ def answer(buckets: Sequence[Bucket]) -> dict[str, Any]:
     }
 
 
-def looked(buckets: Sequence[Bucket]) -> Weighed:
-    """A look at the end of these quarter hours."""
+def look_after(buckets: Sequence[Bucket]) -> Weighed:
+    """Take a look at the end of these quarter hours."""
     now = START + len(buckets) * QUARTER
     since = (asked_from(START, now) - START) // QUARTER
     return weigh(answer(buckets[:96]), answer(buckets[since:]), START, now)
 
 
-def found(buckets: Sequence[Bucket], looks: Iterable[int]) -> dict[str, int]:
-    """By finding the first of these looks that reported it; a look is named by the quarter hours before it."""
+def first_reports(buckets: Sequence[Bucket], looks: Iterable[int]) -> dict[str, int]:
+    """Return the first look that reported each finding. A look is named by the quarter hours before it."""
     first_seen: dict[str, int] = {}
     for quarter in looks:
-        seen = looked(buckets[:quarter])
+        seen = look_after(buckets[:quarter])
         assert not seen.unusable
         for gate in {one.gate for one in seen.readings if one.is_worse}:
             first_seen.setdefault(gate, quarter)
@@ -117,12 +117,12 @@ def test_a_day_is_compared_with_the_first_and_its_hours_with_those_before() -> N
 
 def test_fine_for_90_minutes_then_errors_and_twice_as_slow_is_found() -> None:
     buckets = drawn(later(Behaviour(errors=0.1, time=2.0), 6, 4500.0), 12)
-    assert found(buckets, range(1, 13)) == {"error": 7, "slow": 7}
+    assert first_reports(buckets, range(1, 13)) == {"error": 7, "slow": 7}
 
 
 def test_at_a_twentieth_of_the_traffic_its_errors_are_found_two_hours_later() -> None:
     buckets = drawn(later(Behaviour(errors=0.1, time=2.0), 6, 225.0), 14)
-    assert found(buckets, range(6, 15)).keys() == {"error"}
+    assert first_reports(buckets, range(6, 15)).keys() == {"error"}
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_what_turns_bad_after_days_is_found_within_two_hours(
 ) -> None:
     turned = 3 * 96 + 40
     buckets = drawn(later(behaviour, turned), turned + 8)
-    assert found(buckets, [turned]) == {}
-    assert gate in found(buckets, [turned + 8])
+    assert first_reports(buckets, [turned]) == {}
+    assert gate in first_reports(buckets, [turned + 8])
 
 
 def test_a_bad_end_of_a_day_is_found_although_the_next_day_has_begun() -> None:
     buckets = drawn(bad_at_the_end_of_the_fifth_day, 5 * 96 + 2)
-    assert found(buckets, [5 * 96 + 2]).keys() == {"error"}
+    assert first_reports(buckets, [5 * 96 + 2]).keys() == {"error"}
 
 
 def bad_at_the_end_of_the_fifth_day(quarter: int) -> Minute:
@@ -156,14 +156,14 @@ def bad_at_the_end_of_the_fifth_day(quarter: int) -> Minute:
 
 
 def working_days(quarter: int) -> Minute:
-    """Every day the same ramp: traffic x4, time x1.7; a quarter less on two of seven days."""
+    """Every day has the same ramp: traffic x4, time x1.7. On two of seven days there is a quarter less."""
     hour, day = quarter % 96 / 4, quarter // 96
     busy = math.exp(-(((hour - 14.0) / 4.0) ** 2)) * (0.75 if day % 7 >= 5 else 1.0)
     return Minute(150.0 * (1 + 3 * busy), candidate=Behaviour(time=1.0 + 0.7 * busy, tail=0.002))
 
 
 def at_the_margin(quarter: int) -> Minute:
-    """After the first day as many errors and blank answers as are just allowed: the worst that must not be reported."""
+    """After the first day as many errors and blank answers come as are just allowed, which must not be reported."""
     return later(Behaviour(errors=0.02, blank=0.02), 96)(quarter)
 
 
@@ -173,7 +173,7 @@ KINDS: dict[str, Days] = {"working days": working_days, "at the margin": at_the_
 def false_alarms(days: Days, deployments: int, length: int, every: int) -> int:
     looks = range(every, length * 96 + 1, every)
     drawn_each = (drawn(days, length * 96, seed) for seed in range(deployments))
-    return sum(bool(found(buckets, looks)) for buckets in drawn_each)
+    return sum(bool(first_reports(buckets, looks)) for buckets in drawn_each)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,16 +185,16 @@ def test_a_deployment_that_stays_as_it_was_is_not_reported(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_over_many_days_false_alarms_stay_below_alpha(kind: str) -> None:
     deployments = 60
-    # Binomial: more than this has a probability below 1 % where the chance is ALPHA.
+    # By the binomial distribution more than this has a probability below 1 % where the chance is ALPHA.
     assert false_alarms(KINDS[kind], deployments, length=10, every=24) <= 7
 
 
 def test_one_caller_who_repeats_a_failing_request_decides_in_no_single_quarter_hour() -> None:
     buckets = drawn(always(HEALTHY), 5)
     burst = replace(buckets[-1].candidate, errors=200, error_callers=1)
-    assert found([*buckets[:-1], replace(buckets[-1], candidate=burst)], [5]) == {}
+    assert first_reports([*buckets[:-1], replace(buckets[-1], candidate=burst)], [5]) == {}
     many = replace(burst, error_callers=200)
-    assert found([*buckets[:-1], replace(buckets[-1], candidate=many)], [5]) == {"error": 5}
+    assert first_reports([*buckets[:-1], replace(buckets[-1], candidate=many)], [5]) == {"error": 5}
 
 
 def test_what_a_server_does_not_publish_is_not_weighed_and_the_rest_is() -> None:

@@ -1,4 +1,4 @@
-"""What the service may use of its machine, and how many more processes fit on it."""
+"""Tests of how much of its machine the service may use, and of how many more processes fit on it."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,8 @@ def test_as_many_processes_fit_as_the_free_memory_holds(tmp_path: Path) -> None:
     assert 1 << 20 < own < 100 * GIB
     limit, used, whole = (tmp_path / name for name in ("limit", "used", "whole"))
     limit.write_text(str(100 * GIB))
-    whole.write_text(f"MemAvailable: {100 * GIB >> 10} kB\n")  # whatever else runs here
+    # This much memory is free, whatever else runs here.
+    whole.write_text(f"MemAvailable: {100 * GIB >> 10} kB\n")
     files = MemoryFiles(whole, (Container(limit, used, tmp_path / "none", "x"),))
     for share, number in ((2.5, 2), (0.5, 0)):
         used.write_text(str(100 * GIB - int(share * own)))

@@ -1,4 +1,4 @@
-"""Columns say what exact arithmetic over the same samples says, merged or not, and survive storing."""
+"""Columns agree with exact arithmetic over the same samples, merged or not, also after storing."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ REQUESTS = st.lists(st.tuples(st.sampled_from(list(RequestOutcome)), LATENCIES),
 
 @dataclass
 class Sample:
-    """What a merged row must say, from the requests themselves."""
+    """Requests, and the values that a merged row of them must have."""
 
     requests: list[tuple[RequestOutcome, float]]
 
@@ -109,12 +109,13 @@ def test_what_was_stored_is_read_again_bit_for_bit(
 
 @pytest.mark.parametrize("many", [255, 256, 3_000, 40_000])
 def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int) -> None:
-    """Exact below 256; then by the 256 smallest numbers, which the parts keep: their union keeps the same ones."""
+    """The number is exact below 256. Above it is estimated from the 256 smallest numbers, which every union keeps."""
     recorder = Recorder()
     numbers = [recorder.number_of(str(one)) for one in range(many)]
 
     def stored(own: list[int]) -> bytes:
-        errors = 2 * len(own)  # an estimate is never more than there are errors
+        # The estimate is never larger than the number of errors.
+        errors = 2 * len(own)
         window = MetricWindow(request_count=errors, error_count=errors, error_callers=set(own))
         return derived([window]).encoded()[0]
 
@@ -127,7 +128,7 @@ def test_many_callers_are_estimated_alike_in_whatever_parts_they_came(many: int)
     distinct = len(set(numbers))
     if distinct < columns.MAX_CALLERS:
         assert row["error_callers"] == distinct
-    else:  # six standard errors
+    else:  # The estimate may be off by six standard errors.
         assert row["error_callers"] == pytest.approx(distinct, rel=6 / math.sqrt(256))
     assert len(whole) <= FACTS.itemsize + columns.MAX_CALLERS * columns.CALLER.itemsize
 

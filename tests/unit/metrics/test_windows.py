@@ -1,4 +1,4 @@
-"""Windows count and merge; nothing is lost between recorder and store."""
+"""Windows count and merge, and no observation is lost between recorder and store."""
 
 import threading
 from collections.abc import Mapping
@@ -57,7 +57,8 @@ def test_callers_are_counted_once_and_only_among_the_errors() -> None:
     for outcome in RequestOutcome:
         for caller in (1, 2, 2):
             window.add(replace(OBSERVATION, outcome=outcome, caller=caller * len(outcome)))
-    window.add(replace(OBSERVATION, outcome=RequestOutcome.SERVER_ERROR))  # of nobody
+    # This error has no known caller.
+    window.add(replace(OBSERVATION, outcome=RequestOutcome.SERVER_ERROR))
     number = len(RequestOutcome.SERVER_ERROR)
     assert window.error_callers == {number, 2 * number}
 
@@ -113,7 +114,8 @@ def test_what_could_not_be_stored_is_kept_and_counted_once() -> None:
     recorder.record(OBSERVATION)
 
     def refuse(taken: Mapping[WindowKey, MetricWindow]) -> None:
-        recorder.record(OBSERVATION)  # goes on meanwhile
+        # Requests go on while the store fails.
+        recorder.record(OBSERVATION)
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):

@@ -31,7 +31,7 @@ order = read_order(int(sys.argv[2]))
 restrict_to_job_files(order, TrainingSpec.from_json((order.folder / SPEC_FILE).read_text()))
 targets = (order.folder / "targets").read_text()
 """
-"""Runs up to where a training process has its job and nothing else."""
+"""Program that runs until a training process has its job and can reach no other file."""
 IN_TRAINER = AS_TRAINER + "sys.exit(intrusion.main([targets]))\n"
 AFTER_THREADS = (
     """
@@ -45,7 +45,7 @@ threading.Thread(target=time.sleep, args=[600], daemon=True).start()
     + AS_TRAINER
     + "sys.exit('it went on with its threads')\n"
 )
-"""A library has started threads before the job came: what begins again is the intruder of `IN_TRAINER`."""
+"""Program in which a library starts threads before the job comes. It starts again as the intruder of `IN_TRAINER`."""
 IN_RANK = AS_TRAINER + (
     """
 import json, subprocess
@@ -62,11 +62,11 @@ with ranks.WorkerRanks(2) as started:
     sys.exit(started.workers[0]._process.wait())
 """
 )
-"""What the first process of a job starts on a second device."""
+"""Program of the first process of a job, which starts the intruder on a second device."""
 
 
 class Installation:
-    """A data directory as a service has it, with things of other tenants in it."""
+    """A data directory like that of a service, with files of other tenants in it."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
@@ -90,7 +90,7 @@ class Installation:
         return [str(self.data / name) for name in names]
 
     def serving(self, log: Path) -> WorkerSpec:
-        """As `replica_process` starts one: that is asked what it would start."""
+        """Return the spec of a serving worker, by asking `replica_process` what it would start."""
         adapters = worker_folder(ServiceSettings(data_dir=self.data), "models")
         (adapters / "other").mkdir(exist_ok=True)
         asked: list[WorkerSpec] = []
@@ -109,12 +109,12 @@ class Installation:
         return replace(asked[0], inherited=())
 
     def training(self, log: Path, line: int) -> WorkerSpec:
-        """As `start_on` starts one."""
+        """Return the spec of a training worker, as `start_on` makes it."""
         places = training_places(ServiceSettings(data_dir=self.data), self.work, self.catalogue)
         return warm_trainer.trainer_spec((), log, line, places)
 
     def order(self) -> Order:
-        """A job of its own."""
+        """Write a job of this tenant, and return its order."""
         folder = self.work / "own" / "attempt-1"
         dataset = self.data / "blobs" / "datasets" / "own" / "data.jsonl"
         for one in (dataset.parent, folder / "output", folder.parent / "checkpoints"):
@@ -137,18 +137,18 @@ class Installation:
 
 
 @dataclass
-class Stage:
+class Intrusions:
     """An installation with its neighbours, and the targets among them."""
 
     installation: Installation
     targets: Targets
     modules: Path
-    """A folder on the path of workers."""
+    """Folder on the import path of workers."""
 
     def serving(self) -> dict[str, str]:
-        """What an intruder in a serving process finds."""
+        """Run an intruder in a serving process. Return its outcome by attack."""
         log = self.modules / "serving.log"
-        return self.found(
+        return self.outcomes_of(
             replace(
                 self.installation.serving(log),
                 module=INTRUSION,
@@ -157,7 +157,7 @@ class Stage:
         )
 
     def training(self, program: str) -> dict[str, str]:
-        """What one in a training process finds, or in one of several that learn a job."""
+        """Run this program as a training process. Return the intruder's outcome by attack."""
         order = self.installation.order()
         log, (theirs, ours) = self.modules / "training.log", os.pipe()
         (order.folder / "targets").write_text(self.targets.to_json())
@@ -168,19 +168,19 @@ class Stage:
         spec = self.installation.training(log, theirs)
         try:
             arguments = (str(order.folder), str(theirs))
-            return self.found(replace(spec, module="intruder", arguments=arguments))
+            return self.outcomes_of(replace(spec, module="intruder", arguments=arguments))
         finally:
             os.close(theirs)
 
     def open(self, *, descriptors: tuple[int, ...] = ()) -> dict[str, str]:
-        """What one finds whom nothing isolates."""
+        """Run an intruder without isolation. Return its outcome by attack."""
         log = self.modules / "open.log"
         text = self.targets.to_json()
         spec = WorkerSpec(INTRUSION, (text,), log, inherited=descriptors, needs_network=True)
-        return self.found(spec)
+        return self.outcomes_of(spec)
 
-    def found(self, spec: WorkerSpec) -> dict[str, str]:
-        """By the way that was tried: how it went."""
+    def outcomes_of(self, spec: WorkerSpec) -> dict[str, str]:
+        """Run this worker to its end. Return its outcome by attack."""
         worker = LocalProcesses(isolated=True).start(spec)
         until(lambda: worker.exit_code() is not None)
         text = spec.log.read_text()
@@ -189,8 +189,8 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path, modules: Path) -> Iterator[Stage]:
-    """A service (this process), another worker of it, another process of the user, and what they have."""
+def prepared_intrusions(folder: Path, modules: Path) -> Iterator[Intrusions]:
+    """Prepare a service (this process), another worker of it, another process of the user, and their files."""
     installation = Installation(folder)
     (modules / "sleeper.py").write_text(SLEEPER)
     log = modules / "sleeper.log"
@@ -208,7 +208,7 @@ def staged(folder: Path, modules: Path) -> Iterator[Stage]:
             secrets=list(map(str, installation.secrets)),
             folders=installation.folders,
         ) as targets:
-            yield Stage(installation, targets, modules)
+            yield Intrusions(installation, targets, modules)
     finally:
         sibling.kill()
         bystander.kill()

@@ -1,4 +1,4 @@
-"""A replica that stands still, or whose line nobody reads any more, keeps nobody waiting without end."""
+"""A replica that stands still, or whose connection nobody reads any more, keeps nobody waiting for ever."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,8 @@ def test_who_stops_loading_a_model_on_it_has_stopped(
         engines.hangs_after_loading = True
         async with asyncio.timeout(60):
             task = asyncio.create_task(group.ready(adapter))
-            await until_async(lambda: group.live[0].link.in_flight)  # the check
+            # The running generation is the check of the adapter.
+            await until_async(lambda: group.live[0].link.in_flight)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -84,7 +85,7 @@ def test_a_check_is_waited_for_a_limited_time(
 def test_a_line_that_nobody_reads_answers_nobody(
     pool: ReplicaPool, engines: PlayedEngines, tmp_path: Path
 ) -> None:
-    """As when every task of the event loop is cancelled, whatever it does."""
+    """Cancelling every task of the event loop, whatever it does, has the same effect."""
 
     async def run() -> None:
         group = replica_set(pool, tmp_path)

@@ -1,4 +1,4 @@
-"""A suite of attacks from inside workers of every kind: none succeeds, and without isolation they do."""
+"""A suite of attacks from inside workers of every kind: all of them fail, and without isolation they succeed."""
 
 import os
 import socket
@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.intruders import AFTER_THREADS, IN_RANK, IN_TRAINER, Stage, staged
+from tests.unit.runtime.intruders import (
+    AFTER_THREADS,
+    IN_RANK,
+    IN_TRAINER,
+    Intrusions,
+    prepared_intrusions,
+)
 from tuneship.runtime.escapes import ON_TARGETS
 from tuneship.runtime.intrusion import WAYS
 from tuneship.runtime.process_attacks import ON_PROCESSES
@@ -18,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 ROOT = Path(__file__).parents[3]
 AT_LEAST = 100
 NOT_EVERYWHERE = {
-    # These need root, a device, a kernel's option or a terminal: where a host has none, nobody can do them anyway.
+    # These need root, a device, a kernel's option or a terminal. Where a host has none, nobody can do them.
     "TCP over IPv6", "netlink", "packet socket", "raw socket", "VM socket", "kernel crypto socket",
     "32-bit system calls", "x32 system calls", "io_uring", "io_uring, entering", "session keyring",
     "adding a key", "asking for a key", "new POSIX shared memory", "BPF", "performance events", "userfaultfd",
@@ -35,18 +41,18 @@ NOT_EVERYWHERE = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def intrusions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intrusions]:
     modules = tmp_path_factory.mktemp("modules")
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PYTHONPATH", f"{ROOT}:{modules}")
-        with staged(tmp_path_factory.mktemp("installation"), modules) as made:
-            yield made
+        with prepared_intrusions(tmp_path_factory.mktemp("installation"), modules) as prepared:
+            yield prepared
 
 
 @pytest.fixture(scope="module")
-def without(stage: Stage) -> dict[str, str]:
-    """What succeeds where nothing isolates."""
-    return stage.open()
+def unisolated(intrusions: Intrusions) -> dict[str, str]:
+    """Outcome of every attack from a worker without isolation."""
+    return intrusions.open()
 
 
 def test_there_are_many_ways() -> None:
@@ -54,50 +60,55 @@ def test_there_are_many_ways() -> None:
 
 
 def test_every_way_succeeds_without_isolation_where_the_host_allows_it_at_all(
-    without: dict[str, str],
+    unisolated: dict[str, str],
 ) -> None:
-    """So each of them would be seen if it were open; the rest of them this host allows to nobody."""
-    impossible = {name for name, outcome in without.items() if outcome != "succeeded"}
+    """An attack that succeeds here would be noticed in an isolated worker. This host allows nobody the others."""
+    impossible = {name for name, outcome in unisolated.items() if outcome != "succeeded"}
     for name in ("service", "sibling", "bystander"):
-        needs_root = {f"{name}: {way}" for way in ON_PROCESSES} if os.getuid() else set[str]()
-        impossible -= needs_root  # the sibling is hidden from whoever is not root
+        needs_root = {f"{name}: {attack}" for attack in ON_PROCESSES} if os.getuid() else set[str]()
+        # The sibling is hidden from every user but root.
+        impossible -= needs_root
     assert impossible <= NOT_EVERYWHERE, impossible - NOT_EVERYWHERE
-    assert set(without.values()) <= {"succeeded", "refused"}
+    assert set(unisolated.values()) <= {"succeeded", "refused"}
 
 
-def test_nothing_succeeds_in_a_serving_process(stage: Stage, without: dict[str, str]) -> None:
-    found = stage.serving()
-    assert found.keys() == without.keys()
+def test_nothing_succeeds_in_a_serving_process(
+    intrusions: Intrusions, unisolated: dict[str, str]
+) -> None:
+    found = intrusions.serving()
+    assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 
 
-def test_nothing_succeeds_in_a_training_process(stage: Stage, without: dict[str, str]) -> None:
-    found = stage.training(IN_TRAINER)
-    assert found.keys() == without.keys()
+def test_nothing_succeeds_in_a_training_process(
+    intrusions: Intrusions, unisolated: dict[str, str]
+) -> None:
+    found = intrusions.training(IN_TRAINER)
+    assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 
 
 def test_nothing_succeeds_in_a_training_process_that_had_threads(
-    stage: Stage, without: dict[str, str]
+    intrusions: Intrusions, unisolated: dict[str, str]
 ) -> None:
-    """The kernel takes files from one thread at a time, so it begins again as a program with one."""
-    found = stage.training(AFTER_THREADS)
-    assert found.keys() == without.keys()
+    """The kernel restricts files for one thread at a time, so the process starts again as a program with one thread."""
+    found = intrusions.training(AFTER_THREADS)
+    assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 
 
 def test_nothing_succeeds_in_a_further_process_of_a_job(
-    stage: Stage, without: dict[str, str]
+    intrusions: Intrusions, unisolated: dict[str, str]
 ) -> None:
-    found = stage.training(IN_RANK)
-    assert found.keys() == without.keys()
+    found = intrusions.training(IN_RANK)
+    assert found.keys() == unisolated.keys()
     assert set(found.values()) == {"refused"}, opened_ways(found)
 
 
-def test_a_descriptor_that_a_worker_should_not_have_is_found(stage: Stage) -> None:
+def test_a_descriptor_that_a_worker_should_not_have_is_found(intrusions: Intrusions) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        found = stage.open(descriptors=(theirs.fileno(),))
+        found = intrusions.open(descriptors=(theirs.fileno(),))
     assert found["inherited descriptors"] == "succeeded"
 
 

@@ -1,4 +1,4 @@
-"""What isolates a worker, part by part; that all of it holds together is tried in `test_escapes.py`."""
+"""Tests of each part of a worker's isolation. `test_escapes.py` tries whether all of them hold together."""
 
 import os
 import resource
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
-    """Of a worker that runs this text."""
+    """Make the spec of a worker that runs the given text."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path / 'modules'}")
     (tmp_path / "modules").mkdir()
 
@@ -47,7 +47,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
 
 
 def said(spec: WorkerSpec, *, isolated: bool = True) -> str:
-    """What the worker printed until its end."""
+    """Run a worker to its end, and return what it printed."""
     worker = LocalProcesses(isolated=isolated).start(spec)
     until(lambda: worker.exit_code() is not None)
     return spec.log.read_text()
@@ -94,7 +94,7 @@ def test_a_worker_reaches_its_places_and_may_write_to_some_of_them(
 
 
 def test_a_base_model_may_be_a_folder_of_links(spec: Maker, tmp_path: Path) -> None:
-    """As in the cache of a model hub; the folder that they lead to stays closed."""
+    """The cache of a model hub has such folders. The folder that the links lead to stays closed."""
     snapshot, stored = tmp_path / "snapshot", tmp_path / "stored"
     snapshot.mkdir()
     stored.mkdir()
@@ -113,9 +113,9 @@ def test_a_base_model_may_be_a_folder_of_links(spec: Maker, tmp_path: Path) -> N
 
 def test_a_workers_temporary_files_go_with_it(spec: Maker) -> None:
     text = "import tempfile, time\nprint(tempfile.mkdtemp(), flush=True)\ntime.sleep(600)\n"
-    made = spec(text)
-    worker = LocalProcesses(isolated=True).start(made)
-    folder = Path(until(lambda: made.log.read_text().strip()))
+    worker_spec = spec(text)
+    worker = LocalProcesses(isolated=True).start(worker_spec)
+    folder = Path(until(lambda: worker_spec.log.read_text().strip()))
     assert folder.is_dir()
     worker.kill()
     assert not folder.parent.exists()
@@ -132,16 +132,16 @@ def test_no_worker_can_be_looked_into_by_others_of_its_user(tmp_path: Path, mode
 
 
 class TestCoreFiles:
-    """Without the limit of 0, which does not bind a program that the kernel hands core files to."""
+    """The limit of 0 is lifted here, because it does not bind a program to which the kernel hands core files."""
 
     def test_are_left_by_other_programs(self, tmp_path: Path) -> None:
-        if not dumped("", "sleeper", place=tmp_path):
+        if not dumped("", "sleeper", work_folder=tmp_path):
             pytest.skip("this host makes no core files")
 
     @pytest.mark.parametrize("mode", ["isolated", "weakly-isolated", "open", "inherited"])
     def test_are_not_left_by_workers(self, tmp_path: Path, mode: str) -> None:
         arguments = ("tuneship.runtime.launch", str(os.getpid()), mode, "sleeper")
-        assert not dumped(WITHOUT_LIMIT, *arguments, place=tmp_path)
+        assert not dumped(WITHOUT_LIMIT, *arguments, work_folder=tmp_path)
 
 
 WITHOUT_LIMIT = """
@@ -151,16 +151,18 @@ resource.setrlimit = lambda kind, limits: None if kind == resource.RLIMIT_CORE e
 """
 
 
-def dumped(preamble: str, *module: str, place: Path) -> bool:
-    """Whether the kernel writes a core file when a module's process crashes."""
-    (place / "sleeper.py").write_text("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+def dumped(preamble: str, *module: str, work_folder: Path) -> bool:
+    """Tell whether the kernel writes a core file when a module's process crashes."""
+    (work_folder / "sleeper.py").write_text(
+        "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
+    )
     as_large_as_may_be = (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2
     run = f"import runpy\nrunpy.run_module({module[0]!r}, run_name='__main__', alter_sys=True)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", preamble + run, *module[1:]],
         stdout=subprocess.PIPE,
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{place}"},
+        cwd=work_folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{work_folder}"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, as_large_as_may_be),  # noqa: PLW1509
     )
     with process:
@@ -168,7 +170,8 @@ def dumped(preamble: str, *module: str, place: Path) -> bool:
         assert process.stdout.readline() == b"runs\n"
         process.send_signal(signal.SIGSEGV)
         left = os.WCOREDUMP(os.waitpid(process.pid, 0)[1])
-        process.poll()  # so that nobody waits for it a second time
+        # The process must not be waited for a second time.
+        process.poll()
     return left
 
 
@@ -181,7 +184,8 @@ def test_each_call_is_decided_once_and_on_both_processors() -> None:
         there = [number for number in numbers if number is not None]
         assert len(set(there)) == len(there)
         code = system_calls.instructions(machine, 1)
-        assert len(code) < 4096  # the kernel takes no more
+        # The kernel accepts no more instructions.
+        assert len(code) < 4096
         for at, (kind, when, otherwise, _) in enumerate(code):
             if kind in {system_calls.JUMP_IF_EQUAL, system_calls.JUMP_IF_ANY}:
                 assert at + 1 + max(when, otherwise) < len(code)
@@ -222,7 +226,7 @@ def test_where_landlock_knows_no_signals_the_filter_lets_through_those_to_onesel
 
 
 def test_files_that_another_thread_would_keep_are_told(tmp_path: Path) -> None:
-    """So that a process which has threads begins again, as a training process does."""
+    """A process that has threads must know this to start again, as a training process does."""
     program = (
         "import threading, time\nfrom pathlib import Path\nfrom tuneship.runtime import isolation\n"
         "from tuneship.runtime.landlock import Places\n"

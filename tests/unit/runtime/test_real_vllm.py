@@ -1,6 +1,6 @@
 """The same replicas with a real vLLM, where `TUNESHIP_TEST_VLLM` names its command, e.g. `/opt/vllm/bin/vllm serve`.
 
-It takes minutes and gigabytes, and so is no part of the ordinary suite. Greedy tokens of vLLM are compared with those
+This takes minutes and gigabytes, so it is not part of the ordinary suite. Greedy tokens of vLLM are compared with those
 of our own engine, for the base model and for two adapters.
 """
 
@@ -111,7 +111,7 @@ def test_the_whole_life_of_a_replica(tmp_path: Path, adapters: list[Adapter]) ->
 
 
 async def until_idle(link: ReplicaLink) -> None:
-    """The server notices that its caller hung up."""
+    """Wait until the server notices that its caller disconnected."""
     async with asyncio.timeout(30):
-        while (await link.stats())["running"]:  # noqa: ASYNC110 - another process
+        while (await link.stats())["running"]:  # noqa: ASYNC110 - the server is another process
             await asyncio.sleep(0.1)

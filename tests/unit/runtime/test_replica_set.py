@@ -1,4 +1,4 @@
-"""The processes of one base model: they are started, probed, replaced, and leave when they are too many."""
+"""The processes of one base model are started, probed and replaced, and end when there are too many of them."""
 
 import asyncio
 from dataclasses import replace
@@ -36,7 +36,7 @@ async def ended(engines: PlayedEngines, number: int) -> None:
 
 
 async def noticed(group: ReplicaSet, number: int) -> None:
-    """The end of a process is seen a moment after it."""
+    """Wait until this many replicas live, because the end of a process is noticed a moment later."""
     await until_async(lambda: len(group.live) == number)
 
 
@@ -74,7 +74,7 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
     async def run() -> None:
         await started(group, 2)
         engines.may_answer.clear()
-        under_way = [asyncio.create_task(text(group)) for _ in range(2)]
+        earlier = [asyncio.create_task(text(group)) for _ in range(2)]
         await asyncio.sleep(0.05)
         group.resize(1, {})
         assert len(group.live) == 1
@@ -82,16 +82,16 @@ def test_one_that_is_too_many_finishes_what_it_has_and_takes_no_more(
         later = [asyncio.create_task(text(group)) for _ in range(2)]
         await until_async(lambda: [len(one.running) for one in engines.replicas] == [3, 1])
         engines.may_answer.set()
-        assert await asyncio.gather(*under_way, *later) == [[5, 6]] * 4
-        told: list[str] = []
+        assert await asyncio.gather(*earlier, *later) == [[5, 6]] * 4
+        reported: list[str] = []
 
-        def is_told() -> bool:
-            told.extend(messages(group))
-            return "replica ended" in told
+        def is_reported() -> bool:
+            reported.extend(messages(group))
+            return "replica ended" in reported
 
-        await until_async(is_told)
+        await until_async(is_reported)
         assert [one.code is None for one in engines.replicas] == [True, False]
-        assert told == ["replica started", "replica started", "replica ended"]
+        assert reported == ["replica started", "replica started", "replica ended"]
         await group.close()
 
     asyncio.run(run())
@@ -286,7 +286,8 @@ def test_after_a_failed_start_requests_are_refused_at_once_for_a_while(
         failures = await asyncio.gather(*(text(group) for _ in range(8)), return_exceptions=True)
         assert {type(one) for one in failures} == {NoReplica}
         assert len(engines.replicas) == 1
-        for _ in range(5):  # until the pause is longer than anything may stand still here
+        # After this the pause is longer than anything may stand still here.
+        for _ in range(5):
             with pytest.raises(NoReplica, match="no memory"):
                 await group.ready(None)
         assert len(engines.replicas) == 6
@@ -337,7 +338,8 @@ def test_whoever_waits_for_more_does_not_when_fewer_are_wanted_meanwhile(
         await waiting
 
         def is_alone() -> bool:
-            group.resize(1, {})  # as every round does
+            # Every round of the supervisor does this.
+            group.resize(1, {})
             return [one.code for one in engines.replicas].count(None) == 1
 
         await until_async(is_alone)

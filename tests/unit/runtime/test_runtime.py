@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Makes a module of a worker from its text, and puts it on the path of workers."""
+    """Make a worker's module from its text, on the path of workers."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
 
     def make(text: str) -> str:
@@ -82,7 +82,8 @@ def test_a_stopped_worker_may_end_in_its_own_way(
     worker.stop()
     until(lambda: worker.exit_code() is not None)
     assert worker.exit_code() == 7
-    worker.stop()  # after its end nothing is signalled
+    # After its end no process may be signalled.
+    worker.stop()
 
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path, module: Callable[[str], str]) -> None:

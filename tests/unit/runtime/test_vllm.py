@@ -1,4 +1,4 @@
-"""Replicas that are vLLM servers, against a process that obeys the same options and the same wire.
+"""Replicas that are vLLM servers, against a process that obeys the same options and the same protocol.
 
 `TUNESHIP_TEST_VLLM` (a command, e.g. `/opt/vllm/bin/vllm serve`) runs `test_real_vllm.py` against a real one.
 """
@@ -49,8 +49,8 @@ GARBAGE = (
 )
 
 
-class Place:
-    """A folder with adapters, and what the servers of a test saw."""
+class PlayedServers:
+    """Played vLLM servers that share a folder of adapters, and their notes on what they saw."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,36 +76,38 @@ class Place:
         return Adapter(name, path)
 
     def notes(self, kind: str) -> list[Any]:
-        """So far; a last line that is being written is left out."""
+        """Return the notes of one kind so far. A last line that is still being written is left out."""
         text = self.seen.read_text() if self.seen.exists() else ""
         lines = [one for one in text.splitlines(keepends=True) if one.endswith("\n")]
         return [one[kind] for one in map(json.loads, lines) if kind in one]
 
     def folders(self) -> list[Path]:
-        """Those of the servers' sockets that are there."""
+        """Return the folders of the servers' sockets that still exist."""
         return [one for one in map(Path, self.notes("folder")) if one.exists()]
 
     def processes(self) -> list[int]:
-        """The servers and what they started."""
+        """Return the ids of the servers and of the processes that they started."""
         return [*self.notes("pid"), *self.notes("child")]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def servers(tmp_path: Path) -> PlayedServers:
+    return PlayedServers(tmp_path)
 
 
-def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(place: Place) -> None:
+def test_a_sealed_adapter_is_plain_only_in_the_servers_private_folder(
+    servers: PlayedServers,
+) -> None:
     key = new_key()
-    sealed = place.folder / "sealed"
+    sealed = servers.folder / "sealed"
     sealed.mkdir()
     write_sealed(sealed / "adapter_config.json", key, b'{"r": 3}')
 
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         await opened.link.load("ft:a:sealed", sealed, key)
         assert await tokens_of(opened.link.generate(ask(10, adapter="ft:a:sealed")))
-        (folder,) = place.folders()
+        (folder,) = servers.folders()
         (plain,) = folder.rglob("adapter_config.json")
         assert plain.read_bytes() == b'{"r": 3}'
         assert permissions(folder) == 0o700
@@ -140,9 +142,9 @@ def permissions(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
+def test_it_continues_token_ids_and_says_why_it_ended(servers: PlayedServers) -> None:
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         generation = opened.link.generate(ask(10, temperature=0.5, top_p=0.9, seed=7))
         assert await tokens_of(generation) == [11, 12, 13]
         assert generation.finish_reason is FinishReason.LENGTH
@@ -150,7 +152,7 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
         assert await tokens_of(stopped) == [11, 12]
         assert stopped.finish_reason is FinishReason.STOP
         await until_async(lambda: opened.link.in_flight == 0)
-        first, second = place.notes("asked")
+        first, second = servers.notes("asked")
         assert first == {
             "model": "base",
             "prompt": [5, 10],
@@ -166,19 +168,19 @@ def test_it_continues_token_ids_and_says_why_it_ended(place: Place) -> None:
         assert second["stop_token_ids"] == [13, 99]
         assert second["cache_salt"] == "dep"
         await tokens_of(opened.link.generate(ask(10, temperature=1e-38)))
-        assert place.notes("asked")[-1]["temperature"] == 0.0
+        assert servers.notes("asked")[-1]["temperature"] == 0.0
         await opened.link.aclose()
         opened.worker.kill()
 
     asyncio.run(run())
 
 
-def test_tokens_come_before_the_last_one_is_made(place: Place) -> None:
+def test_tokens_come_before_the_last_one_is_made(servers: PlayedServers) -> None:
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         async with opened.link.generate(ask(Trouble.SILENT)) as generation:
             assert await anext(generation) == [1]
-        await until_async(lambda: place.notes("ended") == ["hung up"])
+        await until_async(lambda: servers.notes("ended") == ["hung up"])
         await until_async(lambda: opened.link.in_flight == 0)
         await opened.link.aclose()
         opened.worker.kill()
@@ -186,32 +188,35 @@ def test_tokens_come_before_the_last_one_is_made(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_adapters_are_loaded_while_it_runs_and_mixed(place: Place) -> None:
+def test_adapters_are_loaded_while_it_runs_and_mixed(servers: PlayedServers) -> None:
     async def run() -> None:
-        group = place.group()
-        two, three = place.adapter("ft:a:two", 2), place.adapter("ft:a:three", 3)
+        group = servers.group()
+        two, three = servers.adapter("ft:a:two", 2), servers.adapter("ft:a:three", 3)
         await group.ready(two)
         await group.ready(three)
         asked = [None, two, three, two]
-        under_way = [await group.generate(one, ask(10, adapter=one and one.name)) for one in asked]
-        found = await asyncio.gather(*map(tokens_of, under_way))
+        generations = [
+            await group.generate(one, ask(10, adapter=one and one.name)) for one in asked
+        ]
+        found = await asyncio.gather(*map(tokens_of, generations))
         assert found == [[11, 12, 13], [12, 14, 16], [13, 16, 19], [12, 14, 16]]
         await group.unload(two.name)
         (replica,) = group.live
         with pytest.raises(ReplicaRefused, match="404"):
             await tokens_of(replica.link.generate(ask(10, adapter=two.name)))
-        await replica.link.unload(two.name)  # what the server no longer has is no fault
+        # The server has already lost this adapter, and unloading it is no error.
+        await replica.link.unload(two.name)
         await group.close()
 
     asyncio.run(run())
 
 
-def test_a_refused_adapter_leaves_the_others_served(place: Place) -> None:
+def test_a_refused_adapter_leaves_the_others_served(servers: PlayedServers) -> None:
     async def run() -> None:
-        group = place.group("--max-lora-rank", "8")
-        await group.ready(place.adapter("ft:a:good", 2))
-        broken = Adapter("ft:a:broken", place.folder / "nothing")
-        for one in (place.adapter("ft:a:large", 16), broken):
+        group = servers.group("--max-lora-rank", "8")
+        await group.ready(servers.adapter("ft:a:good", 2))
+        broken = Adapter("ft:a:broken", servers.folder / "nothing")
+        for one in (servers.adapter("ft:a:large", 16), broken):
             with pytest.raises(ReplicaRefused, match="refused the adapter"):
                 await group.ready(one)
         assert group.answering("ft:a:good") == 1
@@ -222,9 +227,9 @@ def test_a_refused_adapter_leaves_the_others_served(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(place: Place) -> None:
+def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(servers: PlayedServers) -> None:
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         for trouble in GARBAGE:
             with pytest.raises(ReplicaLost, match=r"protocol|connection|with an error \(500\)"):
                 await tokens_of(opened.link.generate(ask(trouble)))
@@ -240,10 +245,10 @@ def test_garbage_is_a_lost_generation_and_the_next_one_is_answered(place: Place)
     asyncio.run(run())
 
 
-def test_a_server_that_dies_is_replaced_with_its_adapters(place: Place) -> None:
+def test_a_server_that_dies_is_replaced_with_its_adapters(servers: PlayedServers) -> None:
     async def run() -> None:
-        group = place.group()
-        two = place.adapter("ft:a:two", 2)
+        group = servers.group()
+        two = servers.adapter("ft:a:two", 2)
         await group.ready(two)
         (first,) = group.pids
         with pytest.raises(ReplicaLost):
@@ -254,21 +259,25 @@ def test_a_server_that_dies_is_replaced_with_its_adapters(place: Place) -> None:
         assert first not in group.pids
         kinds = [one.message.partition(":")[0] for one in group.take_events()]
         assert kinds == ["replica started", "replica lost", "replica started"]
-        gone, _ = place.notes("child")
+        gone, _ = servers.notes("child")
         await until_async(lambda: not is_alive(gone))
         await group.close()
-        assert not place.folders()
+        assert not servers.folders()
 
     asyncio.run(run())
 
 
-def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(place: Place) -> None:
+def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(
+    servers: PlayedServers,
+) -> None:
     async def run() -> None:
-        group = place.group()
+        group = servers.group()
         await group.ready(None)
-        (folder,), (first,) = place.folders(), group.pids
-        os.killpg(first, signal.SIGKILL)  # before it can clear its folder away
-        until(lambda: first not in group.pids)  # and before anything here has seen it
+        (folder,), (first,) = servers.folders(), group.pids
+        # The server is killed before it can remove its folder.
+        os.killpg(first, signal.SIGKILL)
+        # This blocks the event loop, so nothing else in this process notices the end meanwhile.
+        until(lambda: first not in group.pids)
         assert folder.exists()
         group.resize(0, {})
         await group.close()
@@ -277,21 +286,21 @@ def test_a_service_that_ends_right_after_a_server_was_killed_leaves_no_folder(pl
     asyncio.run(run())
 
 
-def test_one_that_is_not_healthy_is_ended_after_some_probes(place: Place) -> None:
+def test_one_that_is_not_healthy_is_ended_after_some_probes(servers: PlayedServers) -> None:
     async def run() -> None:
-        group = place.group()
+        group = servers.group()
         await group.ready(None)
         (first,) = group.pids
         await group.probe(PATIENCE_S)
         assert group.answering(None) == 1
         assert group.waiting == 3
-        (place.folder / "sick").touch()
+        (servers.folder / "sick").touch()
         await group.probe(PATIENCE_S)
         assert group.answering(None) == 0
         for _ in range(HUNG_PROBES):
             await group.probe(PATIENCE_S)
         await until_async(lambda: first not in group.pids)
-        (place.folder / "sick").unlink()
+        (servers.folder / "sick").unlink()
         group.resize(1, {})
         await until_async(lambda: group.answering(None) == 1)
         await group.close()
@@ -308,26 +317,32 @@ def test_one_that_is_not_healthy_is_ended_after_some_probes(place: Place) -> Non
     ],
 )
 def test_one_that_does_not_become_ready_leaves_nothing_behind(
-    place: Place, more: tuple[str, ...], patience_s: float, error: type[ServingError], why: str
+    servers: PlayedServers,
+    more: tuple[str, ...],
+    patience_s: float,
+    error: type[ServingError],
+    why: str,
 ) -> None:
     with pytest.raises(error, match=why):
-        asyncio.run(place.open(*more, patience_s=patience_s))
-    assert not place.folders()
-    asyncio.run(until_async(lambda: not any(map(is_alive, place.processes()))))
+        asyncio.run(servers.open(*more, patience_s=patience_s))
+    assert not servers.folders()
+    asyncio.run(until_async(lambda: not any(map(is_alive, servers.processes()))))
 
 
-def test_a_command_that_is_not_there_is_refused(place: Place) -> None:
+def test_a_command_that_is_not_there_is_refused(servers: PlayedServers) -> None:
     opener = vllm_replica(LocalProcesses(isolated=True), VllmServer(("/nowhere/vllm", "serve")))
     with pytest.raises(ReplicaRefused, match="ended while it started"):
-        asyncio.run(opener(place.folder, place.log))
-    assert "could not be started: No such file" in place.log.read_text()
+        asyncio.run(opener(servers.folder, servers.log))
+    assert "could not be started: No such file" in servers.log.read_text()
 
 
-def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(place: Place) -> None:
+def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(
+    servers: PlayedServers,
+) -> None:
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         await tokens_of(opened.link.generate(ask(4242)))
-        (folder,), (arguments,) = place.folders(), place.notes("arguments")
+        (folder,), (arguments,) = servers.folders(), servers.notes("arguments")
         assert permissions(folder) == 0o700
         key = opened.link._client.headers["Authorization"].removeprefix("Bearer ")
         assert len(key) >= 32
@@ -340,24 +355,24 @@ def test_only_its_owner_with_the_key_can_ask_it_and_nothing_is_logged(place: Pla
         assert answer.status_code == 401
         await opened.link.aclose()
         opened.worker.kill()
-        assert "4242" not in place.log.read_text()
-        assert not place.folders()
+        assert "4242" not in servers.log.read_text()
+        assert not servers.folders()
 
     asyncio.run(run())
 
 
-def test_it_ends_with_the_service_and_so_do_its_own_processes(place: Place) -> None:
+def test_it_ends_with_the_service_and_so_do_its_own_processes(servers: PlayedServers) -> None:
     program = (
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from tests.unit.runtime.test_vllm import Place\n"
-        "place = Place(Path(sys.argv[1]))\n"
-        "asyncio.run(place.open())\n"
+        "from tests.unit.runtime.test_vllm import PlayedServers\n"
+        "servers = PlayedServers(Path(sys.argv[1]))\n"
+        "asyncio.run(servers.open())\n"
         "print('open', flush=True)\n"
         "time.sleep(600)\n"
     )
     service = subprocess.Popen(
-        [sys.executable, "-c", program, str(place.folder)],
+        [sys.executable, "-c", program, str(servers.folder)],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
@@ -365,16 +380,16 @@ def test_it_ends_with_the_service_and_so_do_its_own_processes(place: Place) -> N
     with service:
         assert service.stdout is not None
         assert service.stdout.readline() == b"open\n"
-        assert len(place.processes()) == 2
-        assert all(map(is_alive, place.processes()))
+        assert len(servers.processes()) == 2
+        assert all(map(is_alive, servers.processes()))
         service.send_signal(signal.SIGKILL)
-    asyncio.run(until_async(lambda: not any(map(is_alive, place.processes()))))
-    assert not place.folders()
+    asyncio.run(until_async(lambda: not any(map(is_alive, servers.processes()))))
+    assert not servers.folders()
 
 
-def test_closing_fails_what_is_under_way(place: Place) -> None:
+def test_closing_fails_what_is_under_way(servers: PlayedServers) -> None:
     async def run() -> None:
-        opened = await place.open()
+        opened = await servers.open()
         generation = opened.link.generate(ask(Trouble.SILENT))
         assert await anext(generation) == [1]
         await opened.link.aclose()

@@ -1,4 +1,4 @@
-"""A sealed file says what was written, or that it is damaged: nothing of it may be changed, moved or left out."""
+"""A sealed file returns what was written or is reported as damaged. No part of it can be changed, moved or left out."""
 
 import os
 from collections.abc import Callable
@@ -39,9 +39,9 @@ def test_without_a_key_a_file_is_plain(tmp_path: Path) -> None:
     assert (tmp_path / "data").read_bytes() == read_plain(tmp_path / "data", None) == b"plain"
 
 
-def flipped(sealed: bytes, place: int) -> bytes:
+def flipped(sealed: bytes, position: int) -> bytes:
     changed = bytearray(sealed)
-    changed[place] ^= 1
+    changed[position] ^= 1
     return bytes(changed)
 
 
@@ -78,10 +78,12 @@ def test_no_file_passes_for_another(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     write_sealed(one, KEY, b"text")
     write_sealed(two, new_key(), b"text")
-    with pytest.raises(ObjectDamaged):  # of another object
+    # The file was sealed with the key of another object.
+    with pytest.raises(ObjectDamaged):
         read_plain(two, KEY)
     one.rename(two)
-    with pytest.raises(ObjectDamaged):  # of the same object under another name
+    # The file belongs to the same object, but under another name.
+    with pytest.raises(ObjectDamaged):
         read_plain(two, KEY)
 
 

@@ -18,20 +18,20 @@ from tests.support.tiny_model import build_tiny_model
 from tuneship.serving.replica_client import ReplicaLine
 
 ENDLESS_TOKENS = 16_000
-"""Some ten seconds of a free processor, and more than a socket takes that nobody reads."""
+"""Tokens for some ten seconds of a free processor, and more than a socket holds for a reader that does not read."""
 PATIENCE_S = 600.0
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of width 32 with a context of 256 tokens."""
+    """Build a Llama of width 32 with a context of 256 tokens."""
     return build_tiny_model(tmp_path_factory.mktemp("base") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def long_base(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for texts so long that a generation is under way however late a test looks at it."""
+    """Build the same model for texts so long that a generation still runs however late a test looks at it."""
     directory = tmp_path_factory.mktemp("base") / "long"
     shutil.copytree(base, directory)
     config = json.loads((base / "config.json").read_text())
@@ -42,7 +42,7 @@ def long_base(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two adapters of different rank, scale rule and targets."""
+    """Make two adapters of different rank, scale rule and targets."""
     directory = tmp_path_factory.mktemp("adapters")
     return {
         "wide": make_adapter(base, directory / "wide", r=8, target_modules="all-linear", seed=1),
@@ -59,7 +59,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="session")
 def references(base: Path, adapters: Mapping[str, Path]) -> dict[str | None, Any]:
-    """The models that transformers and peft load by themselves."""
+    """Load the models by transformers and peft themselves."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -74,7 +74,7 @@ def references(base: Path, adapters: Mapping[str, Path]) -> dict[str | None, Any
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Peft 0.21 asks transformers 5.23 by a deprecated name."""
+    """Silence the warning of peft 0.21, which asks transformers 5.23 by a deprecated name."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="`is_gradient_checkpointing`", category=FutureWarning
@@ -83,7 +83,7 @@ def quiet_peft() -> Iterator[None]:
 
 
 def make_adapter(base: Path, directory: Path, *, seed: int, **options: Any) -> Path:
-    """A peft adapter whose B is random instead of zero, so that it changes every answer."""
+    """Make a peft adapter whose B is random instead of zero, so that it changes every answer."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -100,7 +100,7 @@ def make_adapter(base: Path, directory: Path, *, seed: int, **options: Any) -> P
 
 
 def exploding(adapter: Path, directory: Path) -> Path:
-    """A copy of an adapter whose answers are not finite."""
+    """Copy an adapter, scaled so that its answers are not finite."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(adapter, directory)
@@ -111,7 +111,7 @@ def exploding(adapter: Path, directory: Path) -> Path:
 
 @dataclass
 class Process:
-    """A running replica and the line to it."""
+    """A running replica and the connection to it."""
 
     line: ReplicaLine
     popen: subprocess.Popen[bytes]
@@ -120,7 +120,7 @@ class Process:
 def spawn(
     model: Path, *options: str, **pipes: int
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A replica process and our end of its socket."""
+    """Start a replica process. Return our end of its socket, and the process."""
     ours, theirs = socket.socketpair()
     command = [
         sys.executable,
@@ -142,7 +142,7 @@ StartReplica = Callable[..., AbstractAsyncContextManager[Process]]
 
 @pytest.fixture
 def start_replica(base: Path) -> StartReplica:
-    """Replicas by command-line options; each ends with its `async with`."""
+    """Return a function that starts replicas with command-line options. Each ends with its `async with`."""
 
     @asynccontextmanager
     async def start(*options: str, model: Path = base) -> AsyncIterator[Process]:

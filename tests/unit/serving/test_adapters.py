@@ -1,4 +1,4 @@
-"""What is read from a peft directory, and what is refused."""
+"""Tests of what is read from a peft directory, and of what is refused."""
 
 import json
 import shutil
@@ -107,7 +107,7 @@ def matrices(rank: int, value: float) -> dict[str, Matrices]:
 
 
 def deltas(lora: Lora, rows: list[str | None]) -> list[float]:
-    """What each row gets for an input of ones: 3 x the value of its adapter."""
+    """Return what each row gets for an input of ones, which is 3 x the value of its adapter."""
     out = torch.zeros(len(rows), 5)
     lora.add(0, torch.ones(len(rows), 3), out, lora.route(rows, ()))
     return out[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Answers of a running engine against transformers' own `generate()`, token for token."""
+"""A running engine answers like transformers' own `generate()`, token for token."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ PROMPT = (10, 20, 30, 40, 50)
 
 @pytest.fixture(params=["as they are", "laid out"])
 def packing(request: pytest.FixtureRequest) -> Packing:
-    """The second time all weights, though they are small, are laid out by oneDNN, where torch has it."""
+    """Keep the weights as they are, then let oneDNN lay all of them out, where torch has it."""
     return all_packed() if request.param == "laid out" else AS_MEASURED
 
 
@@ -53,7 +53,7 @@ def build(
 
 def expected(reference: Any, request: GenerateRequest) -> list[int]:
     ids = torch.tensor([request.tokens])
-    made = reference.generate(
+    generated = reference.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=request.max_tokens,
@@ -61,13 +61,13 @@ def expected(reference: Any, request: GenerateRequest) -> list[int]:
         eos_token_id=None,
         pad_token_id=0,
     )
-    return made[0, len(request.tokens) :].tolist()
+    return generated[0, len(request.tokens) :].tolist()
 
 
 def run(
     engine: Engine, requests: Iterable[GenerateRequest], *, joining: int = 1000
 ) -> list[list[int]]:
-    """Answers in order; `joining` requests are handed in before each step."""
+    """Return the answers in order. `joining` requests are submitted before each step."""
     arriving = list(enumerate(requests))
     answers: list[list[int]] = [[] for _ in arriving]
     while arriving or not engine.idle:
@@ -133,8 +133,8 @@ def test_a_long_prompt_does_not_hold_up_those_who_generate(base: Path) -> None:
     engine.submit("short", GenerateRequest(PROMPT, max_tokens=50))
     engine.step()
     engine.submit("long", GenerateRequest((9,) * 101, max_tokens=5))
-    told = [sorted(name for name, _ in engine.step().tokens) for _ in range(12)]
-    assert told == [["short"]] * 10 + [["long", "short"]] * 2
+    names = [sorted(name for name, _ in engine.step().tokens) for _ in range(12)]
+    assert names == [["short"]] * 10 + [["long", "short"]] * 2
 
 
 def test_cancelling_a_prompt_that_enters_frees_its_row(
@@ -143,17 +143,17 @@ def test_cancelling_a_prompt_that_enters_frees_its_row(
     engine = build(base, {}, rows=2, prompt_tokens=10)
     request = GenerateRequest(PROMPT, max_tokens=30)
     engine.submit("short", request)
-    made = [token for _, token in engine.step().tokens]
+    generated = [token for _, token in engine.step().tokens]
     engine.submit("long", GenerateRequest((9,) * 90, max_tokens=5))
-    made += [token for _ in range(3) for _, token in engine.step().tokens]
+    generated += [token for _ in range(3) for _, token in engine.step().tokens]
     engine.cancel("long")
     other = GenerateRequest((8,) * 30, max_tokens=9)
     engine.submit("other", other)
     others: list[int] = []
     while not engine.idle:
         for name, token in engine.step().tokens:
-            (made if name == "short" else others).append(token)
-    assert made == expected(references[None], request)
+            (generated if name == "short" else others).append(token)
+    assert generated == expected(references[None], request)
     assert others == expected(references[None], other)
 
 
@@ -313,11 +313,11 @@ def test_a_stop_token_ends_an_answer_before_it(engine: Engine) -> None:
     whole = run(engine, [GenerateRequest(PROMPT, max_tokens=20)])[0]
     stop = whole[7]
     engine.submit("a", GenerateRequest(PROMPT, max_tokens=20, stop_tokens=(stop,)))
-    made: list[int] = []
+    generated: list[int] = []
     while not engine.idle:
         result = engine.step()
-        made += [token for _, token in result.tokens]
-    assert made == whole[: whole.index(stop)]
+        generated += [token for _, token in result.tokens]
+    assert generated == whole[: whole.index(stop)]
     assert result.finished == [("a", FinishReason.STOP)]
 
 
@@ -331,21 +331,23 @@ def test_cancelling_frees_the_row_and_leaves_the_neighbours_alone(
     engine: Engine, references: Mapping[str | None, Any]
 ) -> None:
     requests = [GenerateRequest((n + 10, n + 20), max_tokens=20, adapter="wide") for n in range(8)]
-    made: dict[str, list[int]] = {str(n): [] for n in range(8)}
+    generated: dict[str, list[int]] = {str(n): [] for n in range(8)}
     for number, request in enumerate(requests):
         engine.submit(str(number), request)
     for step in range(1000):
         if engine.idle:
             break
         for identifier, token in engine.step().tokens:
-            made[identifier].append(token)
+            generated[identifier].append(token)
         if step == 5:
-            engine.cancel("0")  # in the first row: another moves there
-            engine.cancel("7")  # still waiting
+            # This sequence is in the first row, and another one moves there.
+            engine.cancel("0")
+            # This sequence is still waiting.
+            engine.cancel("7")
             engine.cancel("long gone")
-    assert len(made.pop("0")) == 6
-    assert made.pop("7") == []
-    for identifier, tokens in made.items():
+    assert len(generated.pop("0")) == 6
+    assert generated.pop("7") == []
+    for identifier, tokens in generated.items():
         assert tokens == expected(references["wide"], requests[int(identifier)])
     engine.unload("wide")
 
@@ -397,15 +399,15 @@ def test_a_request_whose_numbers_explode_fails_alone_and_leaves_nothing_in_its_r
     engine.submit("long", long)
     engine.submit("sick", GenerateRequest((8,) * 80, max_tokens=5, adapter="sick"))
     engine.submit("short", short)
-    made: dict[str, list[int]] = {"long": [], "short": []}
+    generated: dict[str, list[int]] = {"long": [], "short": []}
     failed: list[tuple[str, str]] = []
     while not engine.idle:
         result = engine.step()
         failed += result.failed
         for identifier, token in result.tokens:
-            made[identifier].append(token)
+            generated[identifier].append(token)
     assert failed == [("sick", "the model's output is not finite")]
-    assert made == {
+    assert generated == {
         "long": expected(references[None], long),
         "short": expected(references[None], short),
     }

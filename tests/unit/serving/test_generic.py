@@ -1,4 +1,4 @@
-"""Other architectures through transformers' own layers."""
+"""Other architectures run through transformers' own layers."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,8 @@ def save(directory: Path, kind: str, **options: object) -> Any:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **options}))
         for weights in model.parameters():
-            if (
-                weights.dim() == 1
-            ):  # norms and biases: as they start, a lost one would not be noticed
+            # Norms and biases change, because with their initial values a lost one would not be noticed.
+            if weights.dim() == 1:
                 weights.data.add_(torch.randn_like(weights), alpha=0.1)
     model.save_pretrained(directory)
     return model.eval()
@@ -45,7 +44,7 @@ OWN_SHAPES: dict[str, dict[str, object]] = {
 WINDOW = {"sliding_window": 12}
 QWEN_WINDOW = {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}
 REUSED = 20 + 29 + 38
-"""Of what those with the same adapter have in common, in `check_answers`; eleven tokens are too few."""
+"""Tokens reused in `check_answers`, from what prompts of one adapter share. Eleven shared tokens are too few."""
 TURNS = {"layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -77,7 +76,7 @@ def test_another_architecture_answers_as_generate_does_with_and_without_an_adapt
 def test_the_same_with_packed_weights(
     tmp_path: Path, kind: str, options: dict[str, object]
 ) -> None:
-    """Layers with and without biases, a head that is the embedding and one that is not."""
+    """The models have layers with and without biases, and heads that are the embedding or are not."""
     check_answers(tmp_path, kind, options, GenericModel, all_packed())
 
 
@@ -88,9 +87,9 @@ def check_answers(
     served_by: type[CausalModel],
     packing: Packing = AS_MEASURED,
 ) -> None:
-    """Prompts longer than a window and than what enters in a step, rows with and without the adapter side by side.
+    """Prompts exceed the window and what one step takes in, and rows with and without the adapter run side by side.
 
-    They begin alike: keys and values are used again beyond a window, too.
+    The prompts begin alike, so keys and values are reused beyond a window, too.
     """
     from peft import PeftModel
 

@@ -1,4 +1,4 @@
-"""Prompts that begin like what is in the cache: the same answers as without it, and nothing used that is not so."""
+"""Prompts whose beginning is in the cache get the same answers as without the cache, and reuse only what is equal."""
 
 import copy
 import random
@@ -49,10 +49,12 @@ def test_a_lone_prompt_that_begins_like_the_one_before_it_computes_the_rest(
     for request, shared in [
         (ask(7, 8), 0),
         (ask(9), len(QUESTION)),
-        (ask(9), len(QUESTION)),  # all of it is there; its last token is computed for the next
+        # All of this prompt is cached. Only its last token is computed, to find the next one.
+        (ask(9), len(QUESTION)),
         (ask(9, adapter="wide"), 0),
         (ask(7, adapter="wide"), len(QUESTION)),
-        (ask(7, 8), 0),  # the row has been the other model's
+        # This row held keys of the other model.
+        (ask(7, 8), 0),
     ]:
         assert run(engine, [request]) == [expected(references[request.adapter], request)]
         known += shared
@@ -67,7 +69,7 @@ def test_the_next_turn_of_a_conversation_computes_neither_the_first_nor_its_answ
     [answer] = run(engine, [first])
     second = ask(7, *answer, 8)
     assert run(engine, [second]) == [expected(references[None], second)]
-    # All but the newest token, whose keys nobody asked for.
+    # All but the newest token are reused. Nobody has computed its keys yet.
     assert reused(engine) == len(QUESTION) + 20
     stopped = ask(9, tokens=20, stop_tokens=tuple(expected(references[None], ask(9))[3:4]))
     [answer] = run(engine, [stopped])
@@ -84,7 +86,8 @@ def test_a_wave_finds_what_the_one_before_it_left(
         for start in (60, 70)
     )
     assert run(engine, first) == [expected(references[one.adapter], one) for one in first]
-    assert reused(engine) == 0  # they came together
+    # They came together, so there was no row to copy from.
+    assert reused(engine) == 0
     assert run(engine, second) == [expected(references[one.adapter], one) for one in second]
     assert reused(engine) == 6 * len(QUESTION)
 
@@ -155,7 +158,8 @@ def test_of_a_cancelled_prompt_nothing_is_used_that_nobody_looked_at(
 ) -> None:
     engine = build(base, {}, rows=3, prompt_tokens=10)
     long = ask(*range(100, 200))
-    for known in (0, len(QUESTION)):  # its row is cleared, with what was there before
+    # Cancelling clears the row, with what was there before.
+    for known in (0, len(QUESTION)):
         engine.submit("cancelled", long)
         for _ in range(3):
             assert not engine.step().tokens
@@ -170,9 +174,9 @@ def test_of_a_cancelled_answer_the_prompt_and_what_was_generated_are_used(
 ) -> None:
     engine = build(base, {}, rows=3)
     engine.submit("cancelled", ask(7, tokens=20))
-    made = [token for _ in range(5) for _, token in engine.step().tokens]
+    generated = [token for _ in range(5) for _, token in engine.step().tokens]
     engine.cancel("cancelled")
-    longer = ask(7, *made, 8)
+    longer = ask(7, *generated, 8)
     assert run(engine, [longer]) == [expected(references[None], longer)]
     assert reused(engine) == len(QUESTION) + 1 + 4
 
@@ -199,10 +203,11 @@ def test_a_cache_that_grows_keeps_what_it_holds_and_one_that_gives_up_rows_forge
     first = [ask(n, question=q, tokens=3) for q in (QUESTION, OTHER_QUESTION) for n in (60, 61)]
     assert run(engine, first) == [expected(references[None], one) for one in first]
     assert reused(engine) == 0
-    long = ask(*range(90, 130), tokens=20)  # so long that only its own row stays
+    # This one is so long that only its own row stays.
+    long = ask(*range(90, 130), tokens=20)
     second = [long, ask(62, question=OTHER_QUESTION), ask(63)]
     assert run(engine, second, joining=1) == [expected(references[None], one) for one in second]
-    # Of the first for the long one, of that for the last.
+    # The long one reuses a row of the first, and the last one reuses the row of the long one.
     assert reused(engine) == 2 * len(QUESTION)
 
 
@@ -211,14 +216,14 @@ TOKENS = tuple(range(100))
 
 @pytest.fixture
 def rows() -> KvSlots:
-    """Four rows, nothing in them."""
+    """Return four rows that are empty."""
     rows = KvSlots()
     assert rows.resize(4, 100) == []
     return rows
 
 
 def join(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Sequence:
-    """One whose prompt has entered: whatever was not copied was computed."""
+    """Add a sequence whose prompt has entered. Tokens that were not copied count as computed."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
     copied = rows.assign(sequence)
     rows.register(sequence)
@@ -227,7 +232,7 @@ def join(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Sequence:
 
 
 def found(rows: KvSlots, tokens: tuple[int, ...], **options: Any) -> Copy | None:
-    """What one that leaves at once finds."""
+    """Return what a sequence that leaves at once could copy."""
     sequence = Sequence("a", GenerateRequest(tokens, 9, **options), 9)
     copied = rows.assign(sequence)
     rows.register(sequence)
@@ -320,7 +325,7 @@ def test_what_is_known_of_a_row_is_what_the_cache_holds(
     prompt_tokens: int,
     room: int | None,
 ) -> None:
-    """Whatever came, went, moved, grew and shrank before."""
+    """The two agree whatever came, went, moved, grew or shrank before."""
     room_bytes = None if room is None else room * model.facts.cache.token_bytes
     kept_bytes = 60 * model.facts.cache.token_bytes
     engine = Engine(model, EngineLimits(4, prompt_tokens, room_bytes, kept_bytes))
@@ -332,7 +337,7 @@ def test_what_is_known_of_a_row_is_what_the_cache_holds(
 def happen(
     engine: Engine, adapters: Mapping[str, Path], number: int, event: tuple[Any, ...]
 ) -> None:
-    """What is refused changes nothing."""
+    """Apply one event. A refused event must change nothing."""
     with suppress(AdapterRefused, RequestRefused):
         match event:
             case "submit", adapter, question, tokens:
@@ -352,7 +357,7 @@ def happen(
 
 
 def check_rows(engine: Engine) -> None:
-    """One token more on what a row holds has the logits that it has on a computation of its own."""
+    """One token more on what a row holds has the same logits as when all is computed afresh."""
     for slot, cached in engine._slots._cached.items():
         if not cached.valid:
             continue
@@ -361,9 +366,8 @@ def check_rows(engine: Engine) -> None:
         own.resize(1, len(tokens) + 1)
         computed = next_logits(engine, own, adapter, [*tokens, 9], slot=0, cached=0)
         copied = copy.deepcopy(engine._cache)
-        copied.resize(
-            slot + 1, len(tokens) + 1
-        )  # a full row has no room for the token within the limits
+        # A full row has no room for the token within the limits.
+        copied.resize(slot + 1, len(tokens) + 1)
         found = next_logits(engine, copied, adapter, [9], slot=slot, cached=len(tokens))
         assert torch.allclose(found, computed, atol=1e-4)
 
@@ -377,7 +381,7 @@ def next_logits(
     slot: int,
     cached: int,
 ) -> torch.Tensor:
-    """The logits after tokens that follow the first so many of a row."""
+    """Return the logits after tokens that follow the first `cached` tokens of a row."""
     count = len(tokens)
     batch = FlatBatch(
         tokens=torch.tensor(tokens),

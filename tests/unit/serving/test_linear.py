@@ -1,4 +1,4 @@
-"""Products with weights laid out once: the same numbers whichever library computes them."""
+"""Products with weights laid out once give the same numbers whichever library computes them."""
 
 import weakref
 from dataclasses import replace
@@ -25,7 +25,7 @@ assert 2 * LARGE[0] * LARGE[1] > SMALL_BYTES
 
 @pytest.fixture(params=[True, False], ids=["laid out", "plain"])
 def packing(request: pytest.FixtureRequest) -> Packing:
-    """Both ways, whichever is the faster one on this machine."""
+    """Run both layouts, whichever is the faster one on this machine."""
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch has no oneDNN here")
     return Packing(is_faster=request.param)
@@ -56,9 +56,9 @@ def test_a_product_is_that_of_torch(
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 def test_a_larger_weight_is_another_products(shape: tuple[int, int], packing: Packing) -> None:
-    made = torch.Generator().manual_seed(1)
-    weight, delta = torch.randn(shape, generator=made), torch.randn(shape, generator=made)
-    x = torch.randn(40, shape[1], generator=made)
+    generator = torch.Generator().manual_seed(1)
+    weight, delta = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    x = torch.randn(40, shape[1], generator=generator)
     before = Product(weight, packing=packing)
     own = before(x)
     larger = before.plus(delta)
@@ -68,7 +68,7 @@ def test_a_larger_weight_is_another_products(shape: tuple[int, int], packing: Pa
 
 
 def test_products_of_many_tokens_have_few_sizes() -> None:
-    """Each new one is compiled, and the compiled ones are kept up to a number."""
+    """Each new size is compiled, and only a limited number of compiled ones is kept."""
     for tokens in range(1, 5000):
         size = linear._padded_count(tokens)
         assert tokens <= size <= (tokens if tokens <= linear.UNPADDED_TOKENS else 1.125 * tokens)
@@ -89,7 +89,7 @@ def test_the_weight_that_was_copied_is_not_kept(packing: Packing) -> None:
 def test_large_layers_of_a_model_are_replaced_where_that_is_faster(
     packing: Packing, most: int
 ) -> None:
-    """The last one's weight is an embedding, too, and is copied up to so many bytes."""
+    """The last layer's weight is the embedding, too, and is copied up to this many bytes."""
     layout = packing.is_faster
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Llama and its kin, read without transformers, beside transformers itself."""
+"""Llama and its kin, read without transformers, are compared with transformers itself."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_each_answers_the_same_when_its_adapter_is_merged(tmp_path: Path, kind: 
 def test_what_a_configuration_leaves_to_its_architecture_is_not_guessed_here(
     tmp_path: Path, kind: str, name: str
 ) -> None:
-    """Transformers knows the default of each; where it does not fit the weights, it says so."""
+    """Transformers knows the default of each setting, and reports it where that does not fit the weights."""
     save(tmp_path, kind, **KIN[kind][0])
     assert isinstance(load_model(tmp_path), LlamaModel)
     change(tmp_path, name)
@@ -103,7 +103,7 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused_by_name(
 
 
 def change(directory: Path, name: str, value: object = None) -> None:
-    """One setting of a model; None: it is taken out."""
+    """Change one setting of a model, or remove it with None."""
     file = directory / "config.json"
     config = json.loads(file.read_text()) | {name: value}
     file.write_text(json.dumps({key: one for key, one in config.items() if one is not None}))

@@ -15,12 +15,12 @@ SITES = (
 
 
 def matrices(seed: int, rank: int, *modules: str) -> dict[str, Matrices]:
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shapes = {"q": (6, 8), "k": (6, 4), "down": (5, 6)}
     return {
         module: Matrices(
-            torch.randn(rank, shapes[module][0], generator=made),
-            torch.randn(rank, shapes[module][1], generator=made),
+            torch.randn(rank, shapes[module][0], generator=generator),
+            torch.randn(rank, shapes[module][1], generator=generator),
         )
         for module in modules
     }
@@ -37,7 +37,7 @@ def expected(site: Site, x: torch.Tensor, pairs: dict[str, Matrices]) -> torch.T
 def check(
     lora: Lora, loaded: dict[str, dict[str, Matrices]], rows: list[str | None], prompt: int = 3
 ) -> None:
-    """A step of these rows, and a prompt of the last row's adapter and so many tokens behind them."""
+    """Check a step of these rows, followed by a prompt of this many tokens for the last row's adapter."""
     joiner = rows[-1]
     for name in (*rows, joiner):
         if name:
@@ -62,7 +62,7 @@ def check(
 
 @pytest.fixture
 def loaded() -> dict[str, dict[str, Matrices]]:
-    """More than there are spare slots, of three ranks, some for a part of the modules only."""
+    """Load more adapters than there are spare slots, of three ranks, some for only a part of the modules."""
     choices = [("q", "k", "down"), ("q",), ("k", "down")]
     return {
         str(n): matrices(n, (2, 4, 8)[n // 3 % 3], *choices[n % 3]) for n in range(SPARE_SLOTS + 20)
@@ -103,18 +103,18 @@ def test_a_prompt_that_is_long_enough_for_products_beside_rows_of_others(
 
 
 def test_deltas_in_half_precision_are_as_exact_as_the_format() -> None:
-    """Sums of many terms are kept in float32 until they are whole."""
+    """The additions of many terms are kept in float32 until they are complete."""
     site = Site(("wide",), 2000, (24,), (None,))
-    made = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     pairs = [
-        Matrices(torch.randn(8, 2000, generator=made), torch.randn(8, 24, generator=made))
+        Matrices(torch.randn(8, 2000, generator=generator), torch.randn(8, 24, generator=generator))
         for _ in range(3)
     ]
     lora = Lora((site,), torch.bfloat16)
     for n, pair in enumerate(pairs):
         lora.load(str(n), {"wide": pair})
         lora.acquire(str(n))
-    x, owners = torch.randn(5, 2000, generator=made).bfloat16(), (2, 0, 1, 1, 0)
+    x, owners = torch.randn(5, 2000, generator=generator).bfloat16(), (2, 0, 1, 1, 0)
     out = torch.zeros(5, 24, dtype=torch.bfloat16)
     lora.add(0, x, out, lora.route([str(n) for n in owners], []))
     exact = torch.stack(

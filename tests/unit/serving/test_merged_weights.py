@@ -15,18 +15,18 @@ from tuneship.serving.replica import load_model
 from tuneship.serving.sequence import GenerateRequest
 
 LONG = 60
-"""Tokens of an answer in whose middle the last product is merged."""
+"""Tokens of an answer, long enough that the last product is merged in the middle of it."""
 
 
 @pytest.fixture(params=["as they are", "laid out"])
 def engine(base: Path, adapters: Mapping[str, Path], request: pytest.FixtureRequest) -> Engine:
-    """The second time with weights that are there in oneDNN's own layout only."""
+    """Build an engine with plain weights, then one whose weights exist only in oneDNN's own layout."""
     packing = all_packed() if request.param == "laid out" else AS_MEASURED
     return build(base, adapters, rows=6, packing=packing)
 
 
 def ask(*adapters: str | None, tokens: int = LONG, first: int = 10) -> list[GenerateRequest]:
-    """One request for each, no prompt beginning like another."""
+    """Make one request for each adapter. No two prompts begin alike."""
     return [
         GenerateRequest((first + number, *PROMPT), tokens, adapter=adapter)
         for number, adapter in enumerate(adapters)
@@ -42,7 +42,7 @@ def check(
 
 @torch.inference_mode()
 def merged(engine: Engine, adapter: str) -> list[Product]:
-    """What a step of this adapter alone would take."""
+    """Return the merged products that a step of this adapter alone would use."""
     engine._lora.acquire(adapter)
     products = list(engine._lora.route([adapter], []).merged)
     engine._lora.release(adapter)

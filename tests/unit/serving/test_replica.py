@@ -48,7 +48,8 @@ def wire(base: Path) -> Iterator[Wire]:
 @contextmanager
 def connected(model: Path) -> Iterator[Wire]:
     ours, process = spawn(model, stderr=subprocess.PIPE)
-    ours.settimeout(PATIENCE_S)  # torch is imported first, maybe on a busy machine
+    # The process imports torch first, perhaps on a busy machine.
+    ours.settimeout(PATIENCE_S)
     with process:
         with ours, ours.makefile("rb") as lines:
             yield Wire(process, ours, lines)
@@ -109,12 +110,12 @@ def test_a_failure_of_the_engine_is_told_to_every_request_and_ends_the_process(
         wire.stream.sendall("".join(json.dumps(request) + "\n" for request in requests).encode())
         wire.receive()
         wire.stream.sendall(b"this is no frame\n")
-        told = {}
+        errors = {}
         for line in wire.lines:
             frame = json.loads(line)
             if "error" in frame:
-                told[frame["id"]] = frame["error"]
-        assert told == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
+                errors[frame["id"]] = frame["error"]
+        assert errors == dict.fromkeys("ab", "the engine failed: JSONDecodeError")
         assert wire.process.wait(PATIENCE_S) != 0
 
 
@@ -129,7 +130,7 @@ Ask = Callable[[dict[str, Any], int], dict[str, Any]]
 
 @contextmanager
 def served(engine: Engine, **options: float) -> Iterator[Ask]:
-    """Asks a server in a thread, and returns the last of so many frames."""
+    """Serve an engine in a thread. The result asks it, and returns the last of this many frames."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     server = ReplicaServer(engine, Frames(theirs), **options)
@@ -156,7 +157,8 @@ def test_a_cache_is_given_back_when_nobody_has_asked_for_a_while(base: Path) -> 
     with served(engine, shrink_after_idle_s=0.2) as ask:
         until(lambda: not ask(stats, 1)["cache_bytes"])
         assert ask(generate, 4)["finished"]
-        until(lambda: not engine.stats()["cache_bytes"])  # nothing wakes it up
+        # This must happen without a request that wakes it up.
+        until(lambda: not engine.stats()["cache_bytes"])
 
 
 def test_a_gateway_that_goes_without_reading_is_one_that_has_gone() -> None:

@@ -1,4 +1,4 @@
-"""The gateway's end against real replica processes."""
+"""The gateway's end of the protocol, against real replica processes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which token is taken from given logits."""
+"""Tests of which token is taken from given logits."""
 
 import math
 from collections import Counter
@@ -37,7 +37,7 @@ def test_temperature_zero_takes_the_likeliest_token_whatever_is_drawn() -> None:
 def test_at_any_temperature_a_token_is_taken_that_the_exact_distribution_allows(
     temperature: float, logits: list[float], top_p: float, draw: float
 ) -> None:
-    """Two that are closer than the temperature may both be taken; what lies 200 temperatures lower never is."""
+    """Two logits closer than the temperature may both be taken. One that is 200 temperatures lower never is."""
     chosen = pick(torch.tensor([logits]), temperature, top_p, draw)
     assert max(logits) - logits[chosen] <= 200 * temperature
     if temperature < GREEDY_BELOW:

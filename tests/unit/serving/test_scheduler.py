@@ -1,4 +1,4 @@
-"""Who runs next, and how much of whose prompt enters."""
+"""Tests of which sequence runs next, and of how much of its prompt enters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def waiting(name: str, prompt: int = 4) -> Sequence:
 
 
 def step(scheduler: Scheduler) -> list[int]:
-    """What the engine does after it has asked: the parts are in the cache then."""
+    """Ask for a step, and count its parts as cached, as the engine does afterwards."""
     parts = scheduler.schedule()
     for sequence, part in zip(scheduler.running[-len(parts) :], parts, strict=False):
         sequence.cached += part
@@ -20,7 +20,7 @@ def step(scheduler: Scheduler) -> list[int]:
 
 
 def beside_one(prompt_tokens: int) -> Scheduler:
-    """One row generates already."""
+    """Make a scheduler in which one row generates already."""
     scheduler = Scheduler(slots=8, prompt_tokens=prompt_tokens)
     scheduler.add(waiting("generating", prompt=1))
     step(scheduler)
@@ -105,8 +105,8 @@ def of_owner(owner: str, queue: str, number: int) -> Sequence:
     return Sequence(f"{queue}{number} ", request, token_limit=9)
 
 
-def in_turn(scheduler: Scheduler, steps: int) -> str:
-    """Who runs, each for one step alone."""
+def one_step_each(scheduler: Scheduler, steps: int) -> str:
+    """Return the names that run in each step, when each sequence runs for one step alone."""
     order = ""
     for _ in range(steps):
         step(scheduler)
@@ -122,9 +122,10 @@ def test_owners_take_turns_however_many_queues_each_has() -> None:
         scheduler.add(of_owner("alice", f"a{queue}.", 0))
     scheduler.add(of_owner("bob", "b.", 0))
     scheduler.add(of_owner("bob", "c.", 0))
-    assert in_turn(scheduler, 2).split() == ["a0.0", "b.0"]
-    scheduler.add(of_owner("alice", "a1.", 1))  # its queue's turn, not a new one
-    assert in_turn(scheduler, 3).split() == ["a1.0", "c.0", "a2.0"]
+    assert one_step_each(scheduler, 2).split() == ["a0.0", "b.0"]
+    # It joins the existing queue a1, which keeps its turn.
+    scheduler.add(of_owner("alice", "a1.", 1))
+    assert one_step_each(scheduler, 3).split() == ["a1.0", "c.0", "a2.0"]
 
 
 def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all() -> None:
@@ -146,7 +147,7 @@ def test_an_owner_that_has_nothing_running_gets_a_row_although_another_has_all()
 
 
 def test_an_owner_has_a_quarter_of_the_rows_while_there_are_others() -> None:
-    """And all of them again a while after the last request of another."""
+    """An owner gets all rows again a while after the last request of another owner."""
     scheduler = Scheduler(slots=8, prompt_tokens=100)
     scheduler.add(of_owner("bob", "b.", 0))
     step(scheduler)

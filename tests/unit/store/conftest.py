@@ -1,4 +1,4 @@
-"""A database of its own for each test."""
+"""Each test has a database of its own."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

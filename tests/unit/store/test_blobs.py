@@ -1,4 +1,4 @@
-"""What both stores of files promise, and what a bucket adds: a mark, local copies, failures without addresses."""
+"""The promises of both stores of files, and what a bucket adds: a mark, local copies, failures without addresses."""
 
 import hashlib
 import logging
@@ -43,7 +43,7 @@ def blobs(settings: ServiceSettings) -> Blobs:
 
 
 def put(blobs: Blobs, folder: Path, key: str = "models/ft_1/weights", content: bytes = b"w") -> str:
-    """Store a plain file; answers its digest."""
+    """Store a plain file, and return its digest."""
     file = folder / "file"
     file.write_bytes(content)
     return blobs.put(file, key)
@@ -117,7 +117,7 @@ def test_no_file_is_fetched_inside_a_write_transaction(blobs: Blobs, tmp_path: P
 
 
 def test_what_is_old_is_set_aside_and_what_is_young_is_not_old(
-    blobs: Blobs, settings: ServiceSettings, object_places: Callable[[], set[str]], tmp_path: Path
+    blobs: Blobs, settings: ServiceSettings, stored_files: Callable[[], set[str]], tmp_path: Path
 ) -> None:
     put(blobs, tmp_path, "models/ft_1/weights")
     put(blobs, tmp_path, "datasets/ds_1/data.jsonl")
@@ -130,15 +130,15 @@ def test_what_is_old_is_set_aside_and_what_is_young_is_not_old(
     assert "set-aside/" in place
     assert blobs.names() == {"datasets/ds_1"}
     assert any(
-        one.startswith("set-aside/") and one.endswith("/ft_1/weights") for one in object_places()
+        one.startswith("set-aside/") and one.endswith("/ft_1/weights") for one in stored_files()
     )
 
 
 @pytest.fixture
-def object_places(
+def stored_files(
     settings: ServiceSettings, request: pytest.FixtureRequest
 ) -> Callable[[], set[str]]:
-    """Every file of the store, also those that are set aside."""
+    """Return a function that names every file of the store, including those that are set aside."""
     if settings.blob_url:
         server = request.getfixturevalue("object_server")
         return lambda: server.objects(settings.blob_url)
@@ -149,7 +149,7 @@ def object_places(
 def test_a_killed_upload_leaves_nothing_that_anybody_sees(
     blobs: Blobs, settings: ServiceSettings, tmp_path: Path
 ) -> None:
-    """It dies in the middle of reading the file, of which parts are stored already."""
+    """The process dies in the middle of reading the file, when some parts of it are stored already."""
     file = tmp_path / "file"
     file.write_bytes(PARTS)
     program = f"""
@@ -196,7 +196,7 @@ with blobs.staged() as staged:
 
 
 def test_a_disk_that_takes_a_part_of_a_block_keeps_no_part_of_a_file(tmp_path: Path) -> None:
-    """Its last block fits in half, which is no error of the system's call."""
+    """Only half of the file's last block fits, which the system call does not report as an error."""
     blobs = LocalBlobs(tmp_path)
     file = tmp_path / "adapter"
     file.write_bytes(b"x" * 70_000)
@@ -310,7 +310,7 @@ def test_a_killed_download_is_swept_and_a_running_one_is_not(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.essential
 class TestBucket:
-    """What only a bucket can do wrong."""
+    """Tests of faults that only a bucket can have."""
 
     def test_an_object_that_somebody_changed_is_damaged_and_not_kept(
         self, bucket: str, object_server: ObjectServer, tmp_path: Path

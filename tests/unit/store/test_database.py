@@ -53,7 +53,7 @@ def test_a_moment_comes_back_as_it_was_in_any_time_zone(database: Database) -> N
 
 
 def test_what_a_writer_has_checked_holds_until_it_ends(database: Database) -> None:
-    """Every thread takes the last number and adds one: with two writers at once, numbers would double."""
+    """Every thread takes the last number and adds one. With two writers at once, numbers would occur twice."""
 
     def add() -> None:
         for _ in range(8):
@@ -174,7 +174,8 @@ def test_a_postgres_has_one_service(postgres: Cluster) -> None:
         hasty.claim()
     hasty.close()
     first.close()
-    second = Database(url, claim_timeout_s=120)  # the server sees the end of a connection later
+    # The server notices the end of a connection only later.
+    second = Database(url, claim_timeout_s=120)
     second.claim()
     second.close()
 

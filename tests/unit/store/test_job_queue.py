@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_databases
 
 
 def fill(database: Database, *names: str) -> None:
-    """A job for each name, in this order; a name's first letter is its tenant."""
+    """Add a job for each name, in this order. The first letter of a name is its tenant."""
     for number, name in enumerate(names):
         came = NOW + timedelta(seconds=number)
         add_job(database, name, client_id=name[0], created_at=came)

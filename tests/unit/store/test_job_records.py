@@ -67,7 +67,7 @@ def test_a_step_told_again_stays_one(database: Database) -> None:
 
 
 def add_curve(connection: sa.Connection, steps: int, measured_every: int) -> None:
-    """A job whose loss falls to its lowest at three quarters of the way."""
+    """Add a job whose loss is lowest after three quarters of the steps."""
     lowest = steps * 3 // 4 // measured_every * measured_every
     rows = [
         {
@@ -128,10 +128,10 @@ def test_the_end_of_an_epoch_is_told_first_once(database: Database) -> None:
     with database.write() as connection:
         add_job(connection, "ft_1")
         add_job(connection, "ft_2")
-        told = [
+        reported = [
             job_records.mark_epoch_reported(connection, "ft_1", epoch) for epoch in (1, 1, 2, 1, 3)
         ]
-        assert told == [True, False, True, False, True]
+        assert reported == [True, False, True, False, True]
         assert job_records.mark_epoch_reported(connection, "ft_2", 1)
 
 

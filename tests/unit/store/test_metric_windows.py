@@ -1,4 +1,4 @@
-"""Every width says the same, whatever the order in which observations come; each is forgotten in its time."""
+"""All widths agree, in whatever order observations come, and each width is forgotten in its time."""
 
 import json
 import sqlite3
@@ -56,16 +56,18 @@ OFFSETS = st.lists(
 def test_every_width_and_the_hours_minutes_say_the_same(
     database: Database, ticks: list[list[tuple[int, str]]]
 ) -> None:
-    told: Counter[tuple[str, int]] = Counter()
+    recorded: Counter[tuple[str, int]] = Counter()
     with database.write() as connection:
-        connection.execute(sa.delete(tables.metric_windows))  # of the example before
-        for tick in ticks:  # late ones among them
+        # Remove the rows of the example before.
+        connection.execute(sa.delete(tables.metric_windows))
+        # Some of these observations are late.
+        for tick in ticks:
             windows = {WindowKey("dep_1", one, NOW - offset): window() for offset, one in tick}
             metric_windows.store(connection, windows, NOW)
-            told.update((key.endpoint_id, key.start) for key in windows)
+            recorded.update((key.endpoint_id, key.start) for key in windows)
         for width in WIDTHS:
             every, canary = Counter[int](), Counter[int]()
-            for (endpoint_id, start), count in told.items():
+            for (endpoint_id, start), count in recorded.items():
                 every[start // width * width] += count
                 canary[start // width * width] += count * bool(endpoint_id)
             assert counts(connection, width) == every
@@ -75,7 +77,7 @@ def test_every_width_and_the_hours_minutes_say_the_same(
             )
             assert starts.tolist() == sorted(every)
             assert found.facts["requests"].tolist() == [every[start] for start in sorted(every)]
-            assert found.sketches["count"].sum() == told.total()
+            assert found.sketches["count"].sum() == recorded.total()
 
 
 def test_more_windows_than_are_written_at_once(database: Database) -> None:
@@ -131,7 +133,8 @@ def test_each_width_is_forgotten_in_its_time(database: Database) -> None:
         metric_windows.store(connection, late, NOW)
         again = {width: set(counts(connection, width).values()) for width in WIDTHS}
     assert found == {SECOND: [0], MINUTE: [0, 3 * DAY], HOUR: [0, 3 * DAY]}
-    assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}  # what came back was not made again
+    # Late data must not restore windows that were forgotten.
+    assert again == {SECOND: {2}, MINUTE: {2}, HOUR: {2}}
 
 
 def test_what_ended_without_an_answer_has_rows_of_every_width(database: Database) -> None:
@@ -204,7 +207,8 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
             connection, WindowSource("dep_1"), MINUTE, NOW, NOW + MINUTE
         )
     assert np.array_equal(hours.sketches["count"], [8])
-    for records in (hours.facts, minutes):  # that nobody hung up is not known of them
+    # It is unknown whether callers disconnected in these windows, so they count as uncounted.
+    for records in (hours.facts, minutes):
         names = ["uncounted", "cancelled", "refused", "error_callers"]
         assert records[names].tolist() == [(12, 0, 0, 0)]
     with database.write() as connection:
@@ -222,7 +226,7 @@ def test_windows_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_each_of_many_older_windows_is_changed_once(tmp_path: Path) -> None:
-    """More than the migration reads at once."""
+    """There are more windows than the migration reads at once."""
     file = tmp_path / "old.sqlite"
     _upgrade(file, "0007")
     old = struct.pack("<5q4d19I", 3, *bytes(27)) + struct.pack("<hI", 10, 3)

@@ -24,7 +24,7 @@ FIRST = "0001"
 
 @pytest.fixture(params=BOTH)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a database as the first version made it, with two rows in every table."""
+    """Make a database as the first version did, with two rows in every table, and return its URL."""
     if request.param == "sqlite":
         url = sqlite_url(tmp_path / "db.sqlite")
     else:
@@ -56,7 +56,7 @@ def row_of(table: sa.Table, number: int) -> dict[str, Any]:
 
 
 WINDOW = {"n": 1, "errors": 0, "empty": 0, "ms": 9, "in": 1, "out": 1, "latencies": [[7, 1]]}
-"""One second of metrics as the first version kept it. It becomes windows of every width, in another form."""
+"""One second of metrics as the first version kept it. The migration makes windows of every width from it."""
 
 
 def value_of(column: "sa.Column[Any]", number: int) -> Any:
@@ -82,8 +82,8 @@ def content(connection: sa.Connection, columns: dict[str, list[str]]) -> dict[st
     }
 
 
-def seen(url: str, columns: dict[str, list[str]] | None = None) -> tuple[str, Any, Any]:
-    """Revision, columns by table, and the rows in them."""
+def state_of(url: str, columns: dict[str, list[str]] | None = None) -> tuple[str, Any, Any]:
+    """Return the revision, the columns by table, and the rows in them."""
     engine = sa.create_engine(url)
     with engine.connect() as connection:
         there = {one.name: one.columns.keys() for one in tables_of(connection)}
@@ -95,7 +95,7 @@ def seen(url: str, columns: dict[str, list[str]] | None = None) -> tuple[str, An
 
 
 def test_every_row_of_an_older_version_is_kept(old: str) -> None:
-    revision, columns, before = seen(old)
+    revision, columns, before = state_of(old)
     assert revision == FIRST
     assert all(len(found) == 2 for found in before.values())
     opened = Database(old)
@@ -109,7 +109,7 @@ def test_every_row_of_an_older_version_is_kept(old: str) -> None:
         listed = {row.resource: row.number for row in connection.execute(counts())}
     opened.close()
     del columns["metric_windows"], before["metric_windows"]
-    assert seen(old, columns)[::2] == (HEAD, before)
+    assert state_of(old, columns)[::2] == (HEAD, before)
     assert {"datasets", "jobs", "deployments", "models"} <= set(listed)
 
 
@@ -120,10 +120,11 @@ def counts() -> "sa.Select[Any]":
 
 
 def test_a_migration_that_breaks_off_has_changed_nothing(old: str) -> None:
-    before = seen(old)
+    before = state_of(old)
 
     def break_off(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if "DROP TABLE" in statement:  # its last step
+        # This statement is the last step of the migration.
+        if "DROP TABLE" in statement:
             raise RuntimeError("planted")
 
     event.listen(sa.Engine, "before_cursor_execute", break_off)
@@ -132,9 +133,9 @@ def test_a_migration_that_breaks_off_has_changed_nothing(old: str) -> None:
             Database(old)
     finally:
         event.remove(sa.Engine, "before_cursor_execute", break_off)
-    assert seen(old) == before
+    assert state_of(old) == before
     Database(old).close()
-    assert seen(old)[0] == HEAD
+    assert state_of(old)[0] == HEAD
 
 
 @pytest.mark.parametrize(
@@ -143,13 +144,14 @@ def test_a_migration_that_breaks_off_has_changed_nothing(old: str) -> None:
 def test_a_database_is_not_changed_under_a_service_of_an_older_version(
     old: str,
 ) -> None:
-    before = seen(old)
+    before = state_of(old)
     service = sa.create_engine(old)
     with service.connect() as connection:
         connection.execute(sa.select(sa.func.pg_advisory_lock(SERVICE_LOCK)))
         with pytest.raises(DatabaseInUse):
             Database(old, claim_timeout_s=0.2)
     service.dispose()
-    assert seen(old) == before
-    Database(old, claim_timeout_s=120).close()  # the server sees the end of a session later
-    assert seen(old)[0] == HEAD
+    assert state_of(old) == before
+    # The server notices the end of a session only later.
+    Database(old, claim_timeout_s=120).close()
+    assert state_of(old)[0] == HEAD

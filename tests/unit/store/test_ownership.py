@@ -1,4 +1,4 @@
-"""Files of one database are never taken for leftovers of another; starts: `test_wrong_database.py`."""
+"""Files of one database are never taken for leftovers of another. `test_wrong_database.py` tests this at a start."""
 
 from pathlib import Path
 
@@ -31,7 +31,8 @@ def test_a_directory_without_an_id_keeps_to_the_name_of_its_database(
     first = known or own(tmp_path)
     record_ownership(tmp_path, first, ID, 1)
     file = tmp_path / "database"
-    file.write_text(file.read_text().splitlines()[0] + "\n")  # as earlier versions wrote it
+    # Earlier versions wrote only the first line.
+    file.write_text(file.read_text().splitlines()[0] + "\n")
     check_name(tmp_path, first)
     for other in {own(tmp_path), HERE, HERE.replace("5433", "5432"), f"{HERE}2"} - {first}:
         with pytest.raises(FilesOfAnotherDatabase):
@@ -44,7 +45,8 @@ def test_a_directory_of_an_older_version_belongs_to_its_sqlite_file(tmp_path: Pa
     with pytest.raises(FilesOfAnotherDatabase) as refused:
         check_name(tmp_path, HERE)
     assert "secret" not in str(refused.value)
-    assert str(tmp_path / "database") in str(refused.value)  # the way out
+    # The message names the file that a user may remove when the database has moved.
+    assert str(tmp_path / "database") in str(refused.value)
     check_name(tmp_path, own(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Pages and their counters: in order, whole, and equal to a count after anything that can happen to rows."""
+"""Pages and their counters: in order, complete, and equal to a count after anything that can happen to rows."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ FILLED: dict[type, Any] = {str: "x", int: 1, bool: True, float: 0.5, bytes: b"x"
 
 
 def new_row(table: sa.Table, identifier: str, client_id: str, **values: Any) -> dict[str, Any]:
-    """Every column that must hold something holds something."""
+    """Return a row in which every required column has a value."""
     row: dict[str, Any] = {
         "created_at": NOW,
         "updated_at": NOW,
@@ -110,7 +110,7 @@ def act(
 
 
 def add_jobs(database: Database, count: int) -> list[str]:
-    """Newest first; several at the same moment."""
+    """Add jobs, three at each moment. Return their names, newest first."""
     with database.write() as connection:
         for number in range(count):
             moment = NOW + timedelta(seconds=number // 3)
@@ -189,7 +189,7 @@ def add_more(database: Database, count: int) -> None:
 
 
 def steps_of_a_page(database: Database) -> int:
-    """How much work SQLite does for it, in its own unit."""
+    """Count the steps that SQLite's machine needs for a page."""
     taken = 0
 
     def count() -> int:

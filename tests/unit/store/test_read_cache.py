@@ -39,7 +39,7 @@ def test_a_value_is_read_once_between_two_writes(database: Database) -> None:
 
 
 def test_a_write_that_fails_clears_it_too(database: Database) -> None:
-    """Its commit may be in force all the same."""
+    """The commit of a failed write may still be in force."""
     database.cache.read("events", lambda: count(database))
     with pytest.raises(ZeroDivisionError), database.write():
         _ = 1 / 0

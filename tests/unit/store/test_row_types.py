@@ -11,7 +11,7 @@ from tuneship.store.tables import UtcDateTime
 
 
 def row_type_of(table: sa.Table) -> Any:
-    """The type in the annotation of the table's variable, e.g. `TypedTable[DatasetRow]`."""
+    """Return the type in the annotation of the table's variable, e.g. `TypedTable[DatasetRow]`."""
     annotation: str = tables.__annotations__[table.name]
     return getattr(row_types, annotation.removeprefix("TypedTable[").removesuffix("]"))
 

@@ -28,7 +28,7 @@ SEARCHES: dict[str, Callable[[sa.Connection], Any]] = {
     "due deliveries": lambda connection: webhook_records.webhooks_with_due(connection, NOW),
 }
 GROWING = METADATA.tables.keys() - {"webhooks", "events"}
-"""Of the other two every row may be looked at: few, or once an hour and none of them twice."""
+"""Tables of which no query may read every row. The other two are small, or read once an hour without repetition."""
 
 
 @contextmanager
@@ -63,10 +63,11 @@ def test_no_table_that_grows_is_read_from_end_to_end(name: str, tmp_path: Any) -
 
 
 def steps_of(database: Database, search: Callable[[sa.Connection], Any]) -> int:
-    """How many times a thousand steps SQLite's machine needs."""
+    """Count how many thousand steps SQLite's machine needs."""
     taken: list[None] = []
     with database.read() as connection:
-        search(connection)  # statements are compiled
+        # The first run compiles the statements.
+        search(connection)
         driver: Any = connection.connection.driver_connection
         driver.set_progress_handler(lambda: taken.append(None), 1000)
         search(connection)

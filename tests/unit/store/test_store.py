@@ -1,4 +1,4 @@
-"""Leases fence, keys are single."""
+"""Leases refuse writes of an earlier owner, and an idempotency key gives one answer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -120,7 +120,8 @@ def test_an_idempotency_key_is_held_used_replayed_and_forgotten(database: Databa
     with pytest.raises(InvalidRequestError), database.write() as connection:
         idempotency.finish(connection, hold, answer)
     with database.write() as connection:
-        idempotency.abandon(connection, hold)  # not its own any more
+        # The key belongs to a later request by now.
+        idempotency.abandon(connection, hold)
         idempotency.finish(connection, later, answer)
     assert begin(key, NOW) == answer
     with pytest.raises(ValidationRefused):

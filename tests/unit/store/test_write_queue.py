@@ -1,4 +1,4 @@
-"""Writers take turns in the order of asking, and whoever must not wait is the next one."""
+"""Writers take turns in the order of asking, and a writer that must not wait is the next one."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tuneship.store.write_queue import TurnTimedOut, WriteQueue
 
 
 class Queue:
-    """Threads that wait for their turn, one behind the other, and the order in which they had it."""
+    """Threads that wait for their turn one behind the other, and the order in which they had it."""
 
     def __init__(self) -> None:
         self.turns = WriteQueue()
@@ -58,7 +58,8 @@ def test_who_gives_up_leaves_the_queue_to_the_others() -> None:
             pass
         queue.join("b")
     assert queue.end() == ["a", "b"]
-    with queue.turns.turn(0):  # and it is free again
+    # The queue is free again.
+    with queue.turns.turn(0):
         pass
 
 

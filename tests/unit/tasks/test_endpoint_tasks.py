@@ -1,4 +1,4 @@
-"""Tasks of the canary: which header each call carries, and what is asked again."""
+"""Tasks of the canary: the headers that each call carries, and the calls that are repeated."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -58,7 +58,7 @@ METRICS = {
 
 
 class Wire:
-    """Answers in turn (the last one for ever) and keeps what was asked."""
+    """Play the answers one after another (the last one for ever), and keep the requests."""
 
     def __init__(self) -> None:
         self.asked: list[httpx.Request] = []
@@ -72,11 +72,11 @@ class Wire:
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    """A wire instead of a network."""
-    made = Wire()
+    """Replace the network by a played wire."""
+    played = Wire()
     settings = ClientSettings(url="http://service", api_key=SecretStr("key"), client_id="tests")
-    tasks_api.connect(settings, Client(settings, transport=httpx.MockTransport(made)))
-    yield made
+    tasks_api.connect(settings, Client(settings, transport=httpx.MockTransport(played)))
+    yield played
     tasks_api.disconnect()
 
 

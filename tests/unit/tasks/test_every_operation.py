@@ -28,14 +28,14 @@ COMPOSED = {
     "wait_for_job",
     "wait_for_jobs",
 }
-"""Tasks of more than one call."""
+"""Tasks that make more than one call."""
 SENT_ONCE = {"update_canary_endpoint", "renew_canary_lease", "get_deployment_metrics"}
-"""Their callers read the state back, or look again soon."""
+"""Tasks that are not repeated, because their callers read the state back or look again soon."""
 SECRETS = {"create_webhook", "rotate_webhook_secret"}
 
 
 def written_tasks() -> dict[str, Task[..., Any]]:
-    """By name, from every module of `tasks/`."""
+    """Return the tasks of every module of `tasks/`, by name."""
     written: dict[str, Task[..., Any]] = {}
     for file in sorted(Path(str(tasks.__file__)).parent.glob("*.py")):
         for name, value in vars(import_module(f"tasks.{file.stem}")).items():
@@ -56,12 +56,12 @@ def test_a_task_has_the_name_of_its_operation() -> None:
 
 @pytest.mark.parametrize("operation", DECLARED, ids=lambda one: one.name)
 def test_a_task_is_made_from_any_declaration(operation: Operation[..., Any]) -> None:
-    made = task_of(operation)
-    assert inspect.signature(made.fn) == inspect.signature(operation.declaration)
-    assert made.fn.__doc__ == operation.declaration.__doc__
-    assert made.persist_result is False, "a reply may hold a secret or a completion"
-    assert isinstance(made.task_run_name, str)
-    assert re.findall(r"{(\w+)}", made.task_run_name) == list(operation.path_parameters)
+    task = task_of(operation)
+    assert inspect.signature(task.fn) == inspect.signature(operation.declaration)
+    assert task.fn.__doc__ == operation.declaration.__doc__
+    assert task.persist_result is False, "a reply may hold a secret or a completion"
+    assert isinstance(task.task_run_name, str)
+    assert re.findall(r"{(\w+)}", task.task_run_name) == list(operation.path_parameters)
 
 
 @pytest.mark.parametrize("name", [one.name for one in DECLARED])

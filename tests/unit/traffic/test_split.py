@@ -1,4 +1,4 @@
-"""A split in whole percent and a draw: each deployment gets its share, each key its place."""
+"""A split in whole percent: each deployment gets its share, and each routing key stays at its deployment."""
 
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +13,7 @@ from tuneship.traffic.split import DRAWS, Share, TrafficSplit, draw_of_key, spli
 
 @st.composite
 def splits(draw: st.DrawFn) -> TrafficSplit:
-    """1 to 10 members whose shares sum to 100."""
+    """Draw 1 to 10 members whose shares add up to 100."""
     cuts = sorted(draw(st.lists(st.integers(0, 100), max_size=9)))
     bounds = [0, *cuts, 100]
     shares = [high - low for low, high in pairwise(bounds)]

@@ -17,7 +17,7 @@ from tuneship.training.spec import ResolvedHyperparameters, TrainingSpec
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 600.0
-"""Until a training has ended: torch is imported first, maybe on a busy machine."""
+"""Seconds until a training must have ended. It imports torch first, perhaps on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_rows(path: Path, count: int, *, shift: int = 1) -> Path:
-    """Instructions of different lengths whose answer depends on the last word."""
+    """Write instructions of different lengths whose answer depends on the last word."""
     lines = [
         {
             "instruction": f"What is case {number} {'very ' * (number % 7)}{COLOURS[number % 6]}?",
@@ -50,7 +50,7 @@ class Job:
         (directory / "spec.json").write_text(spec.to_json())
 
     def start(self, preamble: str = "") -> subprocess.Popen[bytes]:
-        """`preamble`: Python lines that run first in the process (to plant a fault)."""
+        """Start the process. `preamble` has Python lines that run first in it (to plant a fault)."""
         program = (
             f"{preamble}\nimport sys\nfrom tuneship.training.__main__ import main\n"
             f"sys.exit(main([{str(self.directory)!r}]))"
@@ -69,7 +69,7 @@ class Job:
         return self.start(preamble).wait(PATIENCE_S)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Progress so far; a last line that is being written is left out."""
+        """Return the progress so far. A last line that is still being written is left out."""
         path = self.directory / "progress.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -87,7 +87,7 @@ class Job:
 
 
 class JobMaker:
-    """Makes jobs on the tiny model; keyword arguments replace fields of the spec or hyperparameters."""
+    """Makes jobs on the tiny model. Keyword arguments replace fields of the spec or hyperparameters."""
 
     def __init__(self, directory: Path, base_model: Path) -> None:
         self._directory = directory
@@ -136,7 +136,7 @@ class JobMaker:
 
 @pytest.fixture(scope="module")
 def whole_job(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Job:
-    """A job as `make_job()` makes it, run to its end without a break."""
+    """Run a job as `make_job()` makes it to its end without a break."""
     job = JobMaker(tmp_path_factory.mktemp("whole"), tiny_model)()
     assert job.run() == 0
     return job

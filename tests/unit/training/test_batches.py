@@ -1,4 +1,4 @@
-"""The order of the rows, and the rectangles they make."""
+"""Tests of the order of the rows, and of the rectangles that they form."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Directories that exist whole or not at all."""
+"""A directory of a checkpoint exists completely or not at all."""
 
 from pathlib import Path
 

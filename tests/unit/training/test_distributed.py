@@ -1,4 +1,4 @@
-"""One job on several devices: real processes, here on shares of the processor."""
+"""One job on several devices: real processes, here each with a part of the processor."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def staying(self, *arguments, step, learn=RankGroup.learn, **more):
     return learn(self, *arguments, step=step, **more)
 RankGroup.learn = staying
 """
-"""A job that is not at its end when it is looked at, however late that is; it goes on when there is a file."""
+"""Program that holds a training before a step until a file exists, so that a test never looks at it too late."""
 
 
 @given(
@@ -58,7 +58,7 @@ def test_every_row_goes_to_one_rank_and_all_get_about_as_many_tokens(
 
 
 def rank_1_of(job: "Job", trainer: int) -> int:
-    """Its process, once the job has learnt something."""
+    """Return the id of the second process of a job, once the job has learnt something."""
     until(lambda: job.of_kind("step"))
     (rank_1,) = children(trainer)
     assert b"tuneship.training.worker_rank" in Path(f"/proc/{rank_1}/cmdline").read_bytes()
@@ -72,7 +72,7 @@ def curve(job: "Job") -> list[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def whole_pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> "Job":
-    """A job on two devices, with dropout, run to its end without a break."""
+    """Run a job on two devices, with dropout, to its end without a break."""
     from tests.unit.training.conftest import JobMaker
 
     job = JobMaker(tmp_path_factory.mktemp("pair"), tiny_model)(devices=2)
@@ -99,8 +99,8 @@ def test_several_devices_learn_what_one_learns_also_without_network(
     assert shared.run(isolated) == 0
     for expected, found in zip(curve(alone), curve(shared), strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
-    told = [line["message"] for line in shared.of_kind("log")]
-    assert f"{devices} devices train together, each on its share of every batch" in told
+    messages = [line["message"] for line in shared.of_kind("log")]
+    assert f"{devices} devices train together, each on its share of every batch" in messages
     assert (shared.adapter / "parity.json").exists()
 
 

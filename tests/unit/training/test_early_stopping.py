@@ -1,4 +1,4 @@
-"""A training whose validation loss does not fall any more ends early, at the same step and bits over a kill."""
+"""A training whose validation loss no longer falls ends early, at the same step and bits even after a kill."""
 
 import itertools
 from collections.abc import Callable
@@ -18,17 +18,17 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
-Make = Callable[[int | None], "Job"]
+MakeOverfitting = Callable[[int | None], "Job"]
 EPOCHS = 8
-"""Of 6 steps, measured after each."""
+"""Epochs of 6 steps, with a measurement after each epoch."""
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Raised in place of a kill: the process is gone."""
 
 
-class Death(StopRequest):
-    """Comes after a step, once its checkpoint is saved: there the loop asks whether to stop."""
+class KillAfterStep(StopRequest):
+    """Kills the process after a step, once its checkpoint is saved, when the loop asks whether to stop."""
 
     def __init__(self, progress: ProgressFile, step: int) -> None:
         self._progress, self._step = progress, step
@@ -44,13 +44,13 @@ def run(job: "Job", until_step: int | None = None) -> None:
     with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
         stop = StopRequest(job.directory / "cancel")
         if until_step is not None:
-            stop = Death(progress, until_step)
+            stop = KillAfterStep(progress, until_step)
         train(job.spec, DataKeys(), progress, stop)
 
 
 @pytest.fixture
-def make(make_job: "JobMaker", tmp_path: Path) -> Make:
-    """A job whose validation loss rises soon: it asks for letters that are unlearnt with every step."""
+def make_overfitting(make_job: "JobMaker", tmp_path: Path) -> MakeOverfitting:
+    """Make a job whose validation loss rises soon, because the letters it asks for are unlearnt with every step."""
     other = tmp_path / "other.jsonl"
     other.write_text('{"instruction": "What is it?", "response": "QXZJ"}\n' * 12)
     return lambda patience: make_job(
@@ -63,7 +63,7 @@ def make(make_job: "JobMaker", tmp_path: Path) -> Make:
 
 
 def curve_of(job: "Job") -> dict[int, float]:
-    """Validation loss by measured step; a repeated step overwrites the one before."""
+    """Return the validation loss by measured step. A repeated step overwrites the one before."""
     return {
         line["step"]: line["validation_loss"]
         for line in job.of_kind("step")
@@ -71,8 +71,10 @@ def curve_of(job: "Job") -> dict[int, float]:
     }
 
 
-def test_it_ends_at_the_first_place_where_patience_is_over(make: Make) -> None:
-    job = make(2)
+def test_it_ends_at_the_first_place_where_patience_is_over(
+    make_overfitting: MakeOverfitting,
+) -> None:
+    job = make_overfitting(2)
     run(job)
     curve = curve_of(job)
     steps = sorted(curve)
@@ -83,14 +85,16 @@ def test_it_ends_at_the_first_place_where_patience_is_over(make: Make) -> None:
     assert (early["step"], early["best_step"], early["patience"]) == (best + 12, best, 2)
     (end,) = job.of_kind("completed")
     assert (end["best_step"], end["validation_loss"]) == (best, curve[best])
-    # Nowhere before has it been so: else it should have ended there.
+    # Nowhere earlier did the loss stay this long above its lowest, or the training would have ended there.
     lows = list(itertools.accumulate((curve[step] for step in steps), min))
-    assert all(lows[place] < lows[place - 2] for place in range(2, len(lows) - 1))
+    assert all(lows[index] < lows[index - 2] for index in range(2, len(lows) - 1))
 
 
-def test_without_it_and_with_more_than_there_are_all_epochs_are_done(make: Make) -> None:
-    plain = make(None)
-    patient = make(EPOCHS)
+def test_without_it_and_with_more_than_there_are_all_epochs_are_done(
+    make_overfitting: MakeOverfitting,
+) -> None:
+    plain = make_overfitting(None)
+    patient = make_overfitting(EPOCHS)
     for job in (plain, patient):
         run(job)
         assert (max(curve_of(job)), job.of_kind("ended_early")) == (6 * EPOCHS, [])
@@ -99,9 +103,9 @@ def test_without_it_and_with_more_than_there_are_all_epochs_are_done(make: Make)
 
 @pytest.mark.parametrize("measurements", [1, 2, 3])
 def test_a_killed_one_ends_at_the_same_step_with_the_same_bits(
-    make: Make, measurements: int
+    make_overfitting: MakeOverfitting, measurements: int
 ) -> None:
-    whole, broken = make(2), make(2)
+    whole, broken = make_overfitting(2), make_overfitting(2)
     run(whole)
     with pytest.raises(Killed):
         run(broken, until_step=6 * measurements)

@@ -1,4 +1,4 @@
-"""What the owner of a job is told when something unforeseen ends it."""
+"""Tests of the messages that the owner of a job gets when something unforeseen ends it."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Every family of base models learns the same as by peft and transformers alone, and its adapter is peft's."""
+"""Every family of base models learns the same as by peft and transformers alone, and its adapter is one of peft."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -95,7 +95,7 @@ def test_modules_are_adapted_by_name(family: Path) -> None:
 def test_a_large_model_is_read_in_bfloat16_and_its_adapter_learns_in_float32(
     tiny_model: Path,
 ) -> None:
-    """The format of a model that is large enough, on a processor that has it; here it is asked for."""
+    """Large models get this format on a processor that has it. Here the test asks for it."""
     rows = some_rows()
     exact = Learner(load_base(str(tiny_model)), settings(), SupervisedFineTuning())
     short = Learner(

@@ -1,4 +1,4 @@
-"""Each hyperparameter of a job does what it says: each test fails when the value is ignored."""
+"""Each hyperparameter of a job does what it says, and each test fails when the value is ignored."""
 
 import json
 from contextlib import closing
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class Trained:
-    """What a job left behind."""
+    """The steps, the adapter and the weights that a job left behind."""
 
     def __init__(self, job: "Job") -> None:
         with closing(ProgressFile(job.directory / "progress.jsonl")) as progress:
@@ -43,7 +43,7 @@ class Trained:
 
 
 def test_rate_warm_up_epochs_and_batch_size_make_the_steps(make_job: "JobMaker") -> None:
-    """48 rows in batches of 20, twice: 6 steps, the last of an epoch smaller."""
+    """48 rows in batches of 20, twice, make 6 steps. The last batch of an epoch is smaller."""
     trained = Trained(make_job(batch_size=20, epochs=2, warmup_steps=3, learning_rate=0.012))
     assert (trained.started["total_steps"], trained.started["total_epochs"]) == (6, 2)
     assert trained.of_steps("learning_rate") == pytest.approx(

@@ -1,4 +1,4 @@
-"""The quick ways through the model give what peft and transformers give."""
+"""The quick ways through the model give the same results as peft and transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def settings(**changes: object) -> ResolvedHyperparameters:
 
 
 def some_rows() -> TokenizedExamples:
-    """Four rows of very different lengths, the last 3 tokens of each learnt."""
+    """Make four rows of very different lengths, with the last 3 tokens of each to be learnt."""
     random = np.random.Generator(np.random.PCG64(1))
     lengths = [4, 21, 9, 14]
     learnt = np.concatenate([np.arange(length) >= length - 3 for length in lengths])
@@ -48,7 +48,7 @@ def some_rows() -> TokenizedExamples:
 
 
 def peft_model(base: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
-    """The same adapter as peft and transformers run it by themselves."""
+    """Load the same adapter to run by peft and transformers themselves."""
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     model.load_state_dict(adapter, strict=False)
@@ -69,7 +69,7 @@ def peft_loss(model: PeftModel, rows: TokenizedExamples) -> torch.Tensor:
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:
-    """Filled by the next step: the gradient of each weight before it is clipped."""
+    """Return a dictionary that the next step fills with the gradient of each weight before it is clipped."""
     found: dict[str, torch.Tensor] = {}
 
     def remember(name: str) -> Callable[[torch.Tensor], None]:

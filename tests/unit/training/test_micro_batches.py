@@ -1,4 +1,4 @@
-"""A batch is cut so that memory is enough, and learnt as one however it is cut."""
+"""A batch is cut so that it fits in memory, and is learnt as one however it is cut."""
 
 import os
 from contextlib import closing
@@ -50,11 +50,12 @@ def test_the_machine_says_how_much_memory_is_free() -> None:
 
 
 def test_the_number_format_of_a_job_is_chosen_once(tmp_path: Path) -> None:
-    """A second measurement might come out otherwise, and the job would not go on to the same bits."""
+    """A second measurement might give another result, and the job would then not go on to the same bits."""
     folder = tmp_path / "checkpoints"
     assert number_format_of_job(folder, 10, lambda _: torch.bfloat16) is torch.bfloat16
     assert number_format_of_job(folder, 10, lambda _: torch.float32) is torch.bfloat16
-    (folder / "number_format").write_text("")  # killed while it was written
+    # The process was killed while it wrote this file.
+    (folder / "number_format").write_text("")
     assert number_format_of_job(folder, 10, lambda _: torch.float32) is torch.float32
 
 

@@ -30,7 +30,7 @@ class Accuracy(SupervisedFineTuning):
 
 
 class Pairs(SupervisedFineTuning):
-    """Two rows for each example, as a preference has them."""
+    """Makes two rows of each example, as preference data needs."""
 
     def rows(
         self, example: Any, dataset_format: DatasetFormat, template: PromptTemplate

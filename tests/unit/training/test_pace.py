@@ -1,10 +1,10 @@
-"""How fast a training goes, by a moved clock."""
+"""The speed of a training, measured by a clock that the test moves."""
 
 from tuneship.training.speed import RECENT_STEPS, TrainingSpeed
 
 
 class Clock:
-    """Seconds, as the test says."""
+    """A clock that shows the seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -23,7 +23,8 @@ def test_tokens_count_while_learning_and_steps_with_what_lies_between() -> None:
     clock = Clock()
     pace = TrainingSpeed(clock)
     step(pace, clock, 2.0, 100)
-    clock.now += 4.0  # a measurement
+    # A measurement takes this long and must not count.
+    clock.now += 4.0
     step(pace, clock, 2.0, 300)
     assert pace.due_report() == {"tokens_per_second": 100.0, "seconds_per_step": 4.0}
 
@@ -41,9 +42,9 @@ def test_a_machine_that_gets_slower_shows_in_the_tokens() -> None:
 def test_it_is_told_at_the_first_step_and_then_once_a_second() -> None:
     clock = Clock()
     pace = TrainingSpeed(clock)
-    told: list[int] = []
+    reported: list[int] = []
     for number in range(10):
         step(pace, clock, 0.25, 1)
         if pace.due_report():
-            told.append(number)
-    assert told == [0, 4, 8]
+            reported.append(number)
+    assert reported == [0, 4, 8]

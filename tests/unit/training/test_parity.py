@@ -1,4 +1,4 @@
-"""What is served answers as what was trained; whatever differs is refused before the first answer."""
+"""A served model answers like the trained one, and one that differs is refused before its first answer."""
 
 import json
 import shutil
@@ -56,8 +56,8 @@ def _family_of(config: dict[str, str]) -> str:
 
 def rewrite(name: str, key: str, value: object) -> Callable[[Path], None]:
     def apply(directory: Path) -> None:
-        told = json.loads((directory / name).read_text())
-        (directory / name).write_text(json.dumps(told | {key: value}))
+        fields = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(fields | {key: value}))
 
     return apply
 

@@ -1,4 +1,4 @@
-"""The training process as a whole, started like the service starts it."""
+"""The training process as a whole, started as the service starts it."""
 
 import json
 import math
@@ -47,7 +47,7 @@ import time
 from tuneship.training.progress_file import ProgressFile
 ProgressFile.write = lambda *_, **__: time.sleep(3600)
 """
-"""Its first line, which says that all is loaded, is never written: it loads until it is ended."""
+"""Program that never writes its first progress line ("all is loaded"), so that it loads until it is ended."""
 
 
 def wait_for_step(job: "Job", step: int) -> None:
@@ -107,7 +107,7 @@ def test_the_adapter_is_the_checkpoint_with_the_lowest_validation_loss(
     from tuneship.training.objective import SupervisedFineTuning
     from tuneship.training.tokenized_examples import Encoder
 
-    # Wrong answers to measure with: the loss falls while the form of an answer is learnt, then climbs.
+    # Measure with wrong answers: the loss falls while the form of an answer is learnt, then rises.
     wrong = write_rows(tmp_path / "wrong.jsonl", 12, shift=3)
     job = make_job(epochs=12, validation_file=wrong, validation_frequency=6)
     assert job.run() == 0
@@ -164,7 +164,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
 def test_a_training_killed_again_and_again_ends_with_the_same_bits(
     make_job: "JobMaker", whole_job: "Job"
 ) -> None:
-    """From outside and at no chosen moment; every line of the way is tried in `test_resume.py`."""
+    """The kills come from outside at no chosen moment. `test_resume.py` tries chosen lines of the training."""
     job = make_job()
     for step in (1, 5, 9):
         process = job.start()
@@ -201,20 +201,22 @@ def test_sigterm_ends_the_training_even_while_it_is_loading(make_job: "JobMaker"
     job = make_job()
     process = job.start(STAY_WHEN_LOADED)
     until((job.directory / "progress.jsonl").exists)
-    time.sleep(0.1)  # it is somewhere in its imports now, or still before them
+    # The process is somewhere in its imports now, or still before them.
+    time.sleep(0.1)
     process.terminate()
     process.wait(PATIENCE_S)
     assert [line["kind"] for line in job.lines()] in ([], ["cancelled"])
 
 
 def test_a_training_that_stood_still_goes_on(make_job: "JobMaker") -> None:
-    """As one does whose machine slept, or whose container was paused."""
+    """A training stands still while its machine sleeps, or while its container is paused."""
     job = make_job(epochs=10_000)
     process = job.start()
     wait_for_step(job, 1)
     for _ in range(3):
         process.send_signal(signal.SIGSTOP)
-        time.sleep(2 * POLL_SECONDS)  # longer than a look for a stop waits
+        # The pause must be longer than the interval at which the training looks for a stop.
+        time.sleep(2 * POLL_SECONDS)
         done = job.of_kind("step")[-1]["step"]
         process.send_signal(signal.SIGCONT)
         wait_for_step(job, done + 4)
@@ -273,7 +275,7 @@ def test_a_file_with_a_bad_line_is_told_by_line_and_never_by_text(
 
 
 def test_no_text_of_the_data_reaches_the_progress(make_job: "JobMaker", tmp_path: Path) -> None:
-    """Rows that are cut, dropped and set aside make the log talk; it talks in numbers."""
+    """Rows that are cut, dropped and set aside are logged, but the messages contain only numbers."""
     lines = [
         {"instruction": "CANARY-77 short", "response": "CANARY-77"},
         {"instruction": "CANARY-77 " * 20, "response": "CANARY-77 " * 30},

@@ -1,8 +1,8 @@
 """A training that is killed anywhere goes on to the same bits: losses of every step, epochs, and the adapter.
 
 A kill is played by an exception that no code of ours catches, raised at any line of `tuneship/training/` (before, in
-and after a step, in the middle of a measurement, of a checkpoint or of the adapter); really killed processes are in
-`test_process.py`.
+and after a step, in the middle of a measurement, of a checkpoint or of the adapter). `test_process.py` kills real
+processes.
 """
 
 import copy
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 ROOM = str(Path(tuneship.training.__file__).parent)
 POINTS = {"": 8, "learner.py": 6, "checkpoints.py": 6}
-"""How often a training is killed anywhere, in a step or a measurement, and in writing what must survive."""
+"""Number of kills anywhere, in a step or a measurement, and while writing the files that must survive."""
 
 
 NO_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Raised in place of a kill: the process is gone."""
 
 
 @dataclass
-class Lines:
-    """The executed lines of the room, by file and function; at the line of number `last` the process ends."""
+class TracedLines:
+    """The executed lines of `tuneship/training/`, by file and function. The process ends at line number `last`."""
 
     last: int = 0
     passed: list[str] = field(default_factory=list)
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "TracedLines":
         sys.settrace(self._entered)
         return self
 
@@ -62,7 +62,7 @@ class Lines:
 
 class Attempt(Protocol):
     def __call__(
-        self, job: "Job", lines: Lines, clock: Callable[[], float] = lambda: 0.0
+        self, job: "Job", lines: TracedLines, clock: Callable[[], float] = lambda: 0.0
     ) -> None: ...
 
 
@@ -72,7 +72,7 @@ def progress_of(job: "Job") -> ProgressFile:
 
 @pytest.fixture(scope="module")
 def attempt(whole_job: "Job") -> Attempt:
-    """What a process does once it has read the model and the rows, which every attempt reads alike."""
+    """Return a function that trains like a process that has read the model and the rows. All attempts share both."""
     import torch
 
     from tuneship.training.base_model import load_base, load_encoder
@@ -89,9 +89,10 @@ def attempt(whole_job: "Job") -> Attempt:
         data = read_data(
             spec, load_encoder(spec.base_model, base), SupervisedFineTuning(), progress
         )
-    assert len(data.training.lengths) > len(data.validation.lengths)  # counted once, then known
+    # This length is counted once and known afterwards.
+    assert len(data.training.lengths) > len(data.validation.lengths)
 
-    def attempt(job: "Job", lines: Lines, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def attempt(job: "Job", lines: TracedLines, clock: Callable[[], float] = lambda: 0.0) -> None:
         learner = Learner(copy.deepcopy(base), job.spec.hyperparameters, SupervisedFineTuning())
         stop = StopRequest(job.directory / "cancel")
         with closing(progress_of(job)) as progress, lines:
@@ -103,19 +104,21 @@ def attempt(whole_job: "Job") -> Attempt:
 
 
 def outcome(job: "Job") -> tuple[Any, ...]:
-    """What a supervisor knows in the end: a repeated step or epoch overwrites the one before."""
+    """Return what a supervisor knows in the end. A repeated step or epoch overwrites the one before."""
     curve = {line["step"]: line for line in job.of_kind("step")}
     epochs = {line["epoch"]: line for line in job.of_kind("epoch")}
     return curve, epochs, job.weights()
 
 
 @pytest.fixture(scope="module")
-def way(whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Every line of an uninterrupted training, which a process of its own made to the same bits."""
+def uninterrupted(
+    whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Return every line of an uninterrupted training, which ends with the same bits as in a process of its own."""
     from tests.unit.training.conftest import JobMaker
 
     job = JobMaker(tmp_path_factory.mktemp("way"), Path(whole_job.spec.base_model))()
-    lines = Lines()
+    lines = TracedLines()
     attempt(job, lines)
     assert outcome(job) == outcome(whole_job)
     return lines.passed
@@ -130,22 +133,24 @@ def way(whole_job: "Job", attempt: Attempt, tmp_path_factory: pytest.TempPathFac
 def test_a_training_killed_at_any_line_ends_with_the_same_bits(
     whole_job: "Job",
     attempt: Attempt,
-    way: list[str],
+    uninterrupted: list[str],
     make_job: "JobMaker",
     file: str,
     number: int,
 ) -> None:
-    """One line at random of each part of the way (or of the way's lines in that file)."""
-    places = [place for place, line in enumerate(way, 1) if line.startswith(file)]
-    dice = random.Random(number)  # noqa: S311 - a draw of a test
-    last = places[int((number + dice.random()) * len(places) / POINTS[file])]
+    """Each case draws one line from its part of the training (or of its lines in that file)."""
+    positions = [
+        position for position, line in enumerate(uninterrupted, 1) if line.startswith(file)
+    ]
+    dice = random.Random(number)  # noqa: S311 - a test draws this number
+    last = positions[int((number + dice.random()) * len(positions) / POINTS[file])]
     job = make_job()
     assert job.spec.hyperparameters.lora_dropout > 0
-    lines = Lines(last)
+    lines = TracedLines(last)
     with pytest.raises(Killed):
         attempt(job, lines)
-    assert lines.passed[-1] == way[last - 1]
-    attempt(job, Lines())
+    assert lines.passed[-1] == uninterrupted[last - 1]
+    attempt(job, TracedLines())
     assert outcome(job) == outcome(whole_job)
 
 
@@ -154,9 +159,9 @@ def test_a_training_killed_at_any_line_ends_with_the_same_bits(
 def test_a_checkpoint_is_kept_every_ten_minutes_at_least(
     attempt: Attempt, make_job: "JobMaker"
 ) -> None:
-    """On a slow machine: a step takes three minutes. Without a break it would be kept at the end only."""
+    """A step takes three minutes on this slow machine, and the only other checkpoint would be at the end."""
     job = make_job(validation_frequency=12)
-    attempt(job, Lines(), clock=lambda: 180.0 * len(job.of_kind("step")))
+    attempt(job, TracedLines(), clock=lambda: 180.0 * len(job.of_kind("step")))
     kept = sorted(path.name for path in job.spec.checkpoint_dir.iterdir())
     assert kept == ["step-000000008", "step-000000012"]
     assert job.of_kind("pace")[-1]["seconds_per_step"] == 180

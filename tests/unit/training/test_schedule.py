@@ -1,4 +1,4 @@
-"""When a training measures its model, and what knowing that costs."""
+"""Tests of when a training measures its model, and of how little that decision costs."""
 
 import math
 import tracemalloc
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tuneship.training.schedule import EvaluationSchedule
 
 FIVE_HUNDRED_MILLION = 500_000_000
-"""Steps of the longest job that the border accepts: 100,000 examples, one at a time, 10,000 epochs, half of them."""
+"""Steps of the longest job that the API accepts: 100,000 examples, one at a time, 10,000 epochs, half of them."""
 
 
 def measured(frequency: float, steps_per_epoch: int, total_steps: int) -> list[int]:

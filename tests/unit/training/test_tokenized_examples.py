@@ -1,4 +1,4 @@
-"""What of an example is learnt, and how it is cut."""
+"""Tests of which tokens of an example are learnt, and of how an example is cut."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ def write(path: Path, *lines: dict[str, str]) -> Path:
 
 
 def test_rows_hold_the_tokens_of_the_rendered_text(encoder: Encoder, tmp_path: Path) -> None:
-    """Blank lines and a byte order mark are no rows."""
+    """Blank lines and a byte order mark do not count as rows."""
     path = write(
         tmp_path / "a.jsonl",
         *[{"instruction": f"say {word}", "response": word} for word in ("red", "blue")],

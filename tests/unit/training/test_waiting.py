@@ -1,4 +1,4 @@
-"""The process that waits for a job: what it has read and loaded when the order comes."""
+"""A process that waits for a job has loaded its libraries, but read no file of a tenant, when the order comes."""
 
 import ctypes
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 OPENED_OR_READ = 0x20 | 0x1
-"""inotify: IN_OPEN, IN_ACCESS."""
+"""Flags of inotify: IN_OPEN, IN_ACCESS."""
 OVERFLOW = 0x4000
 NOTES_MODULES = """
 import json, os, pathlib, sys
@@ -43,11 +43,11 @@ code = trainer.main(sys.argv[1:])
 note("ended")
 sys.exit(code)
 """
-"""Writes down the loaded modules before the line is read, and when the job is done."""
+"""Program that writes down the loaded modules before the order is read, and when the job is done."""
 
 
 class Watch:
-    """Which files below a folder are opened or read, by whomever and from whatever language."""
+    """Records which files below a folder are opened or read, by any process and in any language."""
 
     def __init__(self, folder: Path) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -61,8 +61,8 @@ class Watch:
         assert number >= 0, os.strerror(ctypes.get_errno())
         return number
 
-    def seen(self) -> set[Path]:
-        """Since the last call."""
+    def accessed(self) -> set[Path]:
+        """Return the files that were opened or read since the last call."""
         found: set[Path] = set()
         while events := self._read():
             while events:
@@ -84,7 +84,7 @@ class Watch:
 
 
 class Waiting:
-    """A training process that has no order yet; unless it `waits`, one that was started for a job."""
+    """A training process without an order yet. Without `waits` it was started for one job."""
 
     def __init__(self, notes: Path, *, waits: bool = True) -> None:
         self._notes = notes
@@ -105,7 +105,7 @@ class Waiting:
         os.write(self._line, Order(job.directory).to_line().encode())
 
     def modules(self, moment: str) -> set[str]:
-        """What was loaded then; waits for that moment."""
+        """Wait for this moment, and return the modules that were loaded then."""
         file = self._notes / moment
         until(lambda: file.exists() or self.process.poll() is not None)
         return set(json.loads(file.read_text()))
@@ -118,23 +118,23 @@ class Waiting:
 
 @pytest.fixture
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Away from what is watched."""
+    """Make a folder outside of the watched one."""
     return tmp_path_factory.mktemp("notes")
 
 
 def test_nothing_of_a_tenant_is_read_before_the_order_and_all_is_imported_by_then(
     make_job: "JobMaker", tiny_model: Path, tmp_path: Path, notes: Path
 ) -> None:
-    """All that a job reads lies ready meanwhile: spec, rows, and a base model that may be a tenant's own."""
+    """All files of the job exist meanwhile: spec, rows, and a base model that may belong to a tenant."""
     job = make_job(base_model=str(shutil.copytree(tiny_model, tmp_path / "base")))
     with closing(Watch(tmp_path)) as watch, closing(Waiting(notes)) as waiting:
         loaded = waiting.modules("waiting")
-        assert watch.seen() == set()
+        assert watch.accessed() == set()
 
         waiting.order(job)
         later = waiting.modules("ended") - loaded
         read = {make_job.training_file, make_job.validation_file, job.directory / "spec.json"}
-        assert read | {tmp_path / "base" / "model.safetensors"} <= watch.seen()
+        assert read | {tmp_path / "base" / "model.safetensors"} <= watch.accessed()
     assert job.lines()[-1]["kind"] == "completed"
 
     assert {"torch", "transformers", "peft", "tokenizers", "safetensors"} <= loaded
@@ -145,7 +145,7 @@ def test_nothing_of_a_tenant_is_read_before_the_order_and_all_is_imported_by_the
 def test_a_process_for_one_job_loads_no_library_before_its_order(
     make_job: "JobMaker", notes: Path
 ) -> None:
-    """What waiting saves: without it the same libraries are loaded after the order."""
+    """A waiting process saves this time: here the same libraries are loaded after the order."""
     job = make_job()
     with closing(Waiting(notes, waits=False)) as cold:
         loaded = cold.modules("waiting")

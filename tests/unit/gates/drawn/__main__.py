@@ -1,4 +1,4 @@
-"""How often each rule is wrong, and how soon it is right, as a table: `python -m tests.unit.gates.drawn --runs 60`."""
+"""Print how often each rule is wrong, and how soon it is right: `python -m tests.unit.gates.drawn --runs 60`."""
 
 import argparse
 import statistics
@@ -10,7 +10,7 @@ from tests.unit.gates.drawn.rules import Run, argo, kayenta, runs_of, share_wron
 
 
 def _cell(kind: Kind, runs: Sequence[Run]) -> str:
-    """What went wrong in percent (+ inconclusive), and when it was promoted or stopped."""
+    """Format the percentage of wrong ends (+ inconclusive), their reasons, and the median look of the right ends."""
     percent = 100.0 / len(runs)
     right = [run for run in runs if run.is_promoted == kind.must_be_promoted]
     wrong = [run for run in runs if run.is_promoted != kind.must_be_promoted]
@@ -23,7 +23,7 @@ def _cell(kind: Kind, runs: Sequence[Run]) -> str:
 
 
 def _note(kind: Kind, runs: Sequence[Run]) -> str:
-    """Which bound these runs do not meet."""
+    """Return which bound these runs do not meet, or else the note of the kind."""
     if kind.most is not None and share_wrong(kind, runs) > kind.most:
         return f"bound {kind.most:.0%} not met"
     if kind.by is not None and statistics.median(run.looks for run in runs) > kind.by:
@@ -32,7 +32,7 @@ def _note(kind: Kind, runs: Sequence[Run]) -> str:
 
 
 def _rivals(kind: Kind, seeds: Iterable[int]) -> list[list[Run]]:
-    """Argo's rule without and with three failures allowed, and Kayenta's, on the same traffic."""
+    """Run Argo's rule with no and with three allowed failures, and Kayenta's rule, on the same traffic."""
     runs: list[list[Run]] = [[], [], []]
     for seed in seeds:
         hour, buckets = watched(kind, seed)
@@ -45,7 +45,7 @@ def _rivals(kind: Kind, seeds: Iterable[int]) -> list[list[Run]]:
 def table(
     names: Sequence[str], runs: int, first_seed: int, fields: dict[str, Any]
 ) -> Iterator[str]:
-    """The rows as Markdown. Cells: wrong in percent (+ inconclusive), why, and @ the median look of what is right."""
+    """Yield the table in Markdown. A cell has the percentage of wrong ends, their reasons, and @ the median look."""
     seeds = range(first_seed, first_seed + runs)
     plan = f" Plan: {fields}." if fields else ""
     yield f"{runs} runs a row, seeds {seeds.start} to {seeds.stop - 1}.{plan}"
@@ -76,7 +76,7 @@ def main() -> None:
     pairs = [one.split("=") for one in given.plan.split(",") if one]
     fields = {name: int(value) for name, value in pairs}
     for line in table(given.row or list(KINDS), given.runs, given.seed, fields):
-        print(line, flush=True)  # noqa: T201 - a command's output
+        print(line, flush=True)  # noqa: T201 - this is a command's output
 
 
 if __name__ == "__main__":

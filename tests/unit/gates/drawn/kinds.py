@@ -1,4 +1,4 @@
-"""The kinds of traffic, and what must become of a rollout in each."""
+"""The kinds of traffic, and how a rollout must end on each of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,25 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.gates.drawn.worlds import PER_MINUTE, Behaviour, Minute, Random, Sites, World
+from tests.unit.gates.drawn.worlds import PER_MINUTE, Behaviour, Minute, MinuteOf, Random, Sites
 from tuneship.gates.series import Arm
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of traffic, and what must become of the rollout."""
+    """One kind of traffic, and how the rollout must end on it."""
 
     name: str
-    make: Callable[[Random], World]
+    make: Callable[[Random], MinuteOf]
     must: str = "be promoted"
     most: float | None = 0.05
-    """Share of runs that may end otherwise; None: reported only."""
+    """Largest share of runs that may end otherwise. With None the share is only reported."""
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
     seconds: int = 60
     by: int | None = None
-    """The median look of the stop is to be this one at the latest."""
+    """Latest look at which the median run must have stopped."""
     lag: int = 0
-    """Looks until a shift that was read back takes effect."""
+    """Number of looks until a shift takes effect, although it was read back before."""
     note: str = ""
     row: int = 0
 
@@ -33,8 +33,8 @@ class Kind:
         return self.must == "be promoted"
 
 
-def steady(**candidate: Any) -> Callable[[Random], World]:
-    """A candidate that behaves in one way from the first minute on."""
+def steady(**candidate: Any) -> Callable[[Random], MinuteOf]:
+    """Return traffic on which the candidate behaves in the same way from the first minute on."""
     minute = Minute(candidate=replace(Behaviour(), **candidate))
     before = Minute()
     return lambda _: lambda number, _weight: minute if number >= 0 else before
@@ -61,20 +61,20 @@ def _ramp(number: int) -> float:
     return min(max(number, 0), 120) / 120
 
 
-def _incidents(rng: Random) -> World:
+def _incidents(rng: Random) -> MinuteOf:
     starts = {int(at) for at in np.nonzero(rng.random(400) < 1 / 60)[0]}
 
-    def world(number: int, _: int) -> Minute:
+    def minute_of(number: int, _: int) -> Minute:
         if number in starts or number - 1 in starts:
             bad = Behaviour(errors=0.15, time=2.0)
             return Minute(PER_MINUTE, bad, bad)
         return Minute()
 
-    return world
+    return minute_of
 
 
-def _sticky(number: int) -> Callable[[Random], World]:
-    def make(rng: Random) -> World:
+def _sticky(number: int) -> Callable[[Random], MinuteOf]:
+    def make(rng: Random) -> MinuteOf:
         sites = Sites(rng, number)
         return lambda _number, _weight: Minute(sites=sites)
 
@@ -96,12 +96,12 @@ def _cold(number: int, _: int, arm: Arm) -> Behaviour:
     )
 
 
-def _late(minute: int, **worse: Any) -> Callable[[Random], World]:
+def _late(minute: int, **worse: Any) -> Callable[[Random], MinuteOf]:
     bad = Minute(candidate=replace(Behaviour(), **worse))
     return lambda _: lambda number, _weight: bad if number >= minute else Minute()
 
 
-def _by_minute(make: Callable[[int], Behaviour]) -> Callable[[Random], World]:
+def _by_minute(make: Callable[[int], Behaviour]) -> Callable[[Random], MinuteOf]:
     return lambda _: (
         lambda number, _weight: Minute(candidate=make(number) if number >= 0 else Behaviour())
     )
@@ -119,28 +119,28 @@ def _busy(number: int, _: int, __: Arm) -> Behaviour:
     return Behaviour(time=1.5 if number % 60 < 3 else 1.0)
 
 
-def _stale(rng: Random, errors: float = 0.005) -> World:
+def _stale(rng: Random, errors: float = 0.005) -> MinuteOf:
     old = rng.random(2000) < 0.25
     return lambda number, _weight: Minute(
         candidate=Behaviour(errors=errors), unseen=bool(number > 0 and old[number])
     )
 
 
-def _flapping(_: Random) -> World:
+def _flapping(_: Random) -> MinuteOf:
     fine, bad = Behaviour(errors=0.003), Behaviour(errors=0.08)
     return lambda number, _weight: Minute(
         baseline=fine, candidate=bad if number > 0 and number % 2 else fine
     )
 
 
-def _stalled(_: Random) -> World:
+def _stalled(_: Random) -> MinuteOf:
     stall = Minute(baseline=Behaviour(time=3.0))
     slow = Minute(candidate=Behaviour(time=1.5))
     return lambda number, _weight: slow if number >= 0 else stall if number >= -2 else Minute()
 
 
-def _clocks(_: Random) -> World:
-    """The service's clock stands for two minutes in twenty: three buckets come at once then."""
+def _clocks(_: Random) -> MinuteOf:
+    """Stop the service's clock for two minutes in twenty. Three buckets come at once after that."""
     return lambda number, _weight: Minute(unseen=number % 20 in (7, 8))
 
 
@@ -152,7 +152,7 @@ DEMO = {
 }
 
 
-def _demo_hang(_: Random) -> World:
+def _demo_hang(_: Random) -> MinuteOf:
     hang = Behaviour(errors=0.0, hang=0.2, patience_s=120.0, times_out=True)
     fine = Behaviour(errors=0.0)
     return lambda number, _weight: Minute(40.0, fine, hang if number >= 0 else fine)
@@ -296,4 +296,4 @@ _ALL = (
     ),
 )
 KINDS = {kind.name: replace(kind, row=row) for row, kind in enumerate(_ALL)}
-"""By name, numbered, so that every kind draws from seeds of its own."""
+"""All kinds by name. They are numbered, so that every kind draws from seeds of its own."""

@@ -1,4 +1,4 @@
-"""Who decides: our gates, look by look with a record as the flow writes it, and Argo's and Kayenta's rules.
+"""The rules that decide: our gates, look by look with a record as the flow writes it, and Argo's and Kayenta's rules.
 
 The rivals are imitations in a few lines with their usual settings, on the same traffic: five minutes a step, then half
 an hour at 100 %.
@@ -24,16 +24,16 @@ from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Ve
 from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges, RolloutSeries
 
 WATCHED = 30
-"""Minutes that a rival watches at 100 %."""
+"""Minutes for which a rival watches the candidate at 100 %."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How one rollout ended."""
+    """The end of one rollout."""
 
     is_promoted: bool
     looks: int
-    """Until it was promoted (weight above the compared steps), or stopped."""
+    """Number of looks until it was promoted (weight above the compared steps) or stopped."""
     reason: str = ""
 
     @property
@@ -66,7 +66,7 @@ PUBLISHED = MetricSeries(
 
 
 def roll_out(kind: Kind, seed: int, *, before: bool = False, **fields: Any) -> Run:
-    """One rollout by our gates. `before`: by formula version 1, on what a service of that time published."""
+    """Run one rollout by our gates; with `before` by formula version 1, on the metrics that services then published."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
     plan = plan_with(**{"interval": f"{kind.seconds}s", **kind.plan, **fields})
@@ -104,7 +104,7 @@ def _looks(
         minute = len(buckets)
         weights.append(record.weight)
         buckets.append(service.bucket(minute, weights[minute], counts_all=counts_all))
-        seen = seen if service.world(minute, record.weight).unseen else len(buckets)
+        seen = seen if service.minute_of(minute, record.weight).unseen else len(buckets)
         snapshot = service if counts_all else None
         look = judge(series_of(buckets[:seen], snapshot, minute), RUNNING, RUNNING, plan, record)
         record = record.plus(look)
@@ -126,7 +126,7 @@ STEPS = (5, 25, 50, 75)
 
 
 def watched(kind: Kind, seed: int) -> tuple[list[Bucket], list[Bucket]]:
-    """What the rivals look at: the hour before, and the buckets of a rollout that nothing stops."""
+    """Return the traffic that the rivals look at: the hour before, and a rollout that is never stopped."""
     rng = np.random.default_rng([seed, kind.row])
     service = Service(rng, kind.make(rng), kind.seconds)
     hour = [service.bucket(i, 0, counts_all=True) for i in range(-HOUR_BEFORE, 0)]
@@ -145,7 +145,7 @@ def _p95(traffic: ArmTraffic) -> float | None:
 
 
 def argo(hour: Sequence[Bucket], buckets: Sequence[Bucket], failure_limit: int) -> Run:
-    """Each minute success >= 95 % and p95 <= 1.5 x the baseline's earlier p95; more failures than the limit abort."""
+    """Each minute needs success >= 95 % and p95 <= 1.5 x the baseline's earlier one. Too many failures abort."""
     usual = statistics.median(p95 for b in hour if (p95 := _p95(b.baseline)) is not None)
     failures = 0
     for minute, bucket in enumerate(buckets, start=1):
@@ -159,7 +159,7 @@ def argo(hour: Sequence[Bucket], buckets: Sequence[Bucket], failure_limit: int) 
 
 
 def kayenta(buckets: Sequence[Bucket]) -> Run:
-    """Mann-Whitney on the buckets' values, 98 %, 25 % tolerance, at the end of each step; no bake."""
+    """Compare the buckets' values by Mann-Whitney at the end of each step (98 %, 25 % tolerance). There is no bake."""
     for step in range(len(STEPS)):
         part = buckets[5 * step : 5 * step + 5]
         if any(_is_higher(part, value) for value in (_error_share, _p95)):
@@ -187,5 +187,5 @@ def runs_of(kind: Kind, seeds: Iterable[int], **fields: Any) -> list[Run]:
 
 
 def share_wrong(kind: Kind, runs: Sequence[Run]) -> float:
-    """Share of the runs that did not end as they must."""
+    """Return the share of the runs that did not end as they must."""
     return sum(run.is_promoted != kind.must_be_promoted for run in runs) / len(runs)

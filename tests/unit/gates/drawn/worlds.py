@@ -1,6 +1,6 @@
-"""Requests drawn one by one, and counted in buckets as the service would.
+"""Requests drawn one by one, and counted in buckets as the service counts them.
 
-What happens in each minute is a function of the minute and the candidate's weight: `kinds.py` has them.
+`kinds.py` has the functions that say what happens in each minute at each weight of the candidate.
 """
 
 import math
@@ -16,13 +16,13 @@ from tuneship.gates.series import ARMS, Arm, ArmTraffic, Bucket, InFlightAges
 
 Random = np.random.Generator
 EDGES = (*(float(2**power) for power in range(18)), math.inf)
-"""As the service publishes them."""
+"""Edges of the histogram, as the service publishes them."""
 PER_MINUTE, HOUR_BEFORE = 300.0, 60
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How a deployment treats one minute's requests. A share may be an array: one value per request."""
+    """The way a deployment treats one minute's requests. A share may be an array with one value per request."""
 
     errors: Any = 0.005
     blank: float = 0.002
@@ -33,40 +33,40 @@ class Behaviour:
     slow_share: float = 0.0
     slow_factor: float = 1.0
     cancelled: float = 0.005
-    """Callers who hang up out of habit."""
+    """Share of requests whose callers disconnect out of habit."""
     refused: float = 0.003
     hang: float = 0.0
     patience_s: float = 10.0
-    """How long a caller waits for a request that hangs."""
+    """Seconds that a caller waits for a request that hangs."""
     times_out: bool = False
-    """What hangs ends by the server's time-out, as an error, and not by the caller."""
+    """Whether a hanging request ends by the server's time-out, as an error, and not by its caller."""
     words: float = 1.0
     vanish: float = 0.0
     """Share of requests that nobody counts."""
     clustered: float = 0.0
-    """Correlation of the errors of one minute: their rate is drawn again for each, with `errors` as its mean."""
+    """Correlation of the errors of one minute. Each minute draws its own error rate, with `errors` as the mean."""
     repeats: float = 1.0
-    """How often a caller repeats a failing request on average, each time at the same deployment."""
+    """Average number of times a caller sends a failing request, each time to the same deployment."""
 
 
 @dataclass(frozen=True)
 class Minute:
-    """What happens in one minute, or in one bucket where they are shorter."""
+    """The traffic of one minute, or of one bucket where buckets are shorter."""
 
     requests: float = PER_MINUTE
     baseline: Behaviour = Behaviour()
     candidate: Behaviour = Behaviour()
     sites: "Sites | None" = None
     unseen: bool = False
-    """The look of this minute gets an old answer."""
+    """Whether the look of this minute gets an old answer."""
 
 
-World = Callable[[int, int], Minute]
-"""(minute since the start, candidate's weight); minutes before the start are negative."""
+MinuteOf = Callable[[int, int], Minute]
+"""Function of (minute since the start, candidate's weight). Minutes before the start are negative."""
 
 
 class Sites:
-    """Callers with routing keys: each belongs to one deployment, decided by its own draw, at every weight."""
+    """Callers with routing keys. Each has one draw that decides at every weight which deployment it belongs to."""
 
     def __init__(self, rng: Random, number: int) -> None:
         self.sizes = rng.dirichlet(np.full(number, 2.0))
@@ -77,7 +77,7 @@ class Sites:
         self.time = rng.lognormal(0.0, 0.3, number)
 
     def split(self, rng: Random, requests: int, weight: int) -> tuple[np.ndarray, np.ndarray]:
-        """The sites of the baseline's requests, and of the candidate's."""
+        """Draw the sites of the baseline's requests, and those of the candidate's."""
         site = rng.choice(len(self.sizes), size=requests, p=self.sizes)
         at_candidate = self.place[site] < weight
         return site[~at_candidate], site[at_candidate]
@@ -85,18 +85,18 @@ class Sites:
 
 @dataclass
 class Service:
-    """Draws requests and counts them in buckets, as the service would."""
+    """Draws requests and counts them in buckets, as the service does."""
 
     rng: Random
-    world: World
+    minute_of: MinuteOf
     seconds: int = 60
     waiting: dict[Arm, list[tuple[float, float, bool]]] = field(
         default_factory=lambda: {arm: [] for arm in ARMS}
     )
-    """By arm the requests that hang: when they came, when they will end, and whether by the server's time-out."""
+    """Hanging requests by arm: when they came, when they will end, and whether the server's time-out ends them."""
 
     def bucket(self, number: int, weight: int, *, counts_all: bool) -> Bucket:
-        minute = self.world(number, weight)
+        minute = self.minute_of(number, weight)
         total = int(self.rng.poisson(minute.requests))
         behaviour = {"baseline": minute.baseline, "candidate": minute.candidate}
         requests: dict[Arm, int] = {}
@@ -128,9 +128,9 @@ class Service:
         hung = int(rng.binomial(n - vanished, b.hang)) if b.hang else 0
         cancelled, timed_out = self._hang(arm, hung, b, number)
         left = n - vanished - hung
-        gone = int(rng.binomial(left, b.cancelled))
-        refused = int(rng.binomial(left - gone, b.refused))
-        left -= gone + refused
+        disconnected = int(rng.binomial(left, b.cancelled))
+        refused = int(rng.binomial(left - disconnected, b.refused))
+        left -= disconnected + refused
         errors, callers, left = self._fail(left, b)
         below = np.searchsorted(np.sort(self._times(left, b)), EDGES, side="right")
         return ArmTraffic(
@@ -139,7 +139,7 @@ class Service:
             empty=int(rng.binomial(left, b.blank)),
             output_tokens=float(rng.poisson(40.0 * b.words * left)),
             histogram=tuple(map(int, below)) if left else None,
-            cancelled=gone + cancelled if counts_all else None,
+            cancelled=disconnected + cancelled if counts_all else None,
             refused=refused if counts_all else None,
             error_callers=callers + timed_out if counts_all else None,
         )
@@ -155,7 +155,7 @@ class Service:
         return times
 
     def _fail(self, left: int, b: Behaviour) -> tuple[int, int, int]:
-        """Errors, their callers, and the requests that are left."""
+        """Return the errors, the number of their callers, and the requests that are left."""
         rng = self.rng
         if b.repeats > 1.0:
             runs = int(rng.poisson(left * b.errors / b.repeats))
@@ -172,7 +172,7 @@ class Service:
         return errors, errors, left - errors
 
     def _hang(self, arm: Arm, hung: int, b: Behaviour, number: int) -> tuple[int, int]:
-        """Those that ended in this bucket: by their callers, by the server's time-out."""
+        """Return how many hanging requests their callers ended in this bucket, and how many timed out."""
         begin = float(number * self.seconds)
         came = begin + self.rng.random(hung) * self.seconds
         self.waiting[arm] += [(at, at + b.patience_s, b.times_out) for at in came]
@@ -182,7 +182,7 @@ class Service:
         return len(ended) - timed_out, timed_out
 
     def in_flight(self, arm: Arm, number: int) -> InFlightAges:
-        """The snapshot at the end of this bucket."""
+        """Return the snapshot of requests in flight at the end of this bucket."""
         now = float((number + 1) * self.seconds)
         ages = sorted((now - at) * 1000.0 for at, _, _ in self.waiting[arm])
         return InFlightAges(EDGES, tuple(map(int, np.searchsorted(ages, EDGES, side="right"))))
