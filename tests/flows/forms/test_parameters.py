@@ -1,4 +1,4 @@
-"""Release parameters: the shipped example, what is refused, and what is made of them."""
+"""Release parameters: the shipped examples are valid, mistakes are refused, and requests are built from them."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_the_digest_forgets_the_run_key_and_remembers_everything_else() -> None:
 
 
 class LaterParameters(ReleaseParameters):
-    """Of a release of this package with one more field."""
+    """The release parameters of a later version of this package, with one more field."""
 
     patience: int = 5
 
@@ -165,7 +165,7 @@ ASKED: dict[str, Any] = {
 def test_safeguards_are_sent_for_job_and_deployment_and_only_those_that_were_asked_for(
     settings: dict[str, Any],
 ) -> None:
-    """A field that was not asked for and is sent all the same would contradict `compliance_mode: hipaa`."""
+    """A field that nobody asked for would contradict `compliance_mode: hipaa` if it were sent."""
     wanted = release(
         security_settings=dict.fromkeys(ASKED) | settings
     )  # as Prefect's form sends it
@@ -197,7 +197,7 @@ def test_the_form_explains_every_safeguard_of_the_service() -> None:
 
 
 def form() -> dict[str, Any]:
-    """What Prefect's UI makes the form of `tune-and-deploy` from."""
+    """The definitions from which Prefect's UI builds the form of `tune-and-deploy`."""
     return parameter_schema(tune_and_deploy).model_dump()["definitions"]
 
 
@@ -227,7 +227,7 @@ def test_every_group_of_the_form_is_closed_and_named_for_what_it_decides() -> No
 
 
 def test_a_group_that_stays_closed_keeps_its_defaults_and_the_digest() -> None:
-    """A release that was begun by a form of all defaults, or by a file, is gone on with by the new form."""
+    """The new form continues a release that was begun by a form of all defaults, or by a file."""
     closed = release(**dict.fromkeys(ReleaseParameters.GROUPS))
     opened = release(
         **{name: getattr(release(), name).model_dump() for name in ReleaseParameters.GROUPS}
@@ -239,7 +239,7 @@ def test_a_group_that_stays_closed_keeps_its_defaults_and_the_digest() -> None:
     )
 
 
-# Digests as they were before the form had groups: a release that was killed then is gone on with now.
+# Digests from before the form had groups: a release that was killed then must still be continued.
 KNOWN_DIGESTS = {
     "small": "1e44acba44978b9367a07f6e2d4006f734981cf315d17b851911136cb910232e",
     "changed": "2b500ccde9146abc26d1fb03d2ebe5ed82607e489e6e43d6aba08d682d114989",
@@ -258,7 +258,7 @@ def test_digests_are_those_of_earlier_releases() -> None:
 
 @pytest.mark.parametrize("name", ["release.yaml", "retrain.yaml"])
 def test_parameters_of_a_saved_deployment_are_still_valid_for_the_server(name: str) -> None:
-    """`enforce_parameter_schema`: the server checks them before each run, in the spelling of the files."""
+    """With `enforce_parameter_schema` the server checks the parameters before each run, spelled as in the files."""
     content = yaml.safe_load((EXAMPLES / name).read_text())
     told = content if name == "retrain.yaml" else {"release": content}
     whole = parameter_schema(retrain if name == "retrain.yaml" else tune_and_deploy).model_dump()

@@ -1,4 +1,4 @@
-"""A whole release on a server of the bare description: no list of endpoints, no leases, no versions, no counts."""
+"""A whole release on a server of the bare description: without endpoint lists, leases, versions and counts."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Several sets of hyperparameters: trained side by side, the best goes on, the others are named."""
+"""Several sets of hyperparameters are trained side by side; the best goes on and the others are named."""
 
 import time
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_a_release_that_stops_while_they_train_cancels_all_of_them(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # The wait's alone: Prefect's client, and the fake, may sleep meanwhile.
+    # Replaced only for the waiting release, because Prefect's client and the fake may sleep meanwhile.
     monkeypatch.setattr("tasks.jobs.time", SimpleNamespace(sleep=stop, monotonic=time.monotonic))
     with pytest.raises(BaseException):  # noqa: B017 - however Prefect wraps the interruption
         tune_and_deploy(tried(tmp_path, *RATES))

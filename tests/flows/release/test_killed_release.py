@@ -1,4 +1,4 @@
-"""A release that was killed at a moment that no request marks; every other moment stands in the kill matrix."""
+"""Releases that are killed between two requests; the kill matrix covers the moments of the requests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The record of a release: what a repeated run goes on with, and what is refused for a day."""
+"""The record of a release lets a repeated run continue, and refuses for a day what was rolled back."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A script that brings its own service has another address each time; its rollouts are found again all the same."""
+"""A script that starts its own service gets a new address each time, and its rollouts are still found."""
 
 import fcntl
 import json
@@ -154,7 +154,7 @@ def test_a_killed_script_with_its_own_service_is_gone_on_with_by_the_same_comman
 
 @pytest.mark.slow
 def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
-    """As that of a script that was killed, when the same command comes at once."""
+    """A killed script leaves such a service behind when the same command is repeated at once."""
     wanted = PipelineSettings(data_dir=data_dir)
     with embedded_service(wanted):
         pass
@@ -174,14 +174,14 @@ def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
 
 
 def script_environment() -> dict[str, str]:
-    """Of a script that brings its own service."""
+    """The environment of a script that starts its own service."""
     kept = {name: value for name, value in os.environ.items() if name != "TUNESHIP_URL"}
     own = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(SCRIPT.parents[1])}
     return kept | own
 
 
 def prepared(data_dir: Path, environment: dict[str, str]) -> CanaryPlan:
-    """Two deployments, and a plan that nobody's requests carry on: it ends by its number of looks."""
+    """Deploy a pair and return a plan for it without traffic: its rollout ends by its number of looks."""
     with (
         embedded_service(PipelineSettings(data_dir=data_dir), environment) as settings,
         Client(settings) as client,

@@ -1,4 +1,4 @@
-"""Before the first shift: how much traffic there is, what is forecast of it, what is refused, and `steps: auto`."""
+"""Before the first shift: the measured traffic, the forecast made from it, refused plans, and `steps: auto`."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def answer(generate_timeout_s: float | None = None) -> DeploymentMetrics:
 
 
 def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = False) -> Before:
-    """The baseline's last minutes, all alike."""
+    """The last minutes of the baseline, with the same traffic in each."""
     ends = [NOW - timedelta(minutes=back) for back in reversed(range(minutes))]
     buckets = tuple(
         Bucket(end, ArmTraffic(requests=per_minute, errors=failed), ArmTraffic()) for end in ends

@@ -1,4 +1,4 @@
-"""The result of a rollout: every decision, and what never changes told once."""
+"""The result of a rollout holds every decision, and states only once what never changes."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ LOOKS = 29
 
 
 def rollout() -> RolloutRecord:
-    """A promotion of 29 looks under the default plan, whose driver-less gates are off."""
+    """A promotion after 29 looks under the default plan, in which the gates that need a driver are off."""
     plan = plan_with(steps=[10, 25, 50, 100], interval="1s", bake_looks=15)
     driven = Rollout(plan, Steady(6000)).begin()
     while len(driven.record.looks) < LOOKS:

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind when it is stopped: the traffic returned, or, after SIGKILL, a record that goes on."""
+"""A stopped rollout returns its traffic; after SIGKILL it leaves a record from which it can be resumed."""
 
 import signal
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The driver: prompts in, counts out, no text kept, and it stops when it is told to."""
+"""The driver sends prompts, counts answers, keeps no text, and stops when it is asked to."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ from tuneship.settings import ClientSettings
 pytestmark = pytest.mark.slow
 IN_FLIGHT = 16
 SLOWED_S = 1.0
-"""By a refusal that does not say for how long."""
+"""Seconds for which a refusal slows the driver down that does not say for how long."""
 
 
 def driver(service: FakeService, **changes: object) -> TrafficDriver:
@@ -69,7 +69,7 @@ def test_taken_counts_start_again_at_nothing() -> None:
 
 
 def let_all_be_counted(fake: FakeService) -> None:
-    """No more answers: where every place of the driver holds a request that waits, all others have been counted."""
+    """Stop the answers, and wait until every place of the driver holds an open request: all others are counted then."""
     fake.generation_gate = threading.Event()
     wait_for(lambda: fake.waiting == IN_FLIGHT)
 

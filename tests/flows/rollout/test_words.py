@@ -1,4 +1,4 @@
-"""Every reason, gate and state of the gates has its words: a new one without them fails here."""
+"""Every reason, gate and gate state has its words; a new one without words fails here."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ from tuneship.gates.record import Probed, RolloutRecord, SplitConfirmed
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")
 NO_REASONS = {*get_args(GateState), "promote", "timeout", "pause", "none"}
-"""States of gates, answers, and what stands for no reason."""
+"""Words that are not reasons: states of gates, answers, and `none`."""
 
 
 def reasons_of_the_rules() -> set[str]:

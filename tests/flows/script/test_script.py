@@ -1,4 +1,4 @@
-"""A flow as a script: whatever goes wrong on this machine is one line that names the place, and the exit code holds."""
+"""A flow that runs as a script names every fault of this machine in one line, and its exit code is right."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ sys.exit(7)
 
 @pytest.mark.parametrize("is_disk_full", [False, True])
 def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> None:
-    """As in `... 2>&1 | tee log`, where Ctrl-C ends `tee` too, while the traffic must still be returned."""
+    """In `... 2>&1 | tee log` Ctrl-C ends `tee` too, but the traffic must still be returned."""
     if is_disk_full:
         writes = os.open("/dev/full", os.O_WRONLY)
     else:

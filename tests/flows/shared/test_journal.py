@@ -1,4 +1,4 @@
-"""The file that every record is kept in: what is on the disk after a crash, a full disk, and a second writer."""
+"""The file in which every record is kept survives a crash, a full disk, and a second writer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the guard gives back, and what it must never touch."""
+"""The guard returns abandoned traffic and never touches anything else."""
 
 import json
 import os
@@ -30,7 +30,7 @@ RETURNED = {BASELINE: 100, CANDIDATE: 0}
 def left_at(
     service: FakeService, records: Path, weight: int, wanted: CanaryPlan | None = None
 ) -> RecordFile:
-    """What a run leaves on disk and at the service when it dies at this weight, an hour ago."""
+    """Leave on disk and at the service what a run leaves that died an hour ago at this weight."""
     wanted = wanted or plan()
     service.make_endpoint({BASELINE: 100 - weight, CANDIDATE: weight}, lease_seconds=600)
     if service.endpoint and service.extensions:
@@ -136,7 +136,7 @@ def test_a_rollout_that_died_after_its_bake_stays_promoted(
     assert shift_traffic(wanted).outcome == "promoted"
     (file,) = RecordFolder(records, fake.url).of(wanted)
     lines = file.path.read_text().splitlines(keepends=True)
-    file.path.write_text("".join(lines[:-1]))  # killed before it wrote down that it had ended
+    file.path.write_text("".join(lines[:-1]))  # killed before it recorded its end
     age(file.path, hours=1)
 
     assert ends(guard()) == [("promoted", "none")]
@@ -216,7 +216,7 @@ def test_a_damaged_record_is_named_and_stops_nothing(fake: FakeService, records:
 
 
 def released(records: Path, service: FakeService, **age_of_it: float) -> ReleaseRecord:
-    """A release that died after it had made its candidate."""
+    """The record of a release that died after it had made its candidate."""
     record = ReleaseRecords(records).of("d" * 64, None)
     now = datetime.now(UTC)
     where = {"endpoint_id": None, "endpoint_name": "shop", "service": service.url}

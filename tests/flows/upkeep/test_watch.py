@@ -1,4 +1,4 @@
-"""What the guard reports of a deployment that has become worse after its bake, and that it moves nothing."""
+"""The guard reports a deployment that became worse after its bake, and moves no traffic."""
 
 import errno
 import logging
@@ -23,7 +23,7 @@ QUARTER = timedelta(minutes=15)
 
 
 class Aging(FakeService):
-    """An endpoint that CANDIDATE has served alone for some hours, in quarter hours of a given share of errors."""
+    """An endpoint that only the candidate has served for some hours, with a given share of errors by age."""
 
     def __init__(self, hours: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Aging(FakeService):
 
 @pytest.fixture
 def aging(prefect_api: None, records: Path) -> Iterator[Callable[[float], Aging]]:
-    """Makes the service of so many hours."""
+    """Start a service that has served for this many hours."""
     made: list[Aging] = []
 
     def make(hours: float) -> Aging:
@@ -118,7 +118,7 @@ def test_what_turns_bad_after_90_minutes_is_reported_once_and_nothing_is_moved(
 
 
 def events() -> list[tuple[str, str]]:
-    """The alarms that the Prefect server has."""
+    """The alarms that the Prefect server has received."""
     with get_client(sync_client=True) as client:
         wanted = {"filter": {"event": {"name": [EVENT]}}, "limit": 50}
         found = client._client.post("/events/filter", json=wanted).json()["events"]
@@ -144,7 +144,7 @@ def test_the_first_day_is_kept_and_later_days_are_compared_with_it(
     kept = (memory.last("first_day") or {})["answer"]
     assert len(kept["metrics"]["throughput"]["timestamps"]) == 96
 
-    service.bad_share = lambda _: 0.1  # also what it would say of the first day now
+    service.bad_share = lambda _: 0.1  # the service would now answer this for the first day too
     service.asked.clear()
     assert told(guard()) == [(CANDIDATE, "error")]
     assert len(service.asked) == 1

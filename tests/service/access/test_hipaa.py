@@ -1,4 +1,4 @@
-"""`compliance_mode: hipaa`: what it turns on, what it needs, whom it refuses, and what it tells to others."""
+"""`compliance_mode: hipaa`: the safeguards it turns on, its prerequisites, its refusals, and what others learn."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize("kind", ["job", "deployment"])
 
 @pytest.fixture
 def hospital(start: Callable[..., Service]) -> Callable[..., Service]:
-    """Starts a service whose tenant comes over TLS, with a key of 90 days."""
+    """Start a service whose tenant connects over TLS with a key of 90 days."""
 
     def make(days: int | None = 90, **settings: Any) -> Service:
         service = start(private_networks=("10.0.0.0/8", "127.0.0.0/8", "::1/128"), **settings)
@@ -51,7 +51,7 @@ def asked(
 
 
 def missing(refused: httpx.Response) -> set[str]:
-    """What a refusal names."""
+    """The prerequisites that a refusal names."""
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (422, MODE), refused.text
     assert {one["code"] for one in error["details"]} == {"missing_prerequisite"}
@@ -137,7 +137,7 @@ def rows_of(service: Service, table: sa.Table) -> list[dict[str, Any]]:
 
 
 def put_in_mode(service: Service, table: sa.Table, identifier: str) -> None:
-    """As it is stored by an installation that enforces the whole mode."""
+    """Store the mode as an installation would that enforces all of it."""
     settings = UNION | (PRIVATE if table is tables.deployments else {})
     with service.database.write() as connection:
         change = sa.update(table).where(table.c.id == identifier)

@@ -1,4 +1,4 @@
-"""`tuneship keys` on the data of a service, whether it runs or not; complaints are one line that helps."""
+"""`tuneship keys` works on the data of a service, running or not, and every complaint is one helpful line."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ LISTED = {
 
 
 class Installation:
-    """A data directory as a service leaves it, and the command line on it."""
+    """A data directory as a service leaves it, and the command line that works on it."""
 
     def __init__(self, data_dir: Path, url: str) -> None:
         self.data_dir = data_dir
@@ -169,7 +169,7 @@ def test_a_key_can_be_rotated_while_its_callers_change_over(installed: Installat
     assert timedelta(hours=23) < left <= timedelta(hours=24)
     assert installed.run("rotate", new["key_id"], "--expires", "never").exit_code == 0
     again = installed.json("list")["keys"][-1]["key_id"]
-    never = installed.run("rotate", again, "--overlap", "never")  # which must not mean: at once
+    never = installed.run("rotate", again, "--overlap", "never")  # must not mean: at once
     assert (never.exit_code, "no duration" in never.output) == (2, True)
     assert installed.json("list")["keys"][-1]["state"] == "in force"
 
@@ -316,7 +316,7 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
         assert read_credentials(serve.data_dir / "credentials.json")["client_id"] == "local"
     finally:
         serve.stop()
-    listed = run("list")["keys"]  # stopped: the uses were stored
+    listed = run("list")["keys"]  # the service stored the uses when it stopped
     assert all(one["last_used_at"] for one in listed if one["client_id"] == "acme")
     assert frozenset(listed[0]["scopes"]) == SCOPES
 
@@ -401,7 +401,7 @@ def test_a_chain_without_signed_heads_is_not_called_whole(
 
 
 def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> None:
-    """As a setting that names the wrong file would have it."""
+    """A setting that names the wrong file would cause this."""
     installed.json("create", "--client-id", "acme", "--scopes", "viewer")
     file = installed.data_dir / "letter.txt"
     file.write_text("Dear Ann,\nsee you on Monday")

@@ -1,4 +1,4 @@
-"""What an operator does who has files in the data directory and wants them in a bucket, and what may be wrong."""
+"""An operator moves the files of the data directory to a bucket, and mistakes on the way are reported."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def installed(tmp_path: Path) -> Installed:
 
 @pytest.fixture
 def copy(installed: Installed, bucket: str, object_server: ObjectServer) -> Callable[[], None]:
-    """Copies the files of the data directory as `aws s3 sync` does."""
+    """Copy the files of the data directory to the bucket as `aws s3 sync` does."""
 
     def run() -> None:
         root = installed.data_dir / "blobs"

@@ -1,4 +1,4 @@
-"""A start whose database, key or clock does not belong to the files is refused in one line, and every file stays."""
+"""A start is refused in one line if database, key or clock do not belong to the files, and every file stays."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
-    """With two datasets and a model, and stopped."""
+    """A stopped installation with two datasets and a model."""
     made = Installed(tmp_path / "data", database_url=database.url)
     fill(made)
     return made
@@ -45,7 +45,7 @@ def test_a_database_that_is_empty_beside_files_is_refused_and_everything_is_ther
 ) -> None:
     database.keep()
     database.lose()
-    for _ in range(2):  # the first refusal has made nothing that would let the second one in
+    for _ in range(2):  # the first refusal must leave nothing that lets the second start succeed
         assert "is missing or empty" in installed.refused()
     database.put_back()
     with installed.started() as opened, opened.database.read() as connection:
@@ -65,7 +65,7 @@ def test_an_embedded_database_that_is_gone_or_cut_to_nothing_is_refused(
     if size is not None:
         file.touch()
     assert "is missing or empty" in installed.refused()
-    assert file.exists() == (size is not None)  # a restore does not meet a new database
+    assert file.exists() == (size is not None)  # no new database stands in the way of a restore
     (tmp_path / "database").unlink()  # as in a data directory of an early version
     assert "holds the files of 3 datasets" in installed.refused()
     shutil.copy(tmp_path / "kept", file)
@@ -98,7 +98,7 @@ def test_a_database_from_before_the_last_starts_is_refused(
 def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_can_go_on(
     installed: Installed, database: Sqlite | Postgres
 ) -> None:
-    """Nothing was started between: only the audit chain knows."""
+    """No start happened in between, so only the audit chain shows the loss."""
     with installed.started() as opened:
         opened.database.close()
         database.keep()
@@ -123,7 +123,7 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
 
 
 def recover(installed: Installed, opened: Any) -> None:
-    """The step of a start that once deleted files."""
+    """Run the step of a start that deleted files in earlier versions."""
     service = Service(installed.data_dir, **installed.options)
     recover_files(service.parts)
     service.database.close()
@@ -370,7 +370,7 @@ def test_a_data_directory_that_was_open_to_others_is_closed_and_it_is_said(
     fill(installed)
     (installed.data_dir / "blobs").chmod(0o755)
     installed.data_dir.chmod(0o755)
-    (installed.data_dir / "tuneship.sqlite").unlink()  # so that it ends at once
+    (installed.data_dir / "tuneship.sqlite").unlink()  # so that the service ends at once
     assert installed.serve().exit_code == 1
     for folder in (installed.data_dir, installed.data_dir / "blobs"):
         assert folder.stat().st_mode & 0o777 == 0o700

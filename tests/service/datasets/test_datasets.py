@@ -1,4 +1,4 @@
-"""Datasets from the first byte of an upload to their deletion."""
+"""The life of a dataset, from the first byte of its upload to its deletion."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def blob(service: Service, dataset_id: str) -> Path:
 
 
 def stored(service: Service, dataset_id: str) -> bytes:
-    """The file's content, opened with its key."""
+    """The content of the stored file, decrypted with its key."""
     with service.database.read() as connection:
         key = service.parts.keyring.find(connection, "alice", f"datasets/{dataset_id}")
     assert key is not None
@@ -312,7 +312,7 @@ def test_a_big_merge_is_processed_after_the_answer_with_the_sums_of_its_sources(
 
 
 def other_catalogue(service: Service, folder: Path) -> Path:
-    """A second base model whose tokenizer cuts between every two characters."""
+    """Add a second base model, whose tokenizer cuts between every two characters, and return its catalogue."""
     base = folder / "letters"
     base.mkdir()
     for file in service.parts.catalogue.default.path.iterdir():
@@ -360,13 +360,13 @@ def test_a_merged_dataset_outlives_its_sources(service: Service) -> None:
     assert (kept["source_datasets"], kept["num_examples"]) == (sources, 2 * len(LINES))
     assert service.job(dataset_id=made)
     again = merge(service, made, service.dataset()).json()
-    assert again["source_datasets"][0] == made  # the direct one, not those before it
+    assert again["source_datasets"][0] == made  # the direct source, not the sources of that one
 
 
 def test_a_tokenizer_that_breaks_is_named_and_holds_up_no_other_dataset(
     start: Start, tmp_path: Path
 ) -> None:
-    """When it is asked for; and when the service comes back to a big file with the model's files damaged since."""
+    """The tokenizer fails on request, and also when the service resumes a big file after the model was damaged."""
     shutil.copytree(SHIPPED / "tuneship-tiny", tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     listed = tmp_path / "models.yaml"

@@ -49,7 +49,7 @@ def logs(service: Service, deployment_id: str, **query: Any) -> list[dict[str, A
 
 
 def told(service: Service, deployment_id: str) -> list[tuple[str, dict[str, Any]]]:
-    """Kinds and data of the deployment's events, in order."""
+    """The kinds and data of the deployment's events, in order."""
     table = tables.events
     query = sa.select(table.c.type, table.c.data).where(table.c.resource_id == deployment_id)
     with service.database.read() as connection:
@@ -138,7 +138,7 @@ def test_only_the_version_that_was_seen_is_deleted(service: Service) -> None:
         stale = service.call("DELETE", path_of(made) + force, headers={"If-Match": seen})
         assert (stale.status_code, stale.json()["error"]["code"]) == (412, "invalid_request_error")
     service.until(lambda: service.deployment_status(made) == "running")
-    for _ in range(2):  # the repeat of a lost answer says the same
+    for _ in range(2):  # a client that repeats the request after a lost answer gets the same one
         gone = service.call("DELETE", path_of(made), headers={"If-Match": changed})
         assert (gone.status_code, gone.json()["status"] in ("deleting", "deleted")) == (200, True)
 
@@ -238,7 +238,7 @@ def test_a_replica_that_is_lost_is_replaced_and_health_says_so(service: Service)
     record = get(service, made)
     assert (record["status"], record["current_replicas"]) == ("running", 1)
     assert len(service.engines.replicas) == 2
-    service.until(lambda: said().total() == 3)  # told behind the change of health
+    service.until(lambda: said().total() == 3)  # logged after the change of health
     assert said() == {"replica started": 2, "replica lost": 1}
 
 
@@ -269,7 +269,7 @@ def test_a_deployment_whose_replica_cannot_come_back_fails_and_a_patch_brings_it
 def test_a_model_that_would_read_otherwise_than_in_training_fails_its_deployment(
     service: Service,
 ) -> None:
-    """Its base model's tokenizer was exchanged: the same prompt has become other tokens."""
+    """The base model's tokenizer was exchanged, so the same prompt has become other tokens."""
     tuned = service.model()
     probe = {"messages": [{"role": "user", "content": "a"}], "prompt": [1, 2], "tokens": [0], "logits": [0.5],
              "spread": 1.0}  # fmt: skip
@@ -375,7 +375,8 @@ def test_a_service_that_ends_fails_no_deployment(service: Service) -> None:
 
 def test_a_log_says_what_happened_newest_first_and_never_what_was_sent(service: Service) -> None:
     made = service.deployment("Secret Name", tags={"secret": "tag"})
-    service.until(lambda: bool(logs(service, made, filter="component=replica")))  # by a round
+    # the supervisor logs it in one of its rounds
+    service.until(lambda: bool(logs(service, made, filter="component=replica")))
     refused = service.call(
         "POST", path_of(made, "/generate"), json={"prompt": "secret words " * 2000}
     )
@@ -403,7 +404,7 @@ def test_failed_generations_are_logged_as_errors_and_good_ones_not_at_all(servic
 
 
 def many_lines(service: Service, deployment_id: str, number: int) -> None:
-    """Lines of one moment: only their ids tell them apart."""
+    """Store lines of one moment, which only their ids distinguish."""
     now, levels = service.clock(), deployment_logs.LEVELS
     entries = [
         LogEntry(deployment_id, now, levels[n % 4], "generate", f"line {n}", f"req_{n}")
@@ -539,7 +540,7 @@ def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Se
     full = [LogEntry("dep_1", now, "info", "generate", "x")] * MAX_WAITING
 
     def broken(_entries: Any) -> None:
-        recorder.add(*full)  # what comes while the database is waited for
+        recorder.add(*full)  # lines that come while the database is waited for
         raise OSError
 
     recorder.add(*full)

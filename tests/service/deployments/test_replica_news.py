@@ -1,4 +1,4 @@
-"""The log of a deployment tells of the replicas that serve it, and nothing of what other tenants' deployments do."""
+"""The log of a deployment reports the replicas that serve it, and nothing about other tenants' deployments."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def service(start: Callable[..., Service]) -> Service:
 
 
 def told(service: Service, deployment: str, client: str = "alice") -> list[str]:
-    """The messages about replicas, the oldest first."""
+    """The log's messages about replicas, oldest first."""
     path = path_of(deployment, "/logs")
     query = {"filter": "component=replica", "order": "asc"}
     found = service.call("GET", path, client, params=query).json()["logs"]
@@ -37,14 +37,14 @@ def scale(service: Service, deployment: str, number: int) -> None:
 
 
 def rounds(service: Service, number: int = 3) -> None:
-    """What was to be told has been told."""
+    """Wait for so many rounds of the supervisor, after which all news is in the log."""
     before = service.engines.probes
     service.until(lambda: service.engines.probes >= before + number * max(1, alive(service)))
 
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_tenant_is_not_told_of_anothers_replicas(service: Service, tuned: bool) -> None:
-    """Both have the base model itself, or each an adapter of its own on the same replicas."""
+    """Both tenants deploy the base model itself, or each deploys its own adapter on the same replicas."""
     fields: list[dict[str, Any]] = [
         {"model_name": service.model(one)} if tuned else {} for one in ("alice", "bob")
     ]

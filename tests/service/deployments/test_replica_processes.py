@@ -1,4 +1,4 @@
-"""Replicas as real processes: their number follows the deployment and its load, and killing them loses no request."""
+"""Replicas run as real processes whose number follows the deployment and its load; killing them loses no request."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def deployment(client: Client) -> Iterator[str]:
 
 
 class Options(TypedDict, total=False):
-    """Of `DeploymentCreate`."""
+    """Fields of `DeploymentCreate`."""
 
     min_replicas: int
     max_replicas: int
@@ -66,14 +66,14 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Load:
-    """What the answers were to requests that do not end before they are told to."""
+    """Callers who repeat a request until the load is over, and the answers that they got."""
 
     callers: range
     is_over: Event = field(default_factory=Event)
     statuses: list[int] = field(default_factory=list[int])
     ids: list[str] = field(default_factory=list[str])
     answered: Counter[int] = field(default_factory=Counter[int])
-    """How often, by caller."""
+    """How many answers each caller got."""
 
     def ask(self, caller: int, client: Client, deployment: str, request: Generate) -> None:
         while not self.is_over.is_set():
@@ -86,14 +86,14 @@ class Load:
             self.answered[caller] += 1
 
     def go_on(self) -> None:
-        """Until every caller was answered: what is under way then has begun since, and has lost no replica before."""
+        """Wait until every caller got another answer, so that every open request began after this call."""
         seen = self.answered.copy()
         until(lambda: all(self.answered[caller] > seen[caller] for caller in self.callers))
 
 
 @contextmanager
 def load(client: Client, deployment: str, callers: int, request: Generate = LONG) -> Iterator[Load]:
-    """So many callers ask one request after the other, each tried once."""
+    """Let so many callers send one request after the other, each tried once."""
     made, once = Load(range(callers)), client.with_options(tries=1)
     with ThreadPoolExecutor(callers) as pool:
         asking: list[Future[None]] = [
@@ -112,18 +112,18 @@ def replicas(client: Client, deployment: str) -> Callable[[], int]:
 
 
 def told(client: Client, deployment: str) -> list[str]:
-    """What happened to its replicas, the oldest first."""
+    """The log's messages about the deployment's replicas, oldest first."""
     found = client.deployments.logs(deployment, filter="component=replica", order="asc").logs
     return [entry.message for entry in found]
 
 
 def started(client: Client, deployment: str) -> int:
-    """How many the log says of, those that have ended too."""
+    """How many replicas have started according to the log, including those that have ended."""
     return told(client, deployment).count("replica started")
 
 
 def only_replica(serve: Serve) -> int:
-    """The process of the deployment that runs, when those of earlier deployments have left."""
+    """The only process that serves, once those of earlier deployments are gone."""
 
     def alone() -> list[int]:
         found = serve.workers(SERVING)
@@ -133,13 +133,15 @@ def only_replica(serve: Serve) -> int:
 
 
 def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
-    """So many replicas, until others have come. The record says for a while yet what was true before, and processes do
-    not vanish at once; a new process that the log calls started is asked.
+    """Kill so many replicas and wait until others have come.
+
+    The record shows the old state for a while, and processes do not vanish at once; so the log is asked which new
+    processes have started.
     """
     before = serve.workers(SERVING)
 
     def alive() -> int:
-        """By the log, which is a round behind."""
+        """The number of live replicas according to the log, which is one round late."""
         messages = told(client, deployment)
         ends = messages.count("replica lost") + messages.count("replica ended")
         return messages.count("replica started") - ends
@@ -154,7 +156,7 @@ def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
 
 @contextmanager
 def deployed(client: Client, name: str, **options: Unpack[Options]) -> Iterator[str]:
-    """One with these replicas, deleted afterwards however the test ends: the next one counts processes."""
+    """Deploy with these options, and delete it however the test ends, because the next test counts processes."""
     made = client.deployments.create(
         DeploymentCreate(model_name=MODEL, deployment_name=name, **options)
     ).id
@@ -195,11 +197,11 @@ def test_kills_under_load_lose_no_request_and_answer_none_twice(
         now = replicas(client, made)
         until(lambda: now() == 2)
         with load(client, made, 8) as answers:
-            for _ in range(2):  # one of two: the other does its requests
+            for _ in range(2):  # one of two: the other takes over its requests
                 answers.go_on()
                 kill(serve, client, made, 1)
             assert set(answers.statuses) == {200}
-            kill(serve, client, made, 2)  # both: they wait for the next
+            kill(serve, client, made, 2)  # both: the requests wait for the next ones
             answers.go_on()
         counts = Counter(answers.statuses)
         assert set(counts) <= {200, 503}
@@ -232,7 +234,7 @@ def test_a_deployment_grows_with_its_queue_shrinks_sleeps_and_wakes(
             asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
             assert {one.result().deployment_id for one in asked} == {made}
         until(lambda: started(client, made) - slept)
-        until(lambda: serve.workers(SERVING) == [])  # it sleeps again: whatever woke was told
+        until(lambda: serve.workers(SERVING) == [])  # it sleeps again, so the log has every start
         assert started(client, made) - slept == 1
 
 

@@ -1,4 +1,4 @@
-"""Replicas follow the requests of a deployment, and a lost replica costs no request: played replicas, a moved clock."""
+"""Replicas follow the requests of a deployment, and a lost one costs no request; replicas and clock are played."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ IDLE = timedelta(seconds=301)
 
 @pytest.fixture
 def service(start: Start, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """On a machine with enough cores; no process stays without a deployment."""
+    """A service on a machine with enough cores, which keeps no process without a deployment."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return start(preload_base_models=False, generate_timeout_s=10_000)
 
@@ -39,7 +39,7 @@ def ask(service: Service, deployment_id: str) -> httpx.Response:
 def asked(
     service: Service, pool: ThreadPoolExecutor, deployment_id: str, number: int
 ) -> list["Future[httpx.Response]"]:
-    """Requests that are with the replicas; they answer when `may_answer` is set."""
+    """Send requests and wait until the replicas have them; they are answered when `may_answer` is set."""
     service.engines.may_answer.clear()
     before = len(service.engines.prompts)
     futures = [pool.submit(ask, service, deployment_id) for _ in range(number)]
@@ -58,9 +58,7 @@ def test_a_queue_brings_replicas_and_calm_takes_them_away_again(service: Service
     with ThreadPoolExecutor(4) as pool:
         answers = asked(service, pool, made, 4)
         service.clock.ahead += timedelta(seconds=5)
-        service.until(
-            lambda: current(service, made) >= 2
-        )  # 3 without us, when we stood still for long
+        service.until(lambda: current(service, made) >= 2)  # already 3 if this test was slow
         service.clock.ahead += timedelta(seconds=5)
         service.until(lambda: current(service, made) == 3)
         service.engines.may_answer.set()
@@ -118,7 +116,7 @@ def test_a_machine_without_room_bounds_the_replicas_and_what_is_asked_for_does_n
 
 
 def asleep(service: Service, deployment_id: str) -> None:
-    """From the first look on it is seen to be idle; when that was, nobody outside knows."""
+    """Move the clock until the deployment sleeps; nobody outside can see from when on it counts as idle."""
 
     def is_asleep() -> bool:
         service.clock.ahead += IDLE

@@ -1,4 +1,4 @@
-"""A base model that the catalogue gives to vLLM: deployed, asked, and gone with the service."""
+"""A base model that the catalogue assigns to vLLM is deployed, answers, and ends with the service."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ def seen(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve(tmp_path: Path, seen: Path) -> Iterator[Serve]:
-    # A path of its own: replicas are kept by it.
+    # It has a path of its own, because replicas are kept by the path of their model.
     (tmp_path / "base").symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
     entry = {
         "id": "big",

@@ -1,4 +1,4 @@
-"""What the service publishes of a deployment is what the watch after the bake needs, from its first hour on."""
+"""The metrics that the service publishes suffice for the watch after the bake, from the first hour on."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ A_MINUTE = 30
 
 
 def serve_hours(service: Service, deployment: str, endpoint: str, start: datetime) -> None:
-    """Two and a half hours of traffic; every tenth request fails in the last three quarters of an hour."""
+    """Record two and a half hours of traffic, in which every tenth request of the last 45 minutes fails."""
     dice = random.Random(5)  # noqa: S311 - traffic of a test
     for minute in range(150):
         share = 0.1 if minute >= 105 else 0.005

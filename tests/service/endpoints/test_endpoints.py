@@ -1,4 +1,4 @@
-"""Endpoints of both kinds: their forms, versions, cut-overs, deletion, and who answers a request."""
+"""Endpoints of both kinds: their forms, versions, cut-overs and deletion, and which deployment answers a request."""
 
 import asyncio
 import random
@@ -157,7 +157,7 @@ def test_an_updating_deployment_can_take_traffic(service: Service) -> None:
 
 
 def test_ten_thousand_draws_fall_as_the_split_says(service: Service) -> None:
-    """Every draw once, then by chance: the routing of the service itself, without its models."""
+    """The routing gets every possible draw once, and then random draws, without the models."""
     one, two, three = (service.deployment(name) for name in ("one", "two", "three"))
     endpoint = service.canary("shop", {one: 57, two: 41, three: 2})
     context = Context(parts=service.parts, client_id="alice", request_id="req_x")

@@ -1,4 +1,4 @@
-"""The audit chain: what is written down before an answer, and what a change of the table betrays."""
+"""The audit chain gets its rows before a request is answered, and reveals any change of its table."""
 
 import resource
 from collections.abc import Callable
@@ -117,7 +117,7 @@ def audited_model(service: Service) -> str:
 
 
 def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Service) -> None:
-    """The deployment itself does not ask for it."""
+    """The deployment itself does not ask for audit logging."""
     model = audited_model(service)
     deployment = service.deployment("plain", model_name=model)
     endpoint = service.canary("shop", {deployment: 100})
@@ -139,7 +139,7 @@ def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Se
     for method, path, body in asked:
         written = told(service, lambda: service.call(method, path, json=body))  # noqa: B023
         assert len(written) == 1, (method, path)
-    assert len(told(service, lambda: service.call("GET", place))) == 1  # while it is going
+    assert len(told(service, lambda: service.call("GET", place))) == 1  # while it is being deleted
     assert fault(service) is None
 
 
@@ -298,7 +298,7 @@ def test_a_row_that_was_taken_out_is_found(service: Service) -> None:
     with service.database.write() as connection:
         connection.execute(sa.delete(tables.audit).where(tables.audit.c.seq == at))
     assert fault(service) == Fault(at, "rows are missing")
-    with service.database.write() as connection:  # and the numbers were closed up
+    with service.database.write() as connection:  # and close the gap in the numbers
         last = sa.select(sa.func.max(tables.audit.c.seq)).scalar_subquery()
         connection.execute(sa.update(tables.audit).where(tables.audit.c.seq == last).values(seq=at))
     found = fault(service)

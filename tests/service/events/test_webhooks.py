@@ -1,4 +1,4 @@
-"""Receivers are registered, told, tested, switched off and on; what they missed is sent again or fetched."""
+"""Webhooks are registered, notified, tested, switched off and on; missed events are sent again or fetched."""
 
 import asyncio
 import base64
@@ -60,7 +60,7 @@ def dump(service: Service) -> str:
 
 @pytest.fixture
 def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Service, Receiver]]:
-    """A service that delivers, with the test's own timing if it has one, and a receiver here that it may call."""
+    """A service that delivers webhooks, with the test's own timing if it has one, and a receiver that it may call."""
     service, stack = start(**LOCAL), AsyncExitStack()
     service.start_deliveries(getattr(request, "param", None))
     yield service, service.run(stack.enter_async_context(listening()))
@@ -68,7 +68,7 @@ def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Servic
 
 
 def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: Start) -> None:
-    """Any tenant may register one, and the Prefect server asks nobody for a key."""
+    """Any tenant may register a webhook, and the Prefect server asks nobody for a key."""
     local = LocalSettings()
     chosen = bridge_opened(local)["TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS"]
     service = start(webhook_allow_http_hosts=chosen)
@@ -80,7 +80,7 @@ def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: 
 
 
 def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service) -> None:
-    """A client has as many threads as there are look-ups, so its others wait; another client is told to come back."""
+    """Unanswered look-ups keep only a few threads, and the requests beyond those are asked to come back."""
     may_answer = threading.Event()
     asked: list[str] = []
 
@@ -277,7 +277,7 @@ def test_a_job_is_told_from_its_queue_to_its_end(local: tuple[Service, Receiver]
     assert {len({one["id"] for one in payloads}), len(receiver.received)} == {4}
 
 
-# The service retries nothing by itself meanwhile.
+# Waits so long that the service retries nothing by itself during the test.
 RARELY = DeliveryTiming(waits=(timedelta(), timedelta(hours=1)))
 
 
@@ -301,7 +301,7 @@ def test_what_failed_is_retried_when_asked_under_the_same_id(
 
 
 def test_a_replay_sends_what_its_status_and_times_name(service: Service) -> None:
-    service.dataset()  # before the webhook: addressed to nobody
+    service.dataset()  # before the webhook exists, so its events have no receiver
     webhook = create(service, events=["dataset.*"])
     service.dataset()
     died, delivered = (one["event_id"] for one in deliveries(service, webhook))
@@ -315,7 +315,8 @@ def test_a_replay_sends_what_its_status_and_times_name(service: Service) -> None
 
     an_hour_ago = render_time(datetime.now(UTC) - timedelta(hours=1))
     assert replayed(until=an_hour_ago) == 0
-    assert service.call("POST", path_of(webhook, "/replay")).json()["replayed"] == 1  # what died
+    # the dead delivery
+    assert service.call("POST", path_of(webhook, "/replay")).json()["replayed"] == 1
     assert replayed() == 0
     assert replayed(status="delivered", since=an_hour_ago) == 1
     assert replayed(status="missing") == 2

@@ -1,4 +1,4 @@
-"""Generation at its edges: conversations, callers who go, queues that are full, deadlines, and who is to blame."""
+"""Edge cases of generation: conversations, callers who leave, full queues, deadlines, and who is to blame."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ def path_of(deployment_id: str) -> str:
 
 
 def counts(service: Service, deployment_id: str) -> tuple[int, int]:
-    """Requests and errors as the metrics count them."""
+    """The numbers of requests and errors in the metrics."""
     answer = service.call("GET", f"/v1/deployments/{deployment_id}/metrics").json()
     summary = answer["summary"]["error_rate"]
     return summary["request_count"], summary["error_count"]
@@ -74,7 +74,7 @@ def test_a_caller_who_disconnects_ends_the_run_and_counts_for_nobody(service: Se
     async def leave() -> None:
         asking = asyncio.create_task(_asgi(service, path_of(made)))
         async with asyncio.timeout(120):
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             await asking
 
@@ -88,7 +88,7 @@ def test_a_caller_who_disconnects_ends_the_run_and_counts_for_nobody(service: Se
 
 
 async def _asgi(service: Service, path: str) -> None:
-    """One request whose caller goes as soon as the model works on it."""
+    """Send one request whose caller leaves as soon as the model works on it."""
     body = b'{"prompt":"a"}'
     headers = {**service.headers["alice"], "content-type": "application/json"}
     scope = {
@@ -126,7 +126,7 @@ def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service
                     headers=service.headers["alice"],
                 )
             )
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             asking.cancel()
 
@@ -137,7 +137,7 @@ def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service
 
 
 def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
-    """At once: those who hold the places wait for this test, so a refusal that waited would never come."""
+    """The running requests wait for this test, so a refusal that did not come at once would never come."""
     made = service.deployment("one")
     service.limit(generations=InFlightLimits(each=2, together=3))
     theirs = service.deployment("theirs", "bob")
@@ -271,7 +271,7 @@ def test_the_settings_of_a_request_reach_the_model(service: Service, stream: boo
 def test_generations_read_the_database_again_only_after_a_write(service: Service) -> None:
     made = service.deployment("one")
     endpoint = service.canary("shop", {made: 100})
-    service.rest()  # the supervisor writes when it likes
+    service.rest()  # the supervisor could write at any time
     paths = (path_of(made), f"/v1/endpoints/{endpoint}/generate")
     begun: list[object] = []
 
@@ -300,7 +300,7 @@ def test_generations_read_the_database_again_only_after_a_write(service: Service
 def test_a_prompt_that_the_context_does_not_hold_is_refused_however_long_it_is(
     service: Service, size: int
 ) -> None:
-    """The longest ones without counting their tokens, which would take a second."""
+    """The longest prompts are refused without counting their tokens, which would take a second."""
     made = service.deployment("one")
     for field, value in (
         ("prompt", "rib 1 " * (size // 6)),

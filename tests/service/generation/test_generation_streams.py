@@ -1,4 +1,4 @@
-"""`stream: true`: pieces of text and the whole reply, refusals before and failures after the first piece, who goes."""
+"""`stream: true` sends pieces of text and then the whole reply; it may be refused, fail midway, or lose its reader."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def without_id(reply: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(service: Service, path: str, **body: Any) -> AsyncIterator[Reader]:
-    """A reader over a socket; leaving it hangs up."""
+    """Open a stream over a socket; leaving the context disconnects."""
     http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     async with http, http.stream("POST", path, json=ASK | body) as response:
         yield Reader(response)
@@ -126,7 +126,7 @@ def test_what_fails_before_the_first_text_is_a_plain_answer(start: Start) -> Non
 def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
     service: Service,
 ) -> None:
-    """The deadline passes when there is text; a short one could pass before."""
+    """The test lets the deadline pass once there is text, because a short deadline could pass before."""
     made = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
@@ -219,7 +219,7 @@ def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Se
             asking = asyncio.create_task(
                 http.post(service.url + path_of(made), json=ASK, headers=headers)
             )
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             asking.cancel()
 

@@ -1,4 +1,4 @@
-"""The client against the real service through sockets: lists, streams that break, uploads."""
+"""The client works with the real service over sockets: lists, streams that break, uploads."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ from tuneship.settings import ClientSettings
 
 
 class Breaking(httpx.HTTPTransport):
-    """Cuts the first streamed answers after so many bytes each."""
+    """Cuts each of the first streamed answers after the given number of bytes."""
 
     def __init__(self, *cuts: int) -> None:
         super().__init__()
@@ -99,7 +99,8 @@ def test_a_job_is_followed_while_it_trains(served: Service) -> None:
             if isinstance(entry, JobStep):
                 steps.append(entry.step)
             elif not steps:
-                trainer.step(1)  # only what comes live can be followed by more
+                # the client follows the job, so it must get what is written from now on
+                trainer.step(1)
                 steps.append(0)
             if steps[-1:] == [1]:
                 trainer.step(2)

@@ -1,4 +1,4 @@
-"""Every connection ends, whatever is sent on it and whatever state the parser is in, and the log tells of no fault."""
+"""Every connection ends, with any input and in any state of the parser, and the log shows no error."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ CHUNKED = b"Transfer-Encoding: chunked"
 
 @pytest.fixture
 def service(start: Callable[..., Service]) -> Service:
-    """It listens, with short timeouts."""
+    """A service that listens, with short timeouts."""
     made = start()
     made.listen(timing=ServerTiming(TIMEOUTS, check_every_s=0.05))
     return made
@@ -36,7 +36,7 @@ def service(start: Callable[..., Service]) -> Service:
 
 @pytest.fixture(autouse=True)
 def faults() -> Any:
-    """What the server and the event loop complain of; nothing, at the end."""
+    """Check at the end that the server and the event loop logged no error."""
     lines = Lines()
     lines.setLevel(logging.ERROR)
     names = ("asyncio", "uvicorn.error")
@@ -68,7 +68,7 @@ def received_to_the_end(line: socket.socket) -> bytes:
 
 
 def sent_until_it_ends(line: socket.socket, piece: bytes) -> None:
-    """Keep sending, as slowly as somebody who wants to hold the connection; a server that never ends it fails."""
+    """Keep sending slowly, like somebody who wants to hold the connection, until the server ends it."""
     end = time.monotonic() + PATIENCE_S
     with suppress(ConnectionError):
         while time.monotonic() < end:
@@ -136,7 +136,7 @@ def test_the_next_head_on_a_kept_connection_has_an_end_too(service: Service) -> 
 
 
 def test_whoever_was_answered_early_may_rest_before_the_next_request(service: Service) -> None:
-    """The rest of the body stops one clock and must start no other but that of an idle connection."""
+    """The rest of the body ends the timeout for the body, and must start only the one for an idle connection."""
     line = connected(service)
     line.sendall(POST % (b"/healthz", b"Content-Length: 4") + b"ab")
     assert line.recv(1 << 16).startswith(b"HTTP/1.1 405")
@@ -177,14 +177,14 @@ def test_with_a_key_a_connection_is_kept_as_long_as_it_is_used(service: Service)
 def test_an_answer_that_nobody_reads_is_ended(service: Service, requests: int) -> None:
     line = connected(service, receive_buffer=4096)
     line.sendall(GET % b"/openapi.json" * requests)
-    with suppress(ConnectionResetError):  # a slow test may look when it is over already
+    with suppress(ConnectionResetError):  # a slow test may look only after the end
         line.recv(1, socket.MSG_PEEK)
     service.until(lambda: none_is_open(service))
     line.close()
 
 
 def test_an_answer_that_is_read_slowly_with_a_key_arrives(service: Service) -> None:
-    """Longer than the patience with those who read nothing."""
+    """Reading takes longer than the server waits for callers who read nothing."""
     key = "\r\n".join(f"{name}: {value}" for name, value in service.headers["alice"].items())
     line = connected(service, receive_buffer=4096)
     line.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + key.encode() + b"\r\n\r\n")
@@ -210,7 +210,7 @@ def test_a_caller_who_has_hung_up_one_side_leaves_nothing(service: Service, sent
 def test_requests_with_a_key_find_room_among_strangers_from_the_same_address(
     start: Callable[..., Service],
 ) -> None:
-    """Ten times as many as there is room for; each request comes on a connection of its own."""
+    """Ten times as many strangers connect as there is room for; each request comes on a connection of its own."""
     service = start()
     service.listen(together=20)
     strangers = [connected(service) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""Who is let in, and who has to go: by what a connection has shown, and when."""
+"""Connections are admitted or ended by what they have proved so far, and when."""
 
 import random
 from typing import Any
@@ -16,7 +16,7 @@ from tuneship.settings import ServiceSettings
 
 
 class FakeConnection:
-    """Notes that it was ended."""
+    """Records that it was ended."""
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -25,7 +25,7 @@ class FakeConnection:
         self.is_cut = True
 
     def end_if_overdue(self) -> None:
-        """Never is."""
+        """Do nothing, because this connection is never overdue."""
 
     def grace_s(self) -> float:
         return 0.0
@@ -40,7 +40,7 @@ def admitted(table: OpenConnections, source: str | None = "a", number: int = 1) 
 def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
     table = OpenConnections(ConnectionLimits(3, 3))
     first, second, third = admitted(table, number=3)
-    table.set_priority(first, KeepPriority.STRANGER)  # it was answered since
+    table.set_priority(first, KeepPriority.STRANGER)  # it has been answered meanwhile
     admitted(table)
     assert [first.is_cut, second.is_cut, third.is_cut] == [False, True, False]
     assert (len(table), table.evicted, table.refused) == (3, 1, 0)

@@ -1,4 +1,4 @@
-"""A strict client gets exactly the fields of its reference, whatever the service's superset holds."""
+"""A strict client gets exactly the fields of its reference, although the service has more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ def asked(service: Service, profile: str | None, method: str, path: str, **optio
 
 
 def life(service: Service, profile: str | None) -> dict[str, Any]:
-    """Each answer about a deployment, by operation."""
+    """The answers about a deployment in the course of its life, by operation."""
     body = {
         "model_name": "tuneship-tiny", "deployment_name": f"of {profile}", "tags": {"a": "1"},
         "vpc_config": {"subnet_ids": ["s"]},

@@ -1,4 +1,4 @@
-"""Quotas are counted in the transaction that makes the resource: of many at the limit, exactly one passes."""
+"""Quotas are counted in the transaction that makes the resource: of many requests at the limit exactly one succeeds."""
 
 import asyncio
 from collections import Counter
@@ -33,13 +33,14 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    service.limit(merges=InFlightLimits(each=64, together=128))  # the quota is to refuse them
+    # so that only the quota refuses merges
+    service.limit(merges=InFlightLimits(each=64, together=128))
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})
 
 
 def endpoint(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    """Of both kinds: they count together, and one that was deleted does not."""
+    """Create endpoints of both kinds, which count together; a deleted endpoint does not count."""
     made = service.deployment("first")
     service.endpoint("first", made)
     gone = service.endpoint("gone", made)

@@ -1,4 +1,4 @@
-"""Who hangs up, is refused, still waits, and how many callers meet an error: counted, by endpoint too, and no names.
+"""Requests whose caller disconnects, is refused or still waits are counted, as are callers who met errors.
 
 The answers are read as the gates read them, so that a field of another name or form fails here.
 """
@@ -32,7 +32,7 @@ LONG = "word " * 5000
 
 
 class Counts(NamedTuple):
-    """One bucket, as the gates read it."""
+    """The counts of one bucket, as the gates read them."""
 
     requests: int = 0
     errors: int = 0
@@ -50,8 +50,8 @@ def metrics(service: Service, deployment: str, **query: str) -> dict[str, Any]:
 
 
 def traffic_of(service: Service, deployment: str, **query: str) -> ArmTraffic:
-    """What the gates make of everything that has ended, as one bucket."""
-    service.clock.ahead += timedelta(days=2)  # the bucket is finished then
+    """Everything that has ended, as one bucket that the gates read."""
+    service.clock.ahead += timedelta(days=2)  # so that the bucket is complete
     start = (service.clock() - timedelta(days=5)).isoformat()
     answer = metrics(service, deployment, start_time=start, interval="1d", **query)
     service.clock.ahead -= timedelta(days=2)
@@ -78,7 +78,7 @@ def waiting(service: Service, deployment: str, **query: str) -> InFlightAges:
 
 @contextlib.contextmanager
 def asking(service: Service, path: str, **body: Any) -> Iterator[Task]:
-    """A request that waits in the queue; it is called off at the end unless it was answered."""
+    """Send a request that waits in the queue, and cancel it at the end unless it was answered."""
     asked = len(service.engines.prompts)
     task: Task = asyncio.run_coroutine_threadsafe(
         service.ask("POST", path, json={"prompt": "a case"} | body), service.loop
@@ -95,7 +95,7 @@ def asking(service: Service, path: str, **body: Any) -> Iterator[Task]:
 def test_who_hangs_up_in_the_queue_is_counted_by_deployment_and_endpoint(
     service: Service, stream: bool
 ) -> None:
-    """Over a socket: only there a caller can hang up."""
+    """The request uses a socket, because only there can a caller disconnect."""
     made = service.deployment("one")
     endpoint, other = (service.canary(name, {made: 100}) for name in ("canary", "other"))
     service.listen()
@@ -156,7 +156,7 @@ def test_the_age_of_what_is_in_flight_begins_with_its_request(
 
 
 def test_nobody_sees_what_others_ask_for_in_the_name_of_a_deployment(service: Service) -> None:
-    """A request is in flight once its deployment is known to be the caller's, and never counted before."""
+    """A request counts as in flight only once its deployment is known to belong to the caller."""
     made = service.deployment("one")
     assert service.call("POST", path_of(made), "bob", json={"prompt": LONG}).status_code == 404
     assert counted(service, made) == Counts()

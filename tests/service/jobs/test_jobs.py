@@ -1,4 +1,4 @@
-"""Jobs: their list, what "auto" becomes, what their events tell, and how a job that takes too long ends."""
+"""Jobs are listed, resolve "auto", report their progress in events, and fail when they take too long."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def test_auto_is_resolved_from_the_data_and_the_model_and_echoed(service: Servic
     ]
     one, two = (answer["hyperparameters"] for answer in answers)
     assert one == two
-    # 640 less the tenth that is set aside: 576 / 16 = 36 steps of an epoch, 108 in all.
+    # A tenth of 640 is set aside, so an epoch has 576 / 16 = 36 steps, and the job has 108.
     assert (one["batch_size"], one["epochs"], one["warmup_steps"]) == (16, 3, 3)
     assert one["learning_rate"] == 1e-3
     got = service.call("GET", f"{JOBS}/{answers[0]['id']}").json()

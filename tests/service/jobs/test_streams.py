@@ -1,4 +1,4 @@
-"""A job's stream: what it tells, in which order, from which place on, and that nothing of it stays behind."""
+"""A job's stream sends every entry in order, resumes at any place, and leaves nothing behind when it ends."""
 
 import asyncio
 import json
@@ -35,14 +35,14 @@ from tuneship.service.jobs import stream as job_stream
 from tuneship.service.jobs.stream import StreamPosition, _merged, job_frames
 
 EPOCHS = 40
-"""Seconds of work that are left when a process is stopped, should the one who stops it stand still before."""
+"""So many epochs that seconds of training are left even if the test is slow to stop the process."""
 NOTIFIED_ONLY = ServiceTiming(stream_poll_s=3600.0)
 DONE = {"event": "done", "data": "[DONE]"}
 
 
 @dataclass
 class Reader:
-    """An open stream."""
+    """Reads an open stream."""
 
     response: httpx.Response
     text: str = ""
@@ -70,7 +70,7 @@ class Reader:
 async def opened(
     service: Service, job_id: str, query: str = "", **headers: str
 ) -> AsyncIterator[Reader]:
-    """A reader over a socket; leaving it hangs up."""
+    """Open a stream over a socket; leaving the context disconnects."""
     http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     path = f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true{query}"
     async with http, http.stream("GET", path, headers=headers) as response:
@@ -78,7 +78,7 @@ async def opened(
 
 
 def whole(service: Service, job_id: str, query: str = "", **headers: str) -> httpx.Response:
-    """The stream of an ended job; without an end this would wait for ever."""
+    """Read the stream of an ended job to its end; that of a running job would not return."""
     path = f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true{query}"
     return service.call("GET", path, headers=headers)
 
@@ -89,7 +89,7 @@ def events(answer: httpx.Response) -> list[dict[str, str]]:
 
 @pytest.fixture
 def live(start: Callable[..., Service]) -> Service:
-    """Its streams look only when they are notified."""
+    """A service whose streams look for news only when they are notified."""
     service = start(timing=NOTIFIED_ONLY)
     service.listen()
     return service
@@ -130,7 +130,7 @@ def test_an_ended_job_is_told_whole_in_order_and_ends(service: Service) -> None:
         set(one) == {"step", "training_loss", "validation_loss", "learning_rate", "epoch"}
         for one in steps
     )
-    # queued, attempt, training; 1 2 "after 2"; 3 4 "after 4"; completed
+    # Logs: queued, attempt, training. Then steps 1, 2, the log "after 2", steps 3, 4, the log "after 4", completed.
     assert kinds == ["log"] * 3 + (["metrics"] * 2 + ["log"]) * 2 + ["log"]
     assert len({one["id"] for one in told[:-1]}) == len(kinds)
 
@@ -247,7 +247,7 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
 
 
 def waiting(service: Service) -> int:
-    """Readers at the notifier."""
+    """The number of readers that wait at the notifier."""
     return sum(len(ones) for ones in service.parts.notifier._waiting.values())
 
 
@@ -265,7 +265,7 @@ def test_a_reader_who_goes_away_leaves_nothing_behind(live: Service) -> None:
     async def come_and_go() -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
-            await until_async(lambda: waiting(live) == 1)  # the one before may not be gone yet
+            await until_async(lambda: waiting(live) == 1)  # the previous reader may still be there
 
     for _ in range(20):  # more than may be open at the same time
         live.run(come_and_go())
@@ -287,7 +287,7 @@ def test_streams_of_one_client_are_bounded_and_wait_without_threads(live: Servic
         beyond = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true")
         theirs = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true", "bob")
         others = [(await live.ask("GET", "/v1/models")).status_code for _ in range(3)]
-        # The supervisor's and that of a look, not one for each stream.
+        # There is one connection of the supervisor and one of a look, not one for each stream.
         await until_async(lambda: live.database.engine.pool.checkedout() <= 4)
         for one in readers:
             await one.__aexit__(None, None, None)
@@ -313,7 +313,8 @@ def test_a_drain_ends_streams_without_the_mark_of_an_end(live: Service) -> None:
         async with opened(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             live.parts.drain.begin()
-            await reader.read_until(lambda _: False)  # a whole message: the line did not break
+            # a whole message: the connection did not break
+            await reader.read_until(lambda _: False)
             return reader.text
 
     assert "[DONE]" not in live.run(read())
@@ -459,7 +460,7 @@ def test_a_bell_wakes_every_listener_of_its_resource_only() -> None:
 def followed(
     serve: Serve, job_id: str, told: list[dict[str, str]], steps_wanted: int | None = None
 ) -> None:
-    """Adds what comes behind the last frame, up to the end or to so many steps: then the line is cut."""
+    """Append the frames after the last known one, up to the end or to so many steps; then disconnect."""
     credentials = json.loads((serve.data_dir / "credentials.json").read_text())
     headers = {
         "Authorization": f"Bearer {credentials['api_key']}",
@@ -520,6 +521,6 @@ def test_a_service_that_is_told_to_end_does_not_wait_for_its_readers(tmp_path: P
         until(lambda: len(steps_of(told)) > 3)
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(300) == 0
-        reading.result(300)  # a whole message: nothing is raised
+        reading.result(300)  # the last message was whole, so nothing is raised
     assert told[-1] != DONE
     serve.stop()

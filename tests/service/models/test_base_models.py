@@ -1,4 +1,4 @@
-"""Base models of a catalogue file: what is damaged is not offered and says why, and the others go on."""
+"""A damaged base model of a catalogue file is not offered and says why, and the others go on."""
 
 import json
 import shutil

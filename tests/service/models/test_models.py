@@ -1,4 +1,4 @@
-"""Models: one of them by its id, what may be asked of it, and its end."""
+"""One model by its id: its forms, its limits, the operations it allows, and its deletion."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +23,7 @@ BASE = CATALOGUE.default
 
 
 def forms(model_id: str) -> set[str]:
-    """How a path may hold an id."""
+    """The two ways in which a path may hold an id."""
     return {f"/v1/models/{model_id}", f"/v1/models/{quote(model_id, safe='')}"}
 
 
@@ -160,7 +160,8 @@ def test_a_deployed_model_stays_until_its_deployments_are_deleted(service: Servi
 def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(service: Service) -> None:
     gone, kept = service.model(), service.model()
     left, stays = files_of(service, gone), files_of(service, kept)
-    with service.database.write() as connection:  # committed, and killed before the files went
+    # committed, and killed before the files were deleted
+    with service.database.write() as connection:
         connection.execute(sa.delete(tables.models).where(tables.models.c.id == gone))
     content = contents_below(left)
     recover(service.parts)
