@@ -74,9 +74,9 @@ def in_use(
 ) -> Iterator[WholeService]:
     """Let the flows use this service and write their reports into this folder until the end of the test."""
     monkeypatch.setenv("TUNESHIP_REPORTS", str(reports))
-    with service as made:
-        use(made)
-        yield made
+    with service as running:
+        use(running)
+        yield running
     disconnect()
 
 
@@ -85,8 +85,8 @@ def service(
     prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
     """A fake service with everything a whole release needs: data, jobs, deployments, an endpoint."""
-    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as made:
-        yield made
+    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as running:
+        yield running
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ class Script:
             stderr=subprocess.DEVNULL,
         )
 
-    def told(self) -> dict[str, Any]:
+    def read_result(self) -> dict[str, Any]:
         """Read the result file."""
         return json.loads(self.result.read_text())
 

@@ -147,9 +147,9 @@ def test_an_upgrade_between_a_kill_and_the_next_run_finds_the_same_record() -> N
 def test_the_job_carries_what_the_form_says() -> None:
     wanted = release(hyperparameters={"epochs": 2}, validation_frequency=0.25)
     job = wanted.job("ds_1", None, wanted.settings[0])
-    told = job.model_dump(mode="json", exclude_unset=True)
-    assert told["hyperparameters"] == {"epochs": 2}
-    assert told["validation_frequency"] == 0.25
+    sent = job.model_dump(mode="json", exclude_unset=True)
+    assert sent["hyperparameters"] == {"epochs": 2}
+    assert sent["validation_frequency"] == 0.25
 
 
 ASKED: dict[str, Any] = {
@@ -183,8 +183,8 @@ def test_a_release_that_asks_for_no_safeguard_is_the_one_that_it_was_before_ther
     for wanted in (plain, empty):
         job = wanted.job("ds_1", None, wanted.settings[0])
         assert "security_settings" not in job.model_dump(exclude_defaults=True)
-        made = wanted.deploy("tuneship-tiny", "1", {})
-        assert "security_settings" not in made.model_dump(exclude_defaults=True)
+        deploy = wanted.deploy("tuneship-tiny", "1", {})
+        assert "security_settings" not in deploy.model_dump(exclude_defaults=True)
 
 
 def test_the_form_explains_every_safeguard_of_the_service() -> None:
@@ -229,11 +229,11 @@ def test_every_group_of_the_form_is_closed_and_named_for_what_it_decides() -> No
 def test_a_group_that_stays_closed_keeps_its_defaults_and_the_digest() -> None:
     """The new form continues a release that was begun by a form of all defaults, or by a file."""
     closed = release(**dict.fromkeys(ReleaseParameters.GROUPS))
-    opened = release(
+    filled_in = release(
         **{name: getattr(release(), name).model_dump() for name in ReleaseParameters.GROUPS}
     )
     assert closed == release()
-    assert closed.digest() == release().digest() == opened.digest()
+    assert closed.digest() == release().digest() == filled_in.digest()
     assert closed.job("ds_1", None, closed.settings[0]) == release().job(
         "ds_1", None, release().settings[0]
     )
@@ -260,13 +260,13 @@ def test_digests_are_those_of_earlier_releases() -> None:
 def test_parameters_of_a_saved_deployment_are_still_valid_for_the_server(name: str) -> None:
     """With `enforce_parameter_schema` the server checks the parameters before each run, spelled as in the files."""
     content = yaml.safe_load((EXAMPLES / name).read_text())
-    told = content if name == "retrain.yaml" else {"release": content}
+    parameters = content if name == "retrain.yaml" else {"release": content}
     whole = parameter_schema(retrain if name == "retrain.yaml" else tune_and_deploy).model_dump()
-    assert is_valid(told, whole)
-    told["release"] |= dict.fromkeys(ReleaseParameters.GROUPS)
-    assert is_valid(told, whole)
-    told["release"]["canary"] = {"stepz": []}
-    assert not is_valid(told, whole)
+    assert is_valid(parameters, whole)
+    parameters["release"] |= dict.fromkeys(ReleaseParameters.GROUPS)
+    assert is_valid(parameters, whole)
+    parameters["release"]["canary"] = {"stepz": []}
+    assert not is_valid(parameters, whole)
 
 
 def test_deployment_tags_belong_to_the_candidate_alone() -> None:

@@ -111,8 +111,8 @@ def bare(
     lost: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
     """A fake service without idempotency keys, versions and leases."""
-    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as made:
-        yield made
+    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as running:
+        yield running
 
 
 def test_a_release_whose_records_are_lost_goes_on_by_its_run_key(

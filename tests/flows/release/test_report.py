@@ -129,14 +129,14 @@ def test_after_a_bake_the_gates_are_those_that_last_compared_both_deployments() 
     assert compared
     assert compared.phase is Phase.BAKE
     error = next(gate for gate in compared.gates if gate.name == "error")
-    seen = f"of {error.baseline_requests} ("
-    assert seen in page(ended)
+    numbers = f"of {error.baseline_requests} ("
+    assert numbers in page(ended)
     result = result_of(ended, [])
-    assert seen in " ".join(result.in_words)
+    assert numbers in " ".join(result.in_words)
     shifted = {"decisions": result.decisions, "in_words": result.in_words}
     text = report(refused().model_copy(update=shifted), RELEASE, [])
     (row,) = (line for line in text.splitlines() if line.startswith("| error |"))
-    assert seen in row
+    assert numbers in row
 
 
 def test_the_summary_tells_accuracy_and_leaves_out_what_was_not_reached() -> None:
@@ -194,9 +194,9 @@ def loaded(share: int, buckets: int = 10) -> tuple[dict[str, Any], dict[str, Any
     candidate, baseline = answer(0, 2 * buckets), answer(0, 2 * buckets)
     for n in range(2 * buckets):
         mine = share if n < buckets else 100
-        for told, of in ((candidate, mine), (baseline, 100 - mine)):
-            told["metrics"]["error_rate"]["request_count"][n] = 20 * of // 100
-            told["metrics"]["latency"]["p95"][n] = 100.0 + 2 * of
+        for arm, weight in ((candidate, mine), (baseline, 100 - mine)):
+            arm["metrics"]["error_rate"]["request_count"][n] = 20 * weight // 100
+            arm["metrics"]["latency"]["p95"][n] = 100.0 + 2 * weight
     return baseline, candidate
 
 

@@ -150,14 +150,14 @@ def body_of(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Callers]:
-    with Callers(tmp_path) as made:
-        yield made
+    with Callers(tmp_path) as stage:
+        yield stage
 
 
 @pytest.fixture
 def driven(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Driven]:
-    with Driven(tmp_path) as made:
-        yield made
+    with Driven(tmp_path) as stage:
+        yield stage
 
 
 def test_requests_that_callers_give_up_return_the_traffic(callers: Callers) -> None:

@@ -72,10 +72,10 @@ def test_a_plan_shorter_than_the_server_s_time_out_shifts_nothing(
     busy_for(fake, 30, 600)
     ask = opening.get_deployment_metrics
 
-    def told(*args: Any, **fields: Any) -> DeploymentMetrics:
+    def with_long_timeout(*args: Any, **fields: Any) -> DeploymentMetrics:
         return ask(*args, **fields).model_copy(update={"generate_timeout_seconds": 1200.0})
 
-    monkeypatch.setattr(opening, "get_deployment_metrics", told)
+    monkeypatch.setattr(opening, "get_deployment_metrics", with_long_timeout)
 
     result = shift_traffic(plan())
 

@@ -87,9 +87,9 @@ def test_a_flow_whose_record_cannot_be_written_gives_the_traffic_back_and_says_s
     assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [25, 0]
     assert fake.endpoint is not None
     assert fake.endpoint["lease"] is None
-    told = [note for note in result.notes if "could not be written" in note]
-    assert told
-    assert str(mounted) in told[0]
+    notes = [note for note in result.notes if "could not be written" in note]
+    assert notes
+    assert str(mounted) in notes[0]
     assert [change.weights[CANDIDATE] for change in result.history] == [25, 0]
 
 

@@ -101,22 +101,22 @@ def test_what_nobody_has_thought_of_is_told_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))
-    told = _ending_after(ZeroDivisionError("a prompt")).message
-    assert told == f"unexpected ZeroDivisionError (details: {tmp_path}/reports/error.log)"
+    message = _ending_after(ZeroDivisionError("a prompt")).message
+    assert message == f"unexpected ZeroDivisionError (details: {tmp_path}/reports/error.log)"
     (tmp_path / "file").touch()
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "file"))
-    told = _ending_after(ZeroDivisionError("a prompt")).message
-    assert told.startswith("unexpected ZeroDivisionError (details: not written, ")
-    assert "a prompt" not in told
+    message = _ending_after(ZeroDivisionError("a prompt")).message
+    assert message.startswith("unexpected ZeroDivisionError (details: not written, ")
+    assert "a prompt" not in message
 
 
 def test_a_service_that_does_not_answer_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUNESHIP_URL", "http://me:secret@models.example:8700")
-    told = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
-    assert "models.example:8700 (TUNESHIP_URL)" in told
-    assert "secret" not in told
+    message = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
+    assert "models.example:8700 (TUNESHIP_URL)" in message
+    assert "secret" not in message
 
 
 SAYS_AND_SHOWS = """

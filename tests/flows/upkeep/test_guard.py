@@ -261,11 +261,11 @@ def test_a_damaged_release_is_named_and_stops_nothing(fake: FakeService, records
     result = guard()
 
     assert (result.outcome, result.releases) == ("returned", ["k"])
-    (told,) = result.notes
-    assert str(damaged) in told
-    assert "line 1, 2" in told
-    assert "prompt" not in told
-    assert guard().notes == [told]
+    (note,) = result.notes
+    assert str(damaged) in note
+    assert "line 1, 2" in note
+    assert "prompt" not in note
+    assert guard().notes == [note]
 
 
 def test_a_release_of_another_service_is_left_alone(fake: FakeService, records: Path) -> None:
@@ -279,13 +279,13 @@ def test_as_a_script_it_needs_no_parameters_and_exits_with_0(
     fake: FakeService, records: Path, script_environment: dict[str, str], tmp_path: Path
 ) -> None:
     left_at(fake, records, 25)
-    told = tmp_path / "result.json"
-    command = [sys.executable, str(SCRIPT.with_name("guard.py")), "--result", str(told)]
+    result_file = tmp_path / "result.json"
+    command = [sys.executable, str(SCRIPT.with_name("guard.py")), "--result", str(result_file)]
 
     ended = subprocess.run(
         command, env=script_environment, capture_output=True, timeout=PATIENCE_S, check=False
     )
 
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(told.read_text())["outcome"] == "returned"
+    assert json.loads(result_file.read_text())["outcome"] == "returned"
     assert fake.weights == RETURNED

@@ -240,6 +240,6 @@ def test_a_first_key_that_opens_nothing_is_replaced(first_key: FirstKey, ending:
     else:
         first_key.keys._pepper = b"another"
         write_credentials(first_key.keys, first_key.file, "http://here", first_key.clock())
-    made = read_credentials(first_key.file)["api_key"]
-    assert made != key
-    assert first_key.keys.is_good_for(made, SCOPES, datetime.now(UTC) + timedelta(days=80))
+    new_first_key = read_credentials(first_key.file)["api_key"]
+    assert new_first_key != key
+    assert first_key.keys.is_good_for(new_first_key, SCOPES, datetime.now(UTC) + timedelta(days=80))

@@ -37,13 +37,13 @@ def embedded(tmp_path: Path) -> Installed:
     return filled(Installed(tmp_path / "data"))
 
 
-def filled(made: Installed) -> Installed:
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-        made.add_dataset(opened, b"{}\n" * 1_000_000)
-        made.sign_head(opened)
-    return made
+def filled(installation: Installed) -> Installed:
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+        installation.add_dataset(opened, b"{}\n" * 1_000_000)
+        installation.sign_head(opened)
+    return installation
 
 
 def done(installed: Installed, *arguments: str | Path) -> str:

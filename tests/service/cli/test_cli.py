@@ -78,35 +78,35 @@ def installed(
     for name, value in chosen.items():
         monkeypatch.setenv(f"TUNESHIP_{name.upper()}", value)
     url = chosen.get("database_url", sqlite_url(tmp_path / "tuneship.sqlite"))
-    made = Installation(tmp_path, url)
-    yield made
-    made.database.close()
+    installation = Installation(tmp_path, url)
+    yield installation
+    installation.database.close()
 
 
 def test_a_key_is_made_and_works(installed: Installation) -> None:
-    made = installed.json(
+    key = installed.json(
         "create", "--client-id", "acme", "--scopes", "inference,jobs:read", "--expires", "90d"
     )
-    assert set(made) == {"key_id", "api_key", "client_id", "scopes", "expires_at"}
-    assert key_id(made["api_key"]) == made["key_id"]
-    assert (made["client_id"], made["scopes"]) == ("acme", ["generate", "jobs:read"])
-    lives = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    assert set(key) == {"key_id", "api_key", "client_id", "scopes", "expires_at"}
+    assert key_id(key["api_key"]) == key["key_id"]
+    assert (key["client_id"], key["scopes"]) == ("acme", ["generate", "jobs:read"])
+    lives = datetime.fromisoformat(key["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=89, hours=23) < lives <= timedelta(days=90)
-    assert installed.recognises(made["api_key"], "acme")
-    assert not installed.recognises(made["api_key"], "other")
+    assert installed.recognises(key["api_key"], "acme")
+    assert not installed.recognises(key["api_key"], "other")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_can_be_given(installed: Installation, preset: str) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", preset)
-    assert (made["scopes"], made["expires_at"]) == (sorted(PRESETS[preset]), None)
+    key = installed.json("create", "--client-id", "acme", "--scopes", preset)
+    assert (key["scopes"], key["expires_at"]) == (sorted(PRESETS[preset]), None)
 
 
 def test_a_key_is_shown_once_and_alone_on_standard_output(installed: Installation) -> None:
-    made = installed.run("create", "--client-id", "acme", "--scopes", "viewer", "--label", "ci")
-    key = made.stdout.strip()
+    created = installed.run("create", "--client-id", "acme", "--scopes", "viewer", "--label", "ci")
+    key = created.stdout.strip()
     assert installed.recognises(key, "acme")
-    assert "not shown again" in made.stderr
+    assert "not shown again" in created.stderr
     for shown in (installed.run("list").output, installed.run("list", "--json").output):
         assert key[4:12] in shown
         assert key[13:56] not in shown
@@ -131,21 +131,21 @@ def test_a_narrow_list_shows_keys_and_dates_whole(
     installed: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    made = installed.json(
+    key = installed.json(
         *("create", "--client-id", "radiology-department", "--scopes", "viewer,generate"),
         *("--expires", "90d", "--label", "what the night's release uses"),
     )
-    told = installed.run("list").stdout
-    assert made["key_id"] in told
-    assert made["expires_at"][:10] in told
-    assert "…" not in told
+    listing = installed.run("list").stdout
+    assert key["key_id"] in listing
+    assert key["expires_at"][:10] in listing
+    assert "…" not in listing
 
 
 def test_a_revoked_key_is_refused_and_stays_listed(installed: Installation) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
-    ended = installed.json("revoke", made["key_id"])
-    assert not installed.recognises(made["api_key"], "acme")
-    assert installed.json("revoke", made["key_id"]) == ended  # a second time changes nothing
+    key = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    ended = installed.json("revoke", key["key_id"])
+    assert not installed.recognises(key["api_key"], "acme")
+    assert installed.json("revoke", key["key_id"]) == ended  # a second time changes nothing
     assert installed.json("list")["keys"][0]["state"] == "revoked"
 
 
@@ -211,9 +211,9 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def test_an_ended_key_is_not_rotated(installed: Installation) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
-    installed.run("revoke", made["key_id"])
-    done = installed.run("rotate", made["key_id"])
+    key = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    installed.run("revoke", key["key_id"])
+    done = installed.run("rotate", key["key_id"])
     assert (done.exit_code, "not in force" in done.stderr) == (1, True)
     assert len(installed.keys.listed()) == 1
 
@@ -261,8 +261,8 @@ def test_a_setting_of_the_environment_that_cannot_be_read_is_named(
 def test_a_service_that_cannot_listen_says_where(tmp_path: Path, host: str, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        place = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
-        done = CliRunner().invoke(app, ["serve", *place])
+        options = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", *options])
     assert done.exit_code == 1
     assert re.search(rf"cannot start: .*{host} port {port}: .*({why}).*--port", done.stderr)
 
@@ -297,17 +297,17 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
         return httpx.get(f"{serve.url}/v1/datasets", headers=headers, timeout=300).status_code
 
     def run(*arguments: str) -> dict[str, Any]:
-        place = ["--data-dir", str(serve.data_dir), "--json"]
-        done = CliRunner().invoke(app, ["keys", *arguments, *place])
+        options = ["--data-dir", str(serve.data_dir), "--json"]
+        done = CliRunner().invoke(app, ["keys", *arguments, *options])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
     try:
-        made = run("create", "--client-id", "acme", "--scopes", "viewer")
-        assert status(made["api_key"]) == 200
-        new = run("rotate", made["key_id"])
+        created = run("create", "--client-id", "acme", "--scopes", "viewer")
+        assert status(created["api_key"]) == 200
+        new = run("rotate", created["key_id"])
         time.sleep(1)
-        assert (status(made["api_key"]), status(new["api_key"])) == (401, 200)
+        assert (status(created["api_key"]), status(new["api_key"])) == (401, 200)
         run("revoke", new["key_id"])
         time.sleep(1)
         assert status(new["api_key"]) == 401

@@ -13,11 +13,11 @@ from tests.support.object_server import ObjectServer
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
-    made = Installed(tmp_path / "data")
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-    return made
+    installation = Installed(tmp_path / "data")
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+    return installation
 
 
 @pytest.fixture

@@ -27,17 +27,17 @@ DAY = timedelta(days=1)
 @pytest.fixture
 def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
     """A stopped installation with two datasets and a model."""
-    made = Installed(tmp_path / "data", database_url=database.url)
-    fill(made)
-    return made
+    installation = Installed(tmp_path / "data", database_url=database.url)
+    fill(installation)
+    return installation
 
 
-def fill(made: Installed) -> None:
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-        made.add_dataset(opened)
-        made.sign_head(opened)
+def fill(installation: Installed) -> None:
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+        installation.add_dataset(opened)
+        installation.sign_head(opened)
 
 
 def test_a_database_that_is_empty_beside_files_is_refused_and_everything_is_there_once_it_is_back(
@@ -113,8 +113,8 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
     Path(line[2]).write_text(line[1])
     with installed.started() as opened:
         recover(installed, opened)
-    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
-    assert [one.name for one in (place / "datasets").iterdir()] == [newer]
+    (set_aside,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert [one.name for one in (set_aside / "datasets").iterdir()] == [newer]
     with installed.started():  # from now on the two belong together again
         pass
     record = read_record(installed.data_dir)
@@ -352,11 +352,11 @@ def test_files_without_a_row_are_set_aside_and_said_and_rows_without_a_file_are_
     shutil.rmtree(model)
     with installed.started() as opened:
         recover(installed, opened)
-    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", place.name)
-    aside = {str(one.relative_to(place)) for one in place.glob("*/*")}
+    (set_aside,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", set_aside.name)
+    aside = {str(one.relative_to(set_aside)) for one in set_aside.glob("*/*")}
     assert aside == {"datasets/ds_lost", "models/ft_lost", "work/ft_unknown"}
-    assert (place / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
+    assert (set_aside / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
     assert not list((installed.data_dir / "scratch").iterdir())
     assert "3 folders of files without a row were moved to" in caplog.text
     assert "the files of 1 datasets or models are missing: `tuneship check` names" in caplog.text

@@ -80,10 +80,10 @@ def kept(service: Service) -> dict[str, int]:
 
 def worked(service: Service) -> None:
     """Make a row in every table from which rows are deleted by age."""
-    made = service.deployment("d")
-    generated = service.call("POST", f"/v1/deployments/{made}/generate", json={"prompt": "a"})
+    deployment = service.deployment("d")
+    generated = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "a"})
     assert generated.status_code == 200
-    body = {"name": "e", "deployment_id": made}
+    body = {"name": "e", "deployment_id": deployment}
     headers = {"Idempotency-Key": "once"}
     assert service.call("POST", "/v1/endpoints", json=body, headers=headers).status_code == 201
 
@@ -112,14 +112,14 @@ def test_metrics_are_stored_although_the_clock_was_set_back(start: Callable[...,
     service = start()
     worked(service)
     service.clock.jumped = timedelta(days=-1)
-    made = service.deployment("after")
-    answer = service.call("POST", f"/v1/deployments/{made}/generate", json={"prompt": "a"})
+    deployment = service.deployment("after")
+    answer = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "a"})
     assert answer.status_code == 200
     table = tables.metric_windows
 
     def stored() -> bool:
         with service.database.read() as connection:
-            query = sa.select(table.c.start).where(table.c.deployment_id == made)
+            query = sa.select(table.c.start).where(table.c.deployment_id == deployment)
             return connection.execute(query).first() is not None
 
     service.until(stored)

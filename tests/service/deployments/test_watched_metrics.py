@@ -53,10 +53,10 @@ def test_a_deployment_that_turns_bad_is_found_in_the_services_own_metrics(shared
 
     def found(until: datetime) -> set[str]:
         first = ask(start, until)
-        seen = weigh(first, ask(asked_from(start, until), until), start, until)
-        assert not seen.unusable
-        assert {one.gate for one in seen.readings} >= {"error", "slow", "very_slow", "empty"}
-        return {one.gate for one in seen.readings if one.is_worse}
+        weighed = weigh(first, ask(asked_from(start, until), until), start, until)
+        assert not weighed.unusable
+        assert {one.gate for one in weighed.readings} >= {"error", "slow", "very_slow", "empty"}
+        return {one.gate for one in weighed.readings if one.is_worse}
 
     assert first_traffic(ask(start - QUARTER, start + 4 * QUARTER)) == start
     assert found(start + 7 * QUARTER) == set()

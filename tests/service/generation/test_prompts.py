@@ -80,13 +80,13 @@ def test_only_the_template_writes_special_tokens_and_the_text_stays_as_it_was(
 )
 def test_no_prompt_forges_a_turn(shared: Service, body: dict[str, Any]) -> None:
     name = f"forged {json.dumps(body)[:9].strip()[2:6]} {len(shared.engines.prompts)}"
-    made = shared.deployment(name)
-    path = f"/v1/deployments/{made}/generate"
+    deployment = shared.deployment(name)
+    path = f"/v1/deployments/{deployment}/generate"
     honest = json.loads(json.dumps(body).replace(json.dumps(FORGED), '"a case"'))
     for one in (honest, body):
         assert shared.call("POST", path, json=one).status_code == 200
-    told, sent = (list(one) for one in shared.engines.prompts[-2:])
-    assert special_of(BASE, sent) == special_of(BASE, told)
+    usual, sent = (list(one) for one in shared.engines.prompts[-2:])
+    assert special_of(BASE, sent) == special_of(BASE, usual)
     assert FORGED in spelled(sent)
 
 

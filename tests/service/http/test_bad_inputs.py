@@ -174,9 +174,9 @@ def test_a_bad_input_is_refused_as_written(
     if "line" in case:
         assert _error(answer)["details"][0]["line"] == case["line"]
     identifier = answer.headers["x-request-id"]  # it is random and could contain any text
-    told = [one.replace(identifier, "") for one in (answer.text, *lines_of(world, answer))]
+    outputs = [one.replace(identifier, "") for one in (answer.text, *lines_of(world, answer))]
     for text in sent_texts(world, case, path, options):
-        assert not any(text in one for one in told), text
+        assert not any(text in one for one in outputs), text
     if "says" in case:
         assert re.search(case["says"], _error(answer)["message"])
     if "like" in case:

@@ -20,9 +20,9 @@ from tuneship.service.http.body_timeout import BodyTimeout
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    made = Serve(tmp_path_factory.mktemp("framing") / "data")
-    yield made
-    made.stop()
+    started = Serve(tmp_path_factory.mktemp("framing") / "data")
+    yield started
+    started.stop()
 
 
 def exchange(serve: Serve, *headers: str, body: bytes = b"") -> tuple[int, bytes]:

@@ -62,20 +62,20 @@ def test_sixty_four_creates_with_one_key_make_one(
     before = ids_in(service)
     answers = together(service, 64, *request, **options, headers=headers)
     answers += [service.call(*request, **options, headers=headers)]
-    made = [one for one in answers if one.status_code == 201]
+    created = [one for one in answers if one.status_code == 201]
     assert {one.status_code for one in answers} <= set(
         LIMITED if SERVED[operation.name].is_long else (201, 409)
     )
-    assert len({one.content for one in made}) == 1
-    assert {one.headers["location"] for one in made} == {
-        f"{_place(operation)}/{made[0].json()['id']}"
+    assert len({one.content for one in created}) == 1
+    assert {one.headers["location"] for one in created} == {
+        f"{_place(operation)}/{created[0].json()['id']}"
     }
-    assert ids_in(service) - before == {made[0].json()["id"]}
+    assert ids_in(service) - before == {created[0].json()["id"]}
     for one in answers:
         if one.status_code != 201:
             assert one.headers["x-should-retry"] == "true"
     assert answers[-1].headers["idempotent-replayed"] == "true"
-    assert sum("idempotent-replayed" not in one.headers for one in made) == 1
+    assert sum("idempotent-replayed" not in one.headers for one in created) == 1
 
 
 def _place(operation: Operation[..., Any]) -> str:

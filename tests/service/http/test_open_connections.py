@@ -32,9 +32,9 @@ class FakeConnection:
 
 
 def admitted(table: OpenConnections, source: str | None = "a", number: int = 1) -> list[Any]:
-    made = [FakeConnection() for _ in range(number)]
-    assert all(table.admit(one, source) for one in made)
-    return made
+    connections = [FakeConnection() for _ in range(number)]
+    assert all(table.admit(one, source) for one in connections)
+    return connections
 
 
 def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
@@ -88,21 +88,21 @@ def test_what_comes_through_a_declared_proxy_is_no_strangers() -> None:
 def test_the_count_is_right_after_any_history() -> None:
     dice = random.Random(5)  # noqa: S311 - a history, not a secret
     table = OpenConnections(ConnectionLimits(20, 8))
-    made: list[Any] = []
+    connections: list[Any] = []
     for _ in range(5000):
         kind = dice.randrange(4)
-        if kind == 0 or not made:
+        if kind == 0 or not connections:
             one = FakeConnection()
             if table.admit(one, dice.choice(["a", "b", "c", None])):
-                made.append(one)
+                connections.append(one)
         elif kind == 1:
-            table.leave(dice.choice(made))
+            table.leave(dice.choice(connections))
         else:
-            table.set_priority(dice.choice(made), dice.choice(list(KeepPriority)))
+            table.set_priority(dice.choice(connections), dice.choice(list(KeepPriority)))
         assert len(table) == len(list(table)) <= 20
         assert not any(one.is_cut for one in table)  # type: ignore[attr-defined]
         assert all(group.size <= 8 for group in table._sources.values())
-    for one in made:
+    for one in connections:
         table.leave(one)
     assert not len(table)
     assert not table._sources

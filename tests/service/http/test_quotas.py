@@ -41,13 +41,13 @@ def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 def endpoint(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
     """Create endpoints of both kinds, which count together; a deleted endpoint does not count."""
-    made = service.deployment("first")
-    service.endpoint("first", made)
-    gone = service.endpoint("gone", made)
-    assert service.call("DELETE", f"/v1/endpoints/{gone}").status_code == 200
+    deployment = service.deployment("first")
+    service.endpoint("first", deployment)
+    deleted = service.endpoint("gone", deployment)
+    assert service.call("DELETE", f"/v1/endpoints/{deleted}").status_code == 200
     kinds = [
-        ("/v1/endpoints", lambda name: {"name": name, "deployment_id": made}),
-        ("/v1/canary-endpoints", lambda name: split({made: 100}, name=name)),
+        ("/v1/endpoints", lambda name: {"name": name, "deployment_id": deployment}),
+        ("/v1/canary-endpoints", lambda name: split({deployment: 100}, name=name)),
     ]
     return lambda number: (kinds[number % 2][0], {"json": kinds[number % 2][1](f"e{number}")})
 

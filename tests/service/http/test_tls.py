@@ -53,9 +53,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     files = certificate(tmp_path)
     options = ("--tls-certificate", str(files[0]), "--tls-key", str(files[1]))
-    made = Serve(tmp_path / "data", *options)
-    yield made
-    made.stop()
+    started = Serve(tmp_path / "data", *options)
+    yield started
+    started.stop()
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ def models_of(service: Service) -> list[str]:
 
 
 def successes_of(service: Service) -> list[str]:
-    told = tables.events.c.type == "fine_tuning.job.succeeded"
+    is_success = tables.events.c.type == "fine_tuning.job.succeeded"
     with service.database.read() as connection:
-        return list(connection.scalars(sa.select(tables.events.c.resource_id).where(told)))
+        return list(connection.scalars(sa.select(tables.events.c.resource_id).where(is_success)))
 
 
 def test_a_model_is_there_before_its_process_has_left_and_the_process_is_ended(

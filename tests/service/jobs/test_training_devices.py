@@ -20,9 +20,9 @@ pytestmark = [
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    made = Serve(tmp_path / "data", training_devices="2")
-    yield made
-    made.stop()
+    started = Serve(tmp_path / "data", training_devices="2")
+    yield started
+    started.stop()
 
 
 def filters_of(process: int) -> int:

@@ -57,8 +57,8 @@ def test_everything_is_kept_read_and_removed_there(
     tuned = service.model()
     row = service.call("GET", f"/v1/models/{tuned}").json()
     model = f"models/{row['fine_tuning_job_id']}"
-    made = prefixes(object_server, bucket)
-    assert {f"datasets/{name}" for name in (one, two, both)} | {model} <= made
+    stored = prefixes(object_server, bucket)
+    assert {f"datasets/{name}" for name in (one, two, both)} | {model} <= stored
     assert contents_below(service.settings.data_dir / "blobs") == {}
     copies = contents_below(service.settings.data_dir / "cache")
     assert copies, "what was uploaded is its own copy"

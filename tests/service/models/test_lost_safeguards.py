@@ -145,17 +145,17 @@ def test_one_that_sleeps_fails_too_and_is_not_woken(
 ) -> None:
     service = first(preload_base_models=False)
     options: dict[str, Any] = {"min_replicas": 0, "auto_scaling": True}
-    made = service.deployment("sleeper", security_settings=ISOLATED, **options)
+    sleeper = service.deployment("sleeper", security_settings=ISOLATED, **options)
 
     def is_asleep() -> bool:
         service.clock.ahead += timedelta(seconds=2 * service.settings.auto_scaling_idle_s)
-        return deployment(service, made)["current_replicas"] == 0
+        return deployment(service, sleeper)["current_replicas"] == 0
 
     service.until(is_asleep)
-    assert deployment(service, made)["status"] == "running"
+    assert deployment(service, sleeper)["status"] == "running"
     weaker = restart(service, isolates=False, preload_base_models=False)
-    assert failed(weaker, made) == LOST
-    assert ask(weaker, made).status_code == 409
+    assert failed(weaker, sleeper) == LOST
+    assert ask(weaker, sleeper).status_code == 409
     assert not weaker.engines.replicas
 
 

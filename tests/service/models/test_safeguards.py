@@ -27,10 +27,12 @@ def asked(service: Service, kind: str, settings: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("kind", ["job", "deployment"])
 @pytest.mark.parametrize("name", ["audit_logging", "network_isolation"])
 def test_what_is_enforced_is_taken_and_shown(service: Service, kind: str, name: str) -> None:
-    made = asked(service, kind, {name: True})
-    assert made.status_code == 201, made.text
-    place = "fine-tuning/jobs" if kind == "job" else "deployments"
-    shown = service.call("GET", f"/v1/{place}/{made.json()['id']}").json()["security_settings"]
+    created = asked(service, kind, {name: True})
+    assert created.status_code == 201, created.text
+    collection = "fine-tuning/jobs" if kind == "job" else "deployments"
+    shown = service.call("GET", f"/v1/{collection}/{created.json()['id']}").json()[
+        "security_settings"
+    ]
     assert [key for key, value in shown.items() if value is True] == [name]
 
 
