@@ -103,7 +103,7 @@ def test_what_users_own_outlives_a_clock_that_jumps_ahead(
     service.until(lambda: service.call("GET", path).json()["status"] == "running")
     after = kept(service)
     assert all(after[name] >= number for name, number in before.items()), (before, after)
-    # nobody has set the clock back, so it is believed
+    # Nobody has set the clock back, so it is believed.
     service.clock.ahead = timedelta(seconds=HOLD_S + 1)
     service.until(lambda: kept(service)["idempotency"] < before["idempotency"])
 

@@ -95,7 +95,7 @@ def test_all_other_threads_of_background_work_are_blocked(service: Service) -> N
     service.until(lambda: service.job_status(job_id) == "running")
     with all_taken(service, requests=False):
         canary.comes_back()
-        # jobs' leases are renewed as well, although nobody follows the job
+        # The job's lease is renewed as well, although nobody follows the job.
         before = lease_of(service, job_id)
         service.clock.ahead += LEASE
         until(lambda: lease_of(service, job_id) > before, SOON_S)

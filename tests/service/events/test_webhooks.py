@@ -315,7 +315,7 @@ def test_a_replay_sends_what_its_status_and_times_name(service: Service) -> None
 
     an_hour_ago = render_time(datetime.now(UTC) - timedelta(hours=1))
     assert replayed(until=an_hour_ago) == 0
-    # the dead delivery
+    # Only the dead delivery is replayed by default.
     assert service.call("POST", path_of(webhook, "/replay")).json()["replayed"] == 1
     assert replayed() == 0
     assert replayed(status="delivered", since=an_hour_ago) == 1

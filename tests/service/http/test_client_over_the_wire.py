@@ -99,7 +99,7 @@ def test_a_job_is_followed_while_it_trains(served: Service) -> None:
             if isinstance(entry, JobStep):
                 steps.append(entry.step)
             elif not steps:
-                # the client follows the job, so it must get what is written from now on
+                # The client follows the job, so it must get what is written from now on.
                 trainer.step(1)
                 steps.append(0)
             if steps[-1:] == [1]:

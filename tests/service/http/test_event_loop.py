@@ -100,7 +100,7 @@ def test_no_operation_holds_the_loop(listening: Service) -> None:
     for operation in OPERATIONS:
         if operation.name == "delete_deployment":
             continue
-        # twice, because another process may have slowed down the first attempt
+        # Try twice, because another process may have slowed down the first attempt.
         for _attempt in range(2):
             asked = (operation.method, path_of(operation, ids), options_of(operation, own))
             with watched(service) as slow:
@@ -161,7 +161,7 @@ def test_nothing_that_a_caller_may_send_holds_the_loop(listening: Service) -> No
     longest: dict[str, float] = {}
     found: dict[str, list[str]] = {}
     for name, asked in requests.items():
-        # twice, because another process may have slowed down the first attempt
+        # Try twice, because another process may have slowed down the first attempt.
         for _attempt in range(2):
             with watched(service) as slow:
                 statuses = calls(service, *[(one, path, dict(more)) for one, path, more in asked])

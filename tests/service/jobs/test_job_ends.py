@@ -48,7 +48,7 @@ def test_the_exit_code_of_a_process_that_has_completed_decides_nothing(
     trainer.complete(end=False)
     trainer.code = exit_code
     service.until(lambda: service.job_status(job_id) == "completed")
-    # takes several rounds, in which a second attempt of the first job would start
+    # This takes several rounds, in which a second attempt of the first job would start.
     other = service.job()
     service.trainer_of(other).start_of(1)
     service.trainer_of(other).complete()

@@ -313,7 +313,7 @@ def test_a_drain_ends_streams_without_the_mark_of_an_end(live: Service) -> None:
         async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             live.parts.drain.begin()
-            # a whole message: the connection did not break
+            # The stream ended with a whole message, so the connection did not break.
             await reader.read_until(lambda _: False)
             return reader.text
 

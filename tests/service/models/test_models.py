@@ -160,7 +160,7 @@ def test_a_deployed_model_stays_until_its_deployments_are_deleted(service: Servi
 def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(service: Service) -> None:
     lost, kept = service.model(), service.model()
     left, stays = files_of(service, lost), files_of(service, kept)
-    # committed, and killed before the files were deleted
+    # The service was killed after the commit and before the files were deleted.
     with service.database.write() as connection:
         connection.execute(sa.delete(tables.models).where(tables.models.c.id == lost))
     content = contents_below(left)
