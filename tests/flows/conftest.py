@@ -1,4 +1,4 @@
-"""What flow tests share: a Prefect server for the session, a fake service, records of their own, a plan in looks."""
+"""Fixtures that the flow tests share: a Prefect server for the session, fake services, a records folder and plans."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# Before Prefect reads its settings; without them SQLite answers 503 and the client sleeps for seconds.
+# Set before Prefect reads its settings; without them SQLite answers 503 and the client sleeps for seconds.
 os.environ |= {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -41,12 +41,12 @@ PATIENCE_S = 300.0
 SCRIPT = Path(__file__).parents[2] / "flows" / "shift_traffic.py"
 SLOW_ENOUGH_TO_BE_STOPPED = 0.5
 STANDS_STILL = 60.0
-"""Between two looks: nothing happens any more while a test looks at a rollout."""
+"""Seconds between two looks: so many that nothing happens while a test examines a rollout."""
 
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[None]:
-    """One Prefect server for all flow tests; no heartbeats (a second a flow), no log rows."""
+    """Start one Prefect server for all flow tests, without heartbeats (a second a flow) and without log rows."""
     with (
         prefect_test_harness(server_startup_timeout=300),
         temporary_settings(
@@ -58,7 +58,7 @@ def prefect_api() -> Iterator[None]:
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's rollouts keep their records."""
+    """The folder in which the rollouts of this test keep their records."""
     monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "records"))
     return tmp_path / "records"
 
@@ -72,11 +72,11 @@ def use(service: FakeService) -> None:
 def in_use(
     service: WholeService, reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
-    """The flows' service, until the end of the test; their reports go into a folder of it."""
+    """Let the flows use this service and write their reports into this folder until the end of the test."""
     monkeypatch.setenv("TUNESHIP_REPORTS", str(reports))
-    with service as made:
-        use(made)
-        yield made
+    with service as running:
+        use(running)
+        yield running
     disconnect()
 
 
@@ -84,14 +84,14 @@ def in_use(
 def service(
     prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
-    """What a whole chain needs: data, jobs, deployments, an endpoint."""
-    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as made:
-        yield made
+    """A fake service with everything a whole release needs: data, jobs, deployments, an endpoint."""
+    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as running:
+        yield running
 
 
 @pytest.fixture
 def fake(prefect_api: None, records: Path) -> Iterator[FakeService]:
-    """A fake service in use; a test scripts it before it starts the flow."""
+    """Use a fake service, which a test can script before it starts the flow."""
     with FakeService() as service:
         use(service)
         yield service
@@ -99,12 +99,12 @@ def fake(prefect_api: None, records: Path) -> Iterator[FakeService]:
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    """Poll, bounded."""
+    """Wait until this happens, for `PATIENCE_S` seconds at most."""
     until(happened, PATIENCE_S)
 
 
 def plan(**changes: Any) -> CanaryPlan:
-    """The default plan on an endpoint to be created, with looks as fast as they go and a short bake."""
+    """The default plan for an endpoint that does not exist yet, with the fastest looks and a short bake."""
     fields: dict[str, Any] = {
         "endpoint_name": "shop",
         "baseline_deployment_id": BASELINE,
@@ -116,7 +116,7 @@ def plan(**changes: Any) -> CanaryPlan:
 
 
 def environment_for(service: FakeService) -> dict[str, str]:
-    """Of a script that works with the fake and with this session's Prefect server."""
+    """The environment of a script that uses the fake service and this session's Prefect server."""
     return {
         **os.environ,
         "TUNESHIP_URL": service.url,
@@ -129,12 +129,12 @@ def environment_for(service: FakeService) -> dict[str, str]:
 
 @pytest.fixture
 def script_environment(fake: FakeService) -> dict[str, str]:
-    """The environment of any script of this test."""
+    """The environment of every script that this test starts."""
     return environment_for(fake)
 
 
 class Script:
-    """`python flows/shift_traffic.py` in a process of its own, against the fake."""
+    """Runs `python flows/shift_traffic.py` against the fake service in a process of its own."""
 
     def __init__(self, service: FakeService, wanted: CanaryPlan, folder: Path) -> None:
         params, self.result = folder / "plan.json", folder / "result.json"
@@ -146,14 +146,14 @@ class Script:
             stderr=subprocess.DEVNULL,
         )
 
-    def told(self) -> dict[str, Any]:
-        """The result file."""
+    def read_result(self) -> dict[str, Any]:
+        """Read the result file."""
         return json.loads(self.result.read_text())
 
 
 @pytest.fixture
 def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Script]]:
-    """Start scripts; none outlives its test."""
+    """Start scripts, and kill those that still run at the end of the test."""
     started: list[Script] = []
 
     def start(wanted: CanaryPlan) -> Script:
@@ -170,6 +170,6 @@ def run(fake: FakeService, tmp_path: Path) -> Iterator[Callable[[CanaryPlan], Sc
 
 
 def slow_plan(**changes: Any) -> CanaryPlan:
-    """A plan that can be stopped in its middle: steps of two seconds and more."""
+    """A plan slow enough to be stopped in the middle: each step takes two seconds or more."""
     fields = {"look_every_seconds": SLOW_ENOUGH_TO_BE_STOPPED, "steps": [5, 50, 100]}
     return plan(**(fields | changes))

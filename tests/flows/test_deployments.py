@@ -1,4 +1,4 @@
-"""What `prefect.yaml` declares exists: Prefect's own loader would swallow a broken import until the run."""
+"""Everything that `prefect.yaml` declares exists; Prefect's own loader would hide a broken import until the run."""
 
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_deployment_that_starts_by_itself_has_all_that_it_needs_or_is_switched
 
 
 LEASE_S = 300 + 15
-"""Prefect renews a run's slot for 5 minutes, and looks for ended leases every 15 s (3.8.8, fixed there)."""
+"""Seconds until Prefect frees a dead run's slot: a lease of 5 minutes, checked every 15 s (hard-coded in 3.8.8)."""
 
 
 def guard_deployment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The fixtures of `tests/support/service_fixtures.py`."""
+"""Fixtures that the service tests use, from `tests/support/service_fixtures.py`."""
 
 from tests.support.service_fixtures import database, service, shared, start, tenants, world
 

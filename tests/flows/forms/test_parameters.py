@@ -1,4 +1,4 @@
-"""Release parameters: the shipped example, what is refused, and what is made of them."""
+"""Release parameters: the shipped examples are valid, mistakes are refused, and requests are built from them."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_the_digest_forgets_the_run_key_and_remembers_everything_else() -> None:
 
 
 class LaterParameters(ReleaseParameters):
-    """Of a release of this package with one more field."""
+    """The release parameters of a later version of this package, with one more field."""
 
     patience: int = 5
 
@@ -147,9 +147,9 @@ def test_an_upgrade_between_a_kill_and_the_next_run_finds_the_same_record() -> N
 def test_the_job_carries_what_the_form_says() -> None:
     wanted = release(hyperparameters={"epochs": 2}, validation_frequency=0.25)
     job = wanted.job("ds_1", None, wanted.settings[0])
-    told = job.model_dump(mode="json", exclude_unset=True)
-    assert told["hyperparameters"] == {"epochs": 2}
-    assert told["validation_frequency"] == 0.25
+    sent = job.model_dump(mode="json", exclude_unset=True)
+    assert sent["hyperparameters"] == {"epochs": 2}
+    assert sent["validation_frequency"] == 0.25
 
 
 ASKED: dict[str, Any] = {
@@ -165,7 +165,7 @@ ASKED: dict[str, Any] = {
 def test_safeguards_are_sent_for_job_and_deployment_and_only_those_that_were_asked_for(
     settings: dict[str, Any],
 ) -> None:
-    """A field that was not asked for and is sent all the same would contradict `compliance_mode: hipaa`."""
+    """A field that nobody asked for would contradict `compliance_mode: hipaa` if it were sent."""
     wanted = release(
         security_settings=dict.fromkeys(ASKED) | settings
     )  # as Prefect's form sends it
@@ -183,8 +183,8 @@ def test_a_release_that_asks_for_no_safeguard_is_the_one_that_it_was_before_ther
     for wanted in (plain, empty):
         job = wanted.job("ds_1", None, wanted.settings[0])
         assert "security_settings" not in job.model_dump(exclude_defaults=True)
-        made = wanted.deploy("tuneship-tiny", "1", {})
-        assert "security_settings" not in made.model_dump(exclude_defaults=True)
+        deploy = wanted.deploy("tuneship-tiny", "1", {})
+        assert "security_settings" not in deploy.model_dump(exclude_defaults=True)
 
 
 def test_the_form_explains_every_safeguard_of_the_service() -> None:
@@ -197,7 +197,7 @@ def test_the_form_explains_every_safeguard_of_the_service() -> None:
 
 
 def form() -> dict[str, Any]:
-    """What Prefect's UI makes the form of `tune-and-deploy` from."""
+    """The definitions from which Prefect's UI builds the form of `tune-and-deploy`."""
     return parameter_schema(tune_and_deploy).model_dump()["definitions"]
 
 
@@ -227,19 +227,19 @@ def test_every_group_of_the_form_is_closed_and_named_for_what_it_decides() -> No
 
 
 def test_a_group_that_stays_closed_keeps_its_defaults_and_the_digest() -> None:
-    """A release that was begun by a form of all defaults, or by a file, is gone on with by the new form."""
+    """The new form continues a release that was begun by a form of all defaults, or by a file."""
     closed = release(**dict.fromkeys(ReleaseParameters.GROUPS))
-    opened = release(
+    filled_in = release(
         **{name: getattr(release(), name).model_dump() for name in ReleaseParameters.GROUPS}
     )
     assert closed == release()
-    assert closed.digest() == release().digest() == opened.digest()
+    assert closed.digest() == release().digest() == filled_in.digest()
     assert closed.job("ds_1", None, closed.settings[0]) == release().job(
         "ds_1", None, release().settings[0]
     )
 
 
-# Digests as they were before the form had groups: a release that was killed then is gone on with now.
+# Digests from before the form had groups: a release that was killed then must still be continued.
 KNOWN_DIGESTS = {
     "small": "1e44acba44978b9367a07f6e2d4006f734981cf315d17b851911136cb910232e",
     "changed": "2b500ccde9146abc26d1fb03d2ebe5ed82607e489e6e43d6aba08d682d114989",
@@ -258,15 +258,15 @@ def test_digests_are_those_of_earlier_releases() -> None:
 
 @pytest.mark.parametrize("name", ["release.yaml", "retrain.yaml"])
 def test_parameters_of_a_saved_deployment_are_still_valid_for_the_server(name: str) -> None:
-    """`enforce_parameter_schema`: the server checks them before each run, in the spelling of the files."""
+    """With `enforce_parameter_schema` the server checks the parameters before each run, spelled as in the files."""
     content = yaml.safe_load((EXAMPLES / name).read_text())
-    told = content if name == "retrain.yaml" else {"release": content}
+    parameters = content if name == "retrain.yaml" else {"release": content}
     whole = parameter_schema(retrain if name == "retrain.yaml" else tune_and_deploy).model_dump()
-    assert is_valid(told, whole)
-    told["release"] |= dict.fromkeys(ReleaseParameters.GROUPS)
-    assert is_valid(told, whole)
-    told["release"]["canary"] = {"stepz": []}
-    assert not is_valid(told, whole)
+    assert is_valid(parameters, whole)
+    parameters["release"] |= dict.fromkeys(ReleaseParameters.GROUPS)
+    assert is_valid(parameters, whole)
+    parameters["release"]["canary"] = {"stepz": []}
+    assert not is_valid(parameters, whole)
 
 
 def test_deployment_tags_belong_to_the_candidate_alone() -> None:

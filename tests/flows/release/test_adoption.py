@@ -1,4 +1,4 @@
-"""What a run made before is found by its tags, where its idempotency key is too old and its own records are lost."""
+"""A create finds by its tags what its run made earlier, even if idempotency key and records are gone."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 @pytest.fixture
 def lost(prefect_api: None) -> Iterator[None]:
-    """Prefect has no stored result of any task."""
+    """Make Prefect forget the stored result of every task."""
     with temporary_settings({PREFECT_TASKS_REFRESH_CACHE: True}):
         yield
 
@@ -49,7 +49,7 @@ def real(lost: None, tmp_path: Path) -> Iterator[Service]:
 
 
 def wanted(service: Service, kind: str) -> tuple[Task[..., Any], Any, Any]:
-    """The task, what it is asked for, and another content."""
+    """The task, its argument, and an argument with other content."""
     if kind == "deployment":
         one = DeploymentCreate(model_name="tuneship-tiny", deployment_name="one", tags={"a": "b"})
         return create_deployment, one, one.model_copy(update={"deployment_name": "two"})
@@ -110,9 +110,9 @@ def test_a_server_that_knows_no_filter_hands_over_nothing_foreign() -> None:
 def bare(
     lost: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
-    """It knows no idempotency keys, no versions, no leases."""
-    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as made:
-        yield made
+    """A fake service without idempotency keys, versions and leases."""
+    with in_use(WholeService(), tmp_path / "reports", monkeypatch) as running:
+        yield running
 
 
 def test_a_release_whose_records_are_lost_goes_on_by_its_run_key(

@@ -1,4 +1,4 @@
-"""A whole release on a server of the bare description: no list of endpoints, no leases, no versions, no counts."""
+"""A whole release on a server of the bare description: without endpoint lists, leases, versions and counts."""
 
 import json
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 def bare(
     prefect_api: None, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WholeService]:
-    with in_use(WholeService(extensions=False), tmp_path / "reports", monkeypatch) as made:
-        yield made
+    with in_use(WholeService(extensions=False), tmp_path / "reports", monkeypatch) as running:
+        yield running
 
 
 def test_a_release_that_says_what_serves_is_promoted(bare: WholeService, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several sets of hyperparameters: trained side by side, the best goes on, the others are named."""
+"""Several sets of hyperparameters are trained side by side; the best goes on and the others are named."""
 
 import time
 from pathlib import Path
@@ -50,11 +50,11 @@ def test_the_best_by_validation_loss_goes_on_and_the_others_are_named(
 
     assert result.outcome == "promoted"
     assert [job["hyperparameters"]["epochs"] for job in service.jobs.values()] == [2, 2, 2]
-    told = {one.hyperparameters["learning_rate"]: one for one in result.contenders}
-    assert [one.is_best for one in told.values()] == [False, True, False]
-    assert {rate: one.validation_loss for rate, one in told.items()} == LOWEST
-    assert (result.model, service.serving()) == (told[0.001].model, told[0.001].model)
-    assert set(told[0.001].hyperparameters) == {"learning_rate"}, (
+    contenders = {one.hyperparameters["learning_rate"]: one for one in result.contenders}
+    assert [one.is_best for one in contenders.values()] == [False, True, False]
+    assert {rate: one.validation_loss for rate, one in contenders.items()} == LOWEST
+    assert (result.model, service.serving()) == (contenders[0.001].model, contenders[0.001].model)
+    assert set(contenders[0.001].hyperparameters) == {"learning_rate"}, (
         "what they have in common is not said"
     )
     text = report(result, wanted, [])
@@ -93,7 +93,7 @@ def test_a_release_that_stops_while_they_train_cancels_all_of_them(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # The wait's alone: Prefect's client, and the fake, may sleep meanwhile.
+    # Replaced only for the waiting release, because Prefect's client and the fake may sleep meanwhile.
     monkeypatch.setattr("tasks.jobs.time", SimpleNamespace(sleep=stop, monotonic=time.monotonic))
     with pytest.raises(BaseException):  # noqa: B017 - however Prefect wraps the interruption
         tune_and_deploy(tried(tmp_path, *RATES))

@@ -1,4 +1,4 @@
-"""What a release without success takes away, and what it must never touch."""
+"""The clean-up after an unsuccessful release deletes what the release made and never touches anything else."""
 
 from datetime import UTC, datetime
 from pathlib import Path

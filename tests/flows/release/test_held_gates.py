@@ -1,4 +1,4 @@
-"""A training gate that holds asks a person, where the release says that one is there."""
+"""A training gate that holds asks a person if the release says that somebody is there to answer."""
 
 from pathlib import Path
 from threading import Thread
@@ -39,7 +39,7 @@ def release(run_key: str, **canary: Any) -> ReleaseParameters:
 
 
 def judged(wanted: ReleaseParameters, verdict: TrainingVerdict) -> Any:
-    """What the run says of a verdict: None when it goes on."""
+    """Check this verdict in a run; return its result, None when the run goes on, and the run's notes."""
 
     @flow
     def judging() -> Any:
@@ -53,7 +53,7 @@ def judged(wanted: ReleaseParameters, verdict: TrainingVerdict) -> Any:
 
 
 def asked(run_key: str) -> list[FlowRun]:
-    """The questions that were put about the gates of this run."""
+    """The questions that were asked about the gates of this run."""
     tags = FlowRunFilterTags(all_=[f"{run_key}/training-gates"])
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tags))

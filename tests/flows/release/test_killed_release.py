@@ -1,4 +1,4 @@
-"""A release that was killed at a moment that no request marks; every other moment stands in the kill matrix."""
+"""Releases that are killed between two requests; the kill matrix covers the moments of the requests."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_release_that_was_killed_after_its_promotion_takes_note_of_it(
     lines = record.path.read_text().splitlines(keepends=True)
     assert json.loads(lines[-1])["kind"] == "ended"
     record.path.write_text("".join(lines[:-1]))
-    made = len(service.jobs), len(service.models), len(service.patches)
+    counts = len(service.jobs), len(service.models), len(service.patches)
 
     again = tune_and_deploy(wanted)
 
@@ -40,7 +40,7 @@ def test_a_release_that_was_killed_after_its_promotion_takes_note_of_it(
     assert (again.run_key, again.model) == (first.run_key, first.model)
     assert (again.history, again.training_gates) == (first.history, first.training_gates)
     assert again.champion_validation_loss == first.champion_validation_loss is not None
-    assert (len(service.jobs), len(service.models), len(service.patches)) == made
+    assert (len(service.jobs), len(service.models), len(service.patches)) == counts
     assert all(one.has_ended for one in ReleaseRecords(records))
 
 

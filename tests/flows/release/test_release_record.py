@@ -1,4 +1,4 @@
-"""The record of a release: what a repeated run goes on with, and what is refused for a day."""
+"""The record of a release lets a repeated run continue, and refuses for a day what was rolled back."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -117,8 +117,8 @@ def test_a_damaged_record_is_named_by_file_and_line_and_not_gone_on_with(
     again = ReleaseRecord(damaged.path)
     again.add("release", NOW, digest="later")
 
-    (told,) = [record.damage for record in records]
-    assert told == (
+    (damage,) = [record.damage for record in records]
+    assert damage == (
         f"the record {damaged.path} cannot be read in line 3:"
         " see to its job and deployment, then move it away"
     )

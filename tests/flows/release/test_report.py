@@ -1,4 +1,4 @@
-"""The report: numbers with their limits, pictures that can be opened, and no text of a dataset."""
+"""The report shows numbers beside their limits and pictures that can be opened, but no text of a dataset."""
 
 import json
 import struct
@@ -49,7 +49,7 @@ def refused() -> ReleaseResult:
 
 
 def answer(errors: int, buckets: int = 6) -> dict[str, Any]:
-    """Buckets of a second, as the service tells them."""
+    """Metrics in buckets of one second, as the service reports them."""
     times = [(START + timedelta(seconds=i)).isoformat() for i in range(buckets)]
     same = {"timestamps": times, "complete": [True] * buckets}
     return {
@@ -76,14 +76,14 @@ def answer(errors: int, buckets: int = 6) -> dict[str, Any]:
 
 
 def size(picture: Path) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
+    """Read width and height from the header of a PNG file."""
     head = picture.read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     return struct.unpack(">II", head[16:24])
 
 
 def measured(losses: list[float | None]) -> JobMetrics:
-    """Of three steps; the validation loss is the training loss."""
+    """Metrics of three steps, whose validation loss equals their training loss."""
     return JobMetrics.model_construct(
         job_id="ft_1",
         steps=[1, 2, 3],
@@ -99,7 +99,7 @@ def measured(losses: list[float | None]) -> JobMetrics:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that a test draws, before they become files."""
+    """The figures that a test draws, before they are saved as files."""
     figures: list[Figure] = []
 
     class Kept(Figure):
@@ -129,14 +129,14 @@ def test_after_a_bake_the_gates_are_those_that_last_compared_both_deployments() 
     assert compared
     assert compared.phase is Phase.BAKE
     error = next(gate for gate in compared.gates if gate.name == "error")
-    seen = f"of {error.baseline_requests} ("
-    assert seen in page(ended)
+    numbers = f"of {error.baseline_requests} ("
+    assert numbers in page(ended)
     result = result_of(ended, [])
-    assert seen in " ".join(result.in_words)
+    assert numbers in " ".join(result.in_words)
     shifted = {"decisions": result.decisions, "in_words": result.in_words}
     text = report(refused().model_copy(update=shifted), RELEASE, [])
     (row,) = (line for line in text.splitlines() if line.startswith("| error |"))
-    assert seen in row
+    assert numbers in row
 
 
 def test_the_summary_tells_accuracy_and_leaves_out_what_was_not_reached() -> None:
@@ -190,13 +190,13 @@ def test_without_a_champion_the_limit_is_the_one_that_the_release_gives() -> Non
 
 
 def loaded(share: int, buckets: int = 10) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Ten seconds at each of two steps, `share` and 100 %: twenty requests a second, p95 grows with the load."""
+    """Metrics of two steps, `share` and 100 %, ten seconds each, at 20 requests a second; p95 grows with the load."""
     candidate, baseline = answer(0, 2 * buckets), answer(0, 2 * buckets)
     for n in range(2 * buckets):
         mine = share if n < buckets else 100
-        for told, of in ((candidate, mine), (baseline, 100 - mine)):
-            told["metrics"]["error_rate"]["request_count"][n] = 20 * of // 100
-            told["metrics"]["latency"]["p95"][n] = 100.0 + 2 * of
+        for arm, weight in ((candidate, mine), (baseline, 100 - mine)):
+            arm["metrics"]["error_rate"]["request_count"][n] = 20 * weight // 100
+            arm["metrics"]["latency"]["p95"][n] = 100.0 + 2 * weight
     return baseline, candidate
 
 

@@ -1,4 +1,4 @@
-"""When a retraining has something to do, what it trains on, and what it says when it has not."""
+"""A retraining runs when there is new data, chooses what to train on, and says why it was skipped otherwise."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -46,12 +46,12 @@ def release(folder: Path, **data: Any) -> ReleaseParameters:
 
 
 def ended(result: ReleaseResult | Skipped) -> str:
-    """Outcome and reason: what a failed assertion should show."""
+    """Outcome and reason, as a failed assertion should show them."""
     return f"{result.outcome} ({result.reason})"
 
 
 def trained_on(service: WholeService) -> list[int]:
-    """Examples of every job's training data, in order."""
+    """The number of training examples of every job, in order."""
     return [service.datasets[job["dataset_id"]]["num_examples"] for job in service.jobs.values()]
 
 
@@ -115,7 +115,7 @@ def test_datasets_of_the_service_are_found_by_their_tags(
     assert ended(retrain(wanted, dataset_id=mine["id"])) == "promoted (none)"
     assert trained_on(service) == [80]
     assert skipped(wanted, dataset_id=mine["id"]) == "no_new_data"
-    # What the chain itself uploads or merges starts no further run, whatever tags it inherits.
+    # A dataset that the retraining itself uploads or merges starts no further run, even with inherited tags.
     merged = service.add_dataset("both", 160, source=[mine["id"], other["id"]], use="shop")
     assert skipped(wanted, dataset_id=merged["id"]) == "dataset_is_not_for_this"
 

@@ -1,4 +1,4 @@
-"""The user's own files as the pipeline reads them."""
+"""The pipeline reads the user's own files."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""Faults that no error tells, and a morning that is nobody's fault, through the whole chain: the real service over
-sockets, its metrics, the real flow.
+"""Rollouts with faults that cause no errors, and a busy morning: the real service over sockets and the real flow.
 
-The model is played, in the morning the requests, too; else the shipped traffic driver asks, or callers who do not wait
-as long as it does. The clock moves a bucket of a minute at each look
+The model is played; in the busy morning the requests are played too. Otherwise they come from the shipped traffic
+driver or from callers who give up sooner. The clock moves by a bucket of one minute at each look
 (`tests/system/faults/stage.py`).
 """
 
@@ -38,7 +37,7 @@ TOKENIZER: Any = CATALOGUE.default.tokenizer
 
 
 class Callers(Stage):
-    """Each bucket brings prompts of many lengths, sent through the endpoint by callers who do not wait for ever."""
+    """Sends prompts of many lengths through the endpoint in each bucket, from callers who do not wait forever."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, allow_fault_injection=True)
@@ -47,14 +46,14 @@ class Callers(Stage):
         self.service.engines.answer = TOKENIZER.encode("a word " * 10, add_special_tokens=False).ids
 
     def meet(self, **faults: str) -> None:
-        """A baseline, and a candidate with these faults."""
+        """Deploy a baseline, and a candidate with these faults."""
         self.baseline = self.service.deployment("base")
         tags = {f"fault.{name}": share for name, share in faults.items()}
         self.candidate = self.service.deployment("new", tags=tags)
         self._open({self.baseline: 100, self.candidate: 0})
 
     def _serve(self, deployment_id: str, count: int) -> None:
-        """The service draws who answers, so it is enough to send as many as both would get."""
+        """Send as many requests as both deployments would get, because the service chooses who answers."""
         asyncio.run(self._send(count))
 
     async def _send(self, count: int) -> None:
@@ -70,13 +69,15 @@ class Callers(Stage):
             await asyncio.gather(*(self._ask(http, number) for number in range(count)))
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> None:
-        with suppress(httpx.ReadTimeout):  # the caller has hung up
+        with suppress(httpx.ReadTimeout):  # the caller gave up
             await http.post(f"/v1/endpoints/{self.endpoint}/generate", json=body_of(number))
 
 
 class Driven(Callers):
-    """The shipped traffic driver asks during the rollout. A bucket takes as many of its requests as it may hold and is
-    over when only hanging ones are left; a minute has passed then, by the clock of this test.
+    """Sends the requests with the shipped traffic driver.
+
+    A bucket takes as many of its requests as it may hold and ends when only hanging ones are left; one minute of the
+    test's clock has passed then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,9 +88,9 @@ class Driven(Callers):
         self.prompts.write_text("\n".join(lines))
         self.room = self.per_bucket
         self.free = asyncio.Condition()
-        """Of `room`; in the loop of the proxy."""
+        """Signals that `room` has grown; belongs to the event loop of the proxy."""
         self.asking = 0
-        """Requests that the service has taken and not answered."""
+        """The number of requests that the service has received and not answered."""
 
     def minutes_later(self) -> float:
         return time.perf_counter() + 60.0 * (BEFORE + self.ticks)
@@ -103,7 +104,7 @@ class Driven(Callers):
         return super().plan(steps=[50, 100], traffic=driver, **changes)
 
     def _serve(self, deployment_id: str, count: int) -> None:
-        if self.ticks < 0:  # the baseline alone, before there is a driver
+        if self.ticks < 0:  # only the baseline serves before the driver starts
             super()._serve(deployment_id, count)
 
     def tick(self) -> None:
@@ -134,7 +135,7 @@ class Driven(Callers):
 
 
 class Morning(Stage):
-    """Evenly over the first hour users become four times as many, and all answers take 1.7 times as long."""
+    """Quadruples the users evenly over the first hour, while all answers become 1.7 times as slow."""
 
     def tick(self) -> None:
         share = min(1.0, (BEFORE + self.ticks) / 60)
@@ -149,20 +150,20 @@ def body_of(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def callers(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Callers]:
-    with Callers(tmp_path) as made:
-        yield made
+    with Callers(tmp_path) as stage:
+        yield stage
 
 
 @pytest.fixture
 def driven(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Driven]:
-    with Driven(tmp_path) as made:
-        yield made
+    with Driven(tmp_path) as stage:
+        yield stage
 
 
 def test_requests_that_callers_give_up_return_the_traffic(callers: Callers) -> None:
     callers.patience_s = 0.5
     callers.meet(hang="0.5")
-    # Times on a busy machine are not what is tried here.
+    # Latencies on a busy machine are not tested here.
     plan = callers.plan(steps=[50, 100], latency_gates=None, max_looks_per_step=5)
 
     result = shift_traffic(plan)

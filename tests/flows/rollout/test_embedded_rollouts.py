@@ -1,4 +1,4 @@
-"""A script that brings its own service has another address each time; its rollouts are found again all the same."""
+"""A script that starts its own service gets a new address each time, and its rollouts are still found."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ def connected(url: str) -> Iterator[None]:
         disconnect()
 
 
-def told(url: str) -> str:
+def name_of_service(url: str) -> str:
     with connected(url):
         return service_name()
 
@@ -58,7 +58,7 @@ def test_the_service_of_the_data_directory_keeps_its_name_when_its_port_changes(
 ) -> None:
     for url in ("http://127.0.0.1:41001", "http://127.0.0.1:41002"):
         runs_at(data_dir, url)
-        assert told(url) == told(f"{url}/v1/") == str(data_dir)
+        assert name_of_service(url) == name_of_service(f"{url}/v1/") == str(data_dir)
 
 
 def test_the_name_stays_while_a_process_is_connected(data_dir: Path) -> None:
@@ -70,9 +70,9 @@ def test_the_name_stays_while_a_process_is_connected(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:41002", "https://models.example.org"])
 def test_every_other_service_has_its_address(data_dir: Path, url: str) -> None:
-    assert told(url) == url
+    assert name_of_service(url) == url
     runs_at(data_dir, "http://127.0.0.1:41001")
-    assert told(url) == url
+    assert name_of_service(url) == url
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_every_other_service_has_its_address(data_dir: Path, url: str) -> None:
 def test_every_spelling_of_an_address_is_one_service(
     data_dir: Path, spelled: str, one: str
 ) -> None:
-    assert told(spelled) == told(one) == one
+    assert name_of_service(spelled) == name_of_service(one) == one
     with connected(one):
         assert is_this_service(spelled), "a record of an earlier release"
         assert not is_this_service("http://elsewhere")
@@ -100,12 +100,12 @@ def test_the_service_of_the_data_directory_is_known_by_every_name_of_this_host(
     data_dir: Path,
 ) -> None:
     runs_at(data_dir, "http://127.0.0.1:41001")
-    assert told("http://localhost:41001/v1") == str(data_dir)
+    assert name_of_service("http://localhost:41001/v1") == str(data_dir)
 
 
 def test_an_address_that_other_hosts_know_stays_the_name(data_dir: Path) -> None:
     runs_at(data_dir, "https://models.example.org")
-    assert told("https://models.example.org") == "https://models.example.org"
+    assert name_of_service("https://models.example.org") == "https://models.example.org"
 
 
 @pytest.mark.prefect
@@ -154,7 +154,7 @@ def test_a_killed_script_with_its_own_service_is_gone_on_with_by_the_same_comman
 
 @pytest.mark.slow
 def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
-    """As that of a script that was killed, when the same command comes at once."""
+    """A killed script leaves such a service behind when the same command is repeated at once."""
     wanted = PipelineSettings(data_dir=data_dir)
     with embedded_service(wanted):
         pass
@@ -174,14 +174,14 @@ def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
 
 
 def script_environment() -> dict[str, str]:
-    """Of a script that brings its own service."""
+    """The environment of a script that starts its own service."""
     kept = {name: value for name, value in os.environ.items() if name != "TUNESHIP_URL"}
     own = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(SCRIPT.parents[1])}
     return kept | own
 
 
 def prepared(data_dir: Path, environment: dict[str, str]) -> CanaryPlan:
-    """Two deployments, and a plan that nobody's requests carry on: it ends by its number of looks."""
+    """Deploy a pair and return a plan for it without traffic: its rollout ends by its number of looks."""
     with (
         embedded_service(PipelineSettings(data_dir=data_dir), environment) as settings,
         Client(settings) as client,

@@ -1,4 +1,4 @@
-"""Before the first shift: how much traffic there is, what is forecast of it, what is refused, and `steps: auto`."""
+"""Before the first shift: the measured traffic, the forecast made from it, refused plans, and `steps: auto`."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def answer(generate_timeout_s: float | None = None) -> DeploymentMetrics:
 
 
 def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = False) -> Before:
-    """The baseline's last minutes, all alike."""
+    """The last minutes of the baseline, with the same traffic in each."""
     ends = [NOW - timedelta(minutes=back) for back in reversed(range(minutes))]
     buckets = tuple(
         Bucket(end, ArmTraffic(requests=per_minute, errors=failed), ArmTraffic()) for end in ends
@@ -53,7 +53,7 @@ def hour(per_minute: int, minutes: int = 60, *, failed: int = 0, ages: bool = Fa
     return Before(answer(), series)
 
 
-def told_of(before: Before, **fields: Any) -> Expected | RolloutResult:
+def expected_from(before: Before, **fields: Any) -> Expected | RolloutResult:
     plan = plan_with(bake_weight=95, **fields)
     return expect(plan, before, choose_gates(plan, PUBLISHED), "cep_1")
 
@@ -73,24 +73,24 @@ def begun_with(expected: Expected) -> Begun:
 
 
 def test_enough_traffic_is_forecast_on_the_page_and_in_result_and_report() -> None:
-    expected = told_of(hour(600))
+    expected = expected_from(hour(600))
     assert isinstance(expected, Expected)
     assert expected.warnings == ()
     begun = begun_with(expected)
     (line,) = from_lines([to_line(begun)]).facts
     assert line == begun
 
-    told = forecast_in_words(begun)
-    assert told[0] == (
+    sentences = forecast_in_words(begun)
+    assert sentences[0] == (
         "at 600 requests a minute about 20 minutes to promote an equal candidate, then 33 minutes of bake"
     )
-    assert any(one.startswith("five points more errors are found within") for one in told)
+    assert any(one.startswith("five points more errors are found within") for one in sentences)
     result = result_of(RolloutRecord((begun, Ended("aborted", "cancelled"))), [])
     assert result.forecast is not None
-    assert result.forecast["in_words"] == told
+    assert result.forecast["in_words"] == sentences
     assert result.forecast["promote_minutes"] == 20.0
     text = report(refused().model_copy(update={"forecast": result.forecast}), RELEASE, [])
-    for one in told:
+    for one in sentences:
         assert f"- {one}" in page(RolloutRecord((begun,)))
         assert f"- {one}" in text
 
@@ -103,7 +103,7 @@ def test_a_record_without_a_forecast_tells_of_none() -> None:
 
 
 def test_too_little_traffic_is_refused_before_anything_is_shifted() -> None:
-    refusal = told_of(hour(2))
+    refusal = expected_from(hour(2))
     assert isinstance(refusal, RolloutResult)
     assert (refusal.outcome, refusal.reason) == ("rejected", "too_little_traffic")
     (note,) = refusal.notes
@@ -122,20 +122,20 @@ def test_too_little_traffic_is_refused_before_anything_is_shifted() -> None:
 def test_a_plan_may_go_on_with_little_traffic_and_is_warned(
     fields: dict[str, str], end: str
 ) -> None:
-    expected = told_of(hour(2), **fields)
+    expected = expected_from(hour(2), **fields)
     assert isinstance(expected, Expected)
     (warning,) = expected.warnings
     assert end in warning
 
 
 def test_traffic_that_has_just_begun_refuses_nothing() -> None:
-    expected = told_of(hour(2, minutes=5))
+    expected = expected_from(hour(2, minutes=5))
     assert isinstance(expected, Expected)
     assert len(expected.warnings) == 1
 
 
 def test_a_sick_baseline_is_no_lack_of_traffic() -> None:
-    expected = told_of(hour(600, failed=60))
+    expected = expected_from(hour(600, failed=60))
     assert isinstance(expected, Expected)
     assert expected.forecast is not None
     assert expected.forecast.promote_minutes is None
@@ -143,7 +143,7 @@ def test_a_sick_baseline_is_no_lack_of_traffic() -> None:
 
 
 def test_where_nobody_knows_the_traffic_nothing_is_forecast_and_a_warning_says_so() -> None:
-    expected = told_of(Before())
+    expected = expected_from(Before())
     assert isinstance(expected, Expected)
     assert expected.forecast is None
     assert "nothing can be forecast" in expected.warnings[0]
@@ -151,7 +151,7 @@ def test_where_nobody_knows_the_traffic_nothing_is_forecast_and_a_warning_says_s
 
 @pytest.mark.parametrize("before", [Before(), hour(2)])
 def test_the_driver_s_own_load_counts(before: Before) -> None:
-    expected = told_of(before, traffic=DRIVER)
+    expected = expected_from(before, traffic=DRIVER)
     assert isinstance(expected, Expected)
     assert expected.today is not None
     assert expected.today.requests_per_minute == 300.0
@@ -170,7 +170,7 @@ def test_auto_steps_are_plain_steps_before_the_record_begins(
     before: Before, steps: list[int]
 ) -> None:
     asked = plan_with(steps="auto", bake_weight=95)
-    expected = told_of(before, steps="auto", on_little_traffic="go_on")
+    expected = expected_from(before, steps="auto", on_little_traffic="go_on")
     assert isinstance(expected, Expected)
     assert expected.plan.steps == steps
     recorded = CanaryPlan.recorded(expected.plan.model_dump(mode="json"))
@@ -187,7 +187,7 @@ QUICK = {"interval": "1s", "look_every_seconds": 1.0}
 
 
 def test_a_plan_that_the_server_s_time_out_outruns_is_refused_with_both_numbers() -> None:
-    refusal = told_of(with_timeout(hour(600), 120.0), **QUICK)
+    refusal = expected_from(with_timeout(hour(600), 120.0), **QUICK)
     assert isinstance(refusal, RolloutResult)
     assert (refusal.outcome, refusal.reason) == ("rejected", "shorter_than_timeout")
     assert "over after 5 s" in refusal.notes[0]
@@ -195,7 +195,7 @@ def test_a_plan_that_the_server_s_time_out_outruns_is_refused_with_both_numbers(
 
 
 def test_where_hanging_requests_are_seen_it_is_a_warning() -> None:
-    expected = told_of(with_timeout(hour(600, ages=True), 120.0), **QUICK)
+    expected = expected_from(with_timeout(hour(600, ages=True), 120.0), **QUICK)
     assert isinstance(expected, Expected)
     (warning,) = expected.warnings
     assert "after 5 s" in warning
@@ -206,7 +206,7 @@ def test_where_hanging_requests_are_seen_it_is_a_warning() -> None:
 def test_steps_as_long_as_the_time_out_and_servers_that_do_not_tell_it_are_fine(
     before: Before,
 ) -> None:
-    expected = told_of(before)
+    expected = expected_from(before)
     assert isinstance(expected, Expected)
     assert expected.warnings == ()
 

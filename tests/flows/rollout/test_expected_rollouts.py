@@ -1,4 +1,4 @@
-"""Rollouts that know their traffic before they begin: what they say, what they refuse, and which steps they take."""
+"""Rollouts that measure their traffic first: their forecast, their refusals, and the steps they choose."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def busy_for(fake: FakeService, minutes: int, per_minute: int) -> None:
-    """The endpoint is there, and the baseline has served so much."""
+    """Create the endpoint and let the baseline serve this traffic for so many minutes."""
     fake.requests_per_bucket = per_minute
     fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
     fake.tick(minutes)
@@ -72,10 +72,10 @@ def test_a_plan_shorter_than_the_server_s_time_out_shifts_nothing(
     busy_for(fake, 30, 600)
     ask = opening.get_deployment_metrics
 
-    def told(*args: Any, **fields: Any) -> DeploymentMetrics:
+    def with_long_timeout(*args: Any, **fields: Any) -> DeploymentMetrics:
         return ask(*args, **fields).model_copy(update={"generate_timeout_seconds": 1200.0})
 
-    monkeypatch.setattr(opening, "get_deployment_metrics", told)
+    monkeypatch.setattr(opening, "get_deployment_metrics", with_long_timeout)
 
     result = shift_traffic(plan())
 

@@ -1,4 +1,4 @@
-"""The result of a rollout: every decision, and what never changes told once."""
+"""The result of a rollout holds every decision, and states only once what never changes."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ LOOKS = 29
 
 
 def rollout() -> RolloutRecord:
-    """A promotion of 29 looks under the default plan, whose driver-less gates are off."""
+    """A promotion after 29 looks under the default plan, in which the gates that need a driver are off."""
     plan = plan_with(steps=[10, 25, 50, 100], interval="1s", bake_looks=15)
     driven = Rollout(plan, Steady(6000)).begin()
     while len(driven.record.looks) < LOOKS:
@@ -28,10 +28,10 @@ def test_a_gate_that_is_off_is_told_of_once_with_its_reason() -> None:
 
     result = result_of(record, [])
 
-    told = {gate["name"]: gate for gate in result.gates}
-    assert list(told) == [gate.name for gate in record.begun.gates]
-    assert {name: told[name]["state"] for name in off} == off
-    assert all(told[name]["why"] for name in off)
+    gates = {gate["name"]: gate for gate in result.gates}
+    assert list(gates) == [gate.name for gate in record.begun.gates]
+    assert {name: gates[name]["state"] for name in off} == off
+    assert all(gates[name]["why"] for name in off)
     active = {gate.name for gate in record.begun.gates if gate.state == "active"}
     assert [set(look["gates"]) for look in result.decisions] == [active] * LOOKS
 
@@ -45,13 +45,14 @@ def test_a_look_has_no_null_and_every_value_that_the_record_has() -> None:
     assert "null" not in text
     whole = json.dumps([json.loads(to_line(look)) for look in record.looks], indent=2)
     assert len(text.splitlines()) < 0.6 * len(whole.splitlines())
-    for look, told in zip(record.looks, result.decisions, strict=True):
+    for look, decision in zip(record.looks, result.decisions, strict=True):
         for reading in look.gates:
-            if reading.name in told["gates"]:
+            if reading.name in decision["gates"]:
                 assert (
-                    told["gates"][reading.name]["candidate_requests"] == reading.candidate_requests
+                    decision["gates"][reading.name]["candidate_requests"]
+                    == reading.candidate_requests
                 )
-                assert told["gates"][reading.name].get("log_e_ok") == reading.log_e_ok
+                assert decision["gates"][reading.name].get("log_e_ok") == reading.log_e_ok
 
 
 def test_the_record_keeps_what_the_result_leaves_out() -> None:

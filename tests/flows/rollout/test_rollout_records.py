@@ -1,4 +1,4 @@
-"""What the disk holds of a rollout, and who may write it."""
+"""The records of rollouts on disk, and who may write them."""
 
 import hashlib
 from dataclasses import replace
@@ -227,7 +227,7 @@ def test_a_run_of_an_earlier_release_holds_its_endpoint_under_its_own_spelling(
 
 
 def test_a_service_with_a_data_directory_finds_what_was_kept_by_its_address(tmp_path: Path) -> None:
-    """`localhost` used to hide that it is the data directory's; its own spelling never made such a folder."""
+    """Earlier versions kept such records under `localhost`, but never under the address in its present spelling."""
     for name in ("localhost-8700", "127.0.0.1-8700"):
         RecordFile(tmp_path / name / f"rollout-{name}.jsonl").append(begun())
     records = RecordFolder(tmp_path, "/var/lib/tuneship", "http://127.0.0.1:8700")

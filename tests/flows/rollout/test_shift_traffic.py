@@ -1,4 +1,4 @@
-"""The worked scenarios: what must follow for the split and the result, looked at from the service's side."""
+"""The worked scenarios of a rollout, checked by the result and by the split as the service sees it."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 
 def candidate_weights(service: FakeService) -> list[int]:
-    """What the applied changes gave the candidate, in order."""
+    """The candidate's weight after each applied change, in order."""
     return [patch.weights.get(CANDIDATE, 0) for patch in service.patches if patch.status == 200]
 
 

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind when it is stopped: the traffic returned, or, after SIGKILL, a record that goes on."""
+"""A stopped rollout returns its traffic; after SIGKILL it leaves a record from which it can be resumed."""
 
 import signal
 from collections.abc import Callable
@@ -33,7 +33,10 @@ def test_a_signal_in_mid_canary_returns_the_traffic_before_the_process_ends(
     assert fake.weights == {BASELINE: 100, CANDIDATE: 0}
     assert fake.endpoint is not None
     assert fake.endpoint["lease"] is None
-    assert (script.told()["outcome"], script.told()["reason"]) == ("aborted", "cancelled")
+    assert (script.read_result()["outcome"], script.read_result()["reason"]) == (
+        "aborted",
+        "cancelled",
+    )
     assert fake.deleted == []
 
 

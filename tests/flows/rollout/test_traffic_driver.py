@@ -1,4 +1,4 @@
-"""The driver: prompts in, counts out, no text kept, and it stops when it is told to."""
+"""The driver sends prompts, counts answers, keeps no text, and stops when it is asked to."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ from tuneship.settings import ClientSettings
 pytestmark = pytest.mark.slow
 IN_FLIGHT = 16
 SLOWED_S = 1.0
-"""By a refusal that does not say for how long."""
+"""Seconds for which a refusal slows the driver down that does not say for how long."""
 
 
 def driver(service: FakeService, **changes: object) -> TrafficDriver:
@@ -44,14 +44,14 @@ def test_every_answer_is_counted_for_the_deployment_that_gave_it() -> None:
         with sending:
             wait_for(lambda: len(fake.generations) >= 40)
             let_all_be_counted(fake)
-            seen = sending.counts.take(BASELINE, CANDIDATE)
+            counts = sending.counts.take(BASELINE, CANDIDATE)
 
     asked = fake.generations.count(CANDIDATE), fake.generations.count(BASELINE)
-    assert (seen.candidate_requests, seen.baseline_requests) == asked
-    assert seen.candidate_failed == 0
-    assert abs(seen.baseline_failed - seen.baseline_requests / 4) <= 1
-    assert abs(seen.candidate_bad["empty"] - seen.candidate_requests / 2) <= 1
-    assert seen.baseline_bad["empty"] == 0
+    assert (counts.candidate_requests, counts.baseline_requests) == asked
+    assert counts.candidate_failed == 0
+    assert abs(counts.baseline_failed - counts.baseline_requests / 4) <= 1
+    assert abs(counts.candidate_bad["empty"] - counts.candidate_requests / 2) <= 1
+    assert counts.baseline_bad["empty"] == 0
 
 
 def test_taken_counts_start_again_at_nothing() -> None:
@@ -69,7 +69,7 @@ def test_taken_counts_start_again_at_nothing() -> None:
 
 
 def let_all_be_counted(fake: FakeService) -> None:
-    """No more answers: where every place of the driver holds a request that waits, all others have been counted."""
+    """Stop the answers, and wait until every place of the driver holds an open request: all others are counted then."""
     fake.generation_gate = threading.Event()
     wait_for(lambda: fake.waiting == IN_FLIGHT)
 
@@ -81,11 +81,11 @@ def test_too_many_requests_slow_the_driver_and_are_no_observation() -> None:
         sending = driver(fake, max_in_flight=1)
         with sending:
             wait_for(lambda: len(fake.refused_at) >= 3)
-        seen = sending.counts.take(BASELINE, CANDIDATE)
+        counts = sending.counts.take(BASELINE, CANDIDATE)
 
     pauses = [later - earlier for earlier, later in pairwise(fake.refused_at)]
     assert min(pauses) >= SLOWED_S, "it waits before the next one"
-    assert seen.baseline_requests == 0
+    assert counts.baseline_requests == 0
 
 
 def test_it_stops_though_answers_are_open() -> None:
@@ -124,7 +124,7 @@ def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ('{"prompt": "secret"}\n{"other": "secret"}\n', "line 2"),
         ("not json: secret\n", "line 1"),
@@ -133,12 +133,12 @@ def test_prompts_are_the_instruction_or_prompt_of_each_line(tmp_path: Path) -> N
     ],
 )
 def test_bad_prompts_are_named_by_line_and_never_shown(
-    tmp_path: Path, content: str, told: str
+    tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
 
-    with pytest.raises(BadInput, match=told) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         read_prompts(file)
 
     assert "secret" not in str(refused.value)
@@ -171,17 +171,17 @@ def test_answers_are_counted_whether_the_server_streams_or_not(streams: bool) ->
         with sending:
             wait_for(lambda: len(fake.generations) >= 5)
             let_all_be_counted(fake)
-            seen = sending.counts.take(BASELINE, CANDIDATE)
+            counts = sending.counts.take(BASELINE, CANDIDATE)
 
-    assert seen.candidate_requests == seen.candidate_bad["empty"] == len(fake.generations)
-    assert (seen.unanswered, seen.candidate_abandoned) == (0, 0)
+    assert counts.candidate_requests == counts.candidate_bad["empty"] == len(fake.generations)
+    assert (counts.unanswered, counts.candidate_abandoned) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("where", "told"), [("after the head", (False, True)), ("before it", (True, False))]
+    ("where", "is_counted"), [("after the head", (False, True)), ("before it", (True, False))]
 )
 def test_what_breaks_off_is_counted_for_its_deployment_or_for_nobody(
-    where: str, told: tuple[bool, bool]
+    where: str, is_counted: tuple[bool, bool]
 ) -> None:
     with FakeService() as fake:
         fake.streams, fake.breaks_off = True, where
@@ -189,7 +189,7 @@ def test_what_breaks_off_is_counted_for_its_deployment_or_for_nobody(
         sending = driver(fake, max_in_flight=1)
         with sending:
             wait_for(lambda: len(fake.generations) >= 2)  # the first one has been counted by then
-            seen = sending.counts.take(BASELINE, CANDIDATE)
+            counts = sending.counts.take(BASELINE, CANDIDATE)
 
-    assert (seen.unanswered > 0, seen.candidate_abandoned > 0) == told
-    assert (seen.candidate_requests, seen.baseline_abandoned) == (0, 0)
+    assert (counts.unanswered > 0, counts.candidate_abandoned > 0) == is_counted
+    assert (counts.candidate_requests, counts.baseline_abandoned) == (0, 0)

@@ -1,4 +1,4 @@
-"""A records folder that cannot be written any more: the traffic goes back all the same, and the result says so."""
+"""The traffic is returned even if the records folder has become unwritable, and the result says so."""
 
 import shutil
 import signal
@@ -29,21 +29,21 @@ LOG = get_logger("tests")
 
 
 def mount(*arguments: str) -> None:
-    """As root; a machine on which nothing can be mounted tests with a folder that is gone alone."""
+    """Mount as root; on a machine that cannot mount, the test is skipped."""
     done = subprocess.run(["/bin/mount", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
 
 
 def read_only(records: Path) -> None:
-    """What lies there can be read, and nothing can be changed; not even root can, as with `chmod`."""
+    """Make the folder readable but not writable by a mount, because `chmod` does not stop root."""
     copy = shutil.copytree(records, records.with_name("copy"), copy_function=shutil.copy2)
     mount("--bind", str(copy), str(records))
     mount("-o", "remount,bind,ro", str(records))
 
 
 def full(records: Path) -> None:
-    """A disk of its own without a byte left."""
+    """Give the folder a disk of its own that has no free byte."""
     copy = shutil.copytree(records, records.with_name("copy"), copy_function=shutil.copy2)
     mount("-t", "tmpfs", "-o", "size=256k", "tmpfs", str(records))
     shutil.copytree(copy, records, dirs_exist_ok=True, copy_function=shutil.copy2)
@@ -56,7 +56,7 @@ def full(records: Path) -> None:
 
 
 def gone(records: Path) -> None:
-    """A file stands where the folder was."""
+    """Put a file where the folder was."""
     records.rename(records.with_name("gone"))
     records.touch()
 
@@ -67,7 +67,7 @@ READABLE = [read_only, full]
 
 @pytest.fixture
 def mounted(records: Path) -> Iterator[Path]:
-    """The records folder; what a test mounts over it goes away again."""
+    """The records folder; everything that a test mounts on it is unmounted at the end."""
     records.mkdir(exist_ok=True)
     yield records
     while f" {records} " in Path("/proc/self/mountinfo").read_text():
@@ -87,9 +87,9 @@ def test_a_flow_whose_record_cannot_be_written_gives_the_traffic_back_and_says_s
     assert [patch.weights.get(CANDIDATE) for patch in fake.patches] == [25, 0]
     assert fake.endpoint is not None
     assert fake.endpoint["lease"] is None
-    told = [note for note in result.notes if "could not be written" in note]
-    assert told
-    assert str(mounted) in told[0]
+    notes = [note for note in result.notes if "could not be written" in note]
+    assert notes
+    assert str(mounted) in notes[0]
     assert [change.weights[CANDIDATE] for change in result.history] == [25, 0]
 
 
@@ -200,7 +200,7 @@ def test_a_roll_back_that_a_person_decides_needs_no_record(
 
 
 def test_what_was_not_written_comes_with_the_next_line(fake: FakeService, mounted: Path) -> None:
-    """A record that could be written again in the meantime tells the return as if nothing had been."""
+    """A record that becomes writable again gets the return as if it had always been writable."""
     file = left_at(fake, mounted, 25)
     assert fake.endpoint is not None
     split = RolloutSplit(plan(), file, fake.endpoint["version"], LOG, calls=PLAIN)
@@ -219,7 +219,7 @@ def test_what_was_not_written_comes_with_the_next_line(fake: FakeService, mounte
 def test_a_return_that_no_record_tells_of_is_not_gone_on_with(
     fake: FakeService, mounted: Path
 ) -> None:
-    """The process died after it: whoever finds the record at 25 % reads the split, and closes it."""
+    """The process died after the return; whoever finds the record at 25 % reads the split and closes the record."""
     left_at(fake, mounted, 25)
     fake.change_from_outside(RETURNED)
 
@@ -232,7 +232,7 @@ def test_a_return_that_no_record_tells_of_is_not_gone_on_with(
 def test_records_that_cannot_be_read_or_written_stop_no_other(
     fake: FakeService, records: Path
 ) -> None:
-    """The endpoint's own record comes last; each of the others is broken in its own way."""
+    """The endpoint's own record comes last; each of the others is broken in a different way."""
     file = left_at(fake, records, 25)
     folder = file.path.parent
     names = [folder / f"rollout-0000-000{number}.jsonl" for number in range(1, 5)]

@@ -1,4 +1,4 @@
-"""Every reason, gate and state of the gates has its words: a new one without them fails here."""
+"""Every reason, gate and gate state has its words; a new one without words fails here."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ from tuneship.gates.record import Probed, RolloutRecord, SplitConfirmed
 WHO_HOLDS = ("_hold_reasons", "_warnings")
 WORDS_IN = ("reason", "holding")
 NO_REASONS = {*get_args(GateState), "promote", "timeout", "pause", "none"}
-"""States of gates, answers, and what stands for no reason."""
+"""Words that are not reasons: states of gates, answers, and `none`."""
 
 
 def reasons_of_the_rules() -> set[str]:
@@ -75,10 +75,10 @@ def test_every_gate_says_what_it_saw_in_every_state(kind: object) -> None:
             baseline_requests=100,
             baseline_bad=1,
         )
-        (told,) = gates_in_words([reading])
-        assert words.BAD[name] in told
-        assert "3 of 200 (1.50 %)" in told
-        assert told.endswith(words.STATES[state])
+        (sentence,) = gates_in_words([reading])
+        assert words.BAD[name] in sentence
+        assert "3 of 200 (1.50 %)" in sentence
+        assert sentence.endswith(words.STATES[state])
 
 
 def test_plain_thresholds_end_with_reasons_that_have_words() -> None:
@@ -94,9 +94,11 @@ def test_a_word_that_is_not_known_stays_as_it_is() -> None:
 
 def test_a_look_tells_of_requests_that_hang_and_of_its_warnings() -> None:
     look = Rollout(plan_with(), Steady()).begin().look()
-    told = look_in_words(replace(look, hanging_candidate=(2, 1), warnings=("output_tokens",)))
-    assert "3 requests of the candidate and 0 of the baseline had been open for too long" in told
-    assert any(one.startswith("warning: the candidate's answers") for one in told)
+    sentences = look_in_words(replace(look, hanging_candidate=(2, 1), warnings=("output_tokens",)))
+    assert (
+        "3 requests of the candidate and 0 of the baseline had been open for too long" in sentences
+    )
+    assert any(one.startswith("warning: the candidate's answers") for one in sentences)
 
 
 def test_requests_that_nobody_answered_are_shared_by_weight() -> None:
@@ -110,10 +112,10 @@ def test_requests_that_nobody_answered_are_shared_by_weight() -> None:
     )
     counts = words.driven(record)
     assert (counts["unanswered_candidate"], counts["unanswered_baseline"]) == (2.0, 10.0)
-    told = words.driver_in_words(record)
-    assert told is not None
-    assert "25 to the candidate, 65 to the baseline; 1 and 0 broke off in the answer" in told
-    assert "12 ended before anybody said who served them (by weight 2 of" in told
+    sentences = words.driver_in_words(record)
+    assert sentences is not None
+    assert "25 to the candidate, 65 to the baseline; 1 and 0 broke off in the answer" in sentences
+    assert "12 ended before anybody said who served them (by weight 2 of" in sentences
 
 
 def test_an_arm_without_requests_is_said_to_have_none() -> None:

@@ -1,4 +1,4 @@
-"""A flow as a script: whatever goes wrong on this machine is one line that names the place, and the exit code holds."""
+"""A flow that runs as a script names every fault of this machine in one line, and its exit code is right."""
 
 import os
 import subprocess
@@ -101,22 +101,22 @@ def test_what_nobody_has_thought_of_is_told_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))
-    told = _ending_after(ZeroDivisionError("a prompt")).message
-    assert told == f"unexpected ZeroDivisionError (details: {tmp_path}/reports/error.log)"
+    message = _ending_after(ZeroDivisionError("a prompt")).message
+    assert message == f"unexpected ZeroDivisionError (details: {tmp_path}/reports/error.log)"
     (tmp_path / "file").touch()
     monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "file"))
-    told = _ending_after(ZeroDivisionError("a prompt")).message
-    assert told.startswith("unexpected ZeroDivisionError (details: not written, ")
-    assert "a prompt" not in told
+    message = _ending_after(ZeroDivisionError("a prompt")).message
+    assert message.startswith("unexpected ZeroDivisionError (details: not written, ")
+    assert "a prompt" not in message
 
 
 def test_a_service_that_does_not_answer_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TUNESHIP_URL", "http://me:secret@models.example:8700")
-    told = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
-    assert "models.example:8700 (TUNESHIP_URL)" in told
-    assert "secret" not in told
+    message = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
+    assert "models.example:8700 (TUNESHIP_URL)" in message
+    assert "secret" not in message
 
 
 SAYS_AND_SHOWS = """
@@ -136,7 +136,7 @@ sys.exit(7)
 
 @pytest.mark.parametrize("is_disk_full", [False, True])
 def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> None:
-    """As in `... 2>&1 | tee log`, where Ctrl-C ends `tee` too, while the traffic must still be returned."""
+    """In `... 2>&1 | tee log` Ctrl-C ends `tee` too, but the traffic must still be returned."""
     if is_disk_full:
         writes = os.open("/dev/full", os.O_WRONLY)
     else:

@@ -1,4 +1,4 @@
-"""A person's approval: asked in the Prefect UI, answered or not, and beaten by a regression at any moment."""
+"""A person approves in the Prefect UI or does not answer, and a regression overrules the answer at any moment."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ from tuneship.gates.plan import CanaryPlan
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 STEPS = [50, 100]
 GIVEN_UP_S = 1200
-"""A person who failed to answer fails the test; nobody waits for a day."""
+"""Seconds after which a missing answer fails the test, so that nobody waits for a day."""
 
 
 def questions() -> list[FlowRun]:
-    """Newest first."""
+    """The questions about this candidate, newest first."""
     name = FlowRunFilterName(any_=[f"promote-{CANDIDATE}"])
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=name))
@@ -37,13 +37,13 @@ def questions() -> list[FlowRun]:
 
 
 def is_asked(before: int) -> bool:
-    """Whether a question more than there were can be answered now."""
+    """Whether there are more questions than before, and the newest can be answered."""
     state = questions()[0].state if len(questions()) > before else None
     return state is not None and state.is_paused()
 
 
 def resume(run: FlowRun, **said: Any) -> httpx.Response:
-    """What the UI's Resume button sends; pressed again while Prefect's SQLite is locked (503)."""
+    """Send what the UI's Resume button sends, and send it again while Prefect's SQLite is locked (503)."""
     url = f"{PREFECT_API_URL.value()}/flow_runs/{run.id}/resume"
     answers: list[httpx.Response] = []
 
@@ -59,7 +59,7 @@ def resume(run: FlowRun, **said: Any) -> httpx.Response:
 
 @contextmanager
 def a_person(says: Callable[[FlowRun], object]) -> Iterator[None]:
-    """Somebody who waits for the next question."""
+    """Let a person answer the next question."""
     before = len(questions())
 
     def act() -> None:
@@ -164,7 +164,7 @@ def test_the_lease_is_renewed_while_a_person_thinks(fake: FakeService) -> None:
 
 
 def lease_end(fake: FakeService) -> float:
-    """Not that of a lease that a test could outlive on a slow machine."""
+    """The end of the current lease, which a slow test does not outlive."""
     assert fake.lease_ends is not None
     return fake.lease_ends
 

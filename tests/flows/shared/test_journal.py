@@ -1,4 +1,4 @@
-"""The file that every record is kept in: what is on the disk after a crash, a full disk, and a second writer."""
+"""The file in which every record is kept survives a crash, a full disk, and a second writer."""
 
 import json
 import os
@@ -42,9 +42,9 @@ def test_a_disk_that_takes_half_a_line_leaves_the_file_as_it_was(tmp_path: Path)
     )
     assert ended.returncode == 0, ended.stderr
 
-    told, waiting, content, unwritten, later = json.loads(ended.stdout)
+    error, waiting, content, unwritten, later = json.loads(ended.stdout)
 
-    assert told == [str(file), True]
+    assert error == [str(file), True]
     assert content == "first\n", "half a line would be taken for the end of a crash"
     assert str(file) in waiting
     assert (unwritten, later) == ("", "first\nthird\nfourth\n"), "what waited comes first"

@@ -1,4 +1,4 @@
-"""Whatever somebody may choose is shown by a report, a page or a question, and does nothing there."""
+"""Reports, pages and questions show a text that somebody chose, and it has no effect there."""
 
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -39,11 +39,11 @@ OWN_TAGS = {
     "strong",
 }
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-"""As open as a renderer can be: tags pass as they stand."""
+"""The most permissive renderer possible, which leaves tags unchanged."""
 
 
 class Shown(HTMLParser):
-    """What a page holds: its tags, the addresses that it names, its text."""
+    """Collects the tags of a page, the addresses that it names, and its text."""
 
     def __init__(self, markdown: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Shown(HTMLParser):
 
 
 def release_of(text: str) -> ReleaseParameters:
-    """A tag holds no control characters."""
+    """A release with this text in its tags, without control characters, which a tag may not hold."""
     text = "".join(sign for sign in text if sign >= " ")
     return ReleaseParameters.model_validate(
         {
@@ -76,7 +76,7 @@ def release_of(text: str) -> ReleaseParameters:
 
 
 def result_of(text: str) -> ReleaseResult:
-    """Every text of it, also those that only a service can choose."""
+    """A result with this text in every field, even in those that only a service can choose."""
     change = {"at": None, "weights": {text: 100}, "why": text}
     gate = {"name": "T4", "state": "reject", "value": 0.5, "limit": 0.3, "note": text}
     return ReleaseResult(

@@ -1,4 +1,4 @@
-"""What the guard gives back, and what it must never touch."""
+"""The guard returns abandoned traffic and never touches anything else."""
 
 import json
 import os
@@ -30,7 +30,7 @@ RETURNED = {BASELINE: 100, CANDIDATE: 0}
 def left_at(
     service: FakeService, records: Path, weight: int, wanted: CanaryPlan | None = None
 ) -> RecordFile:
-    """What a run leaves on disk and at the service when it dies at this weight, an hour ago."""
+    """Leave on disk and at the service what a run leaves that died an hour ago at this weight."""
     wanted = wanted or plan()
     service.make_endpoint({BASELINE: 100 - weight, CANDIDATE: weight}, lease_seconds=600)
     if service.endpoint and service.extensions:
@@ -136,7 +136,7 @@ def test_a_rollout_that_died_after_its_bake_stays_promoted(
     assert shift_traffic(wanted).outcome == "promoted"
     (file,) = RecordFolder(records, fake.url).of(wanted)
     lines = file.path.read_text().splitlines(keepends=True)
-    file.path.write_text("".join(lines[:-1]))  # killed before it wrote down that it had ended
+    file.path.write_text("".join(lines[:-1]))  # killed before it recorded its end
     age(file.path, hours=1)
 
     assert ends(guard()) == [("promoted", "none")]
@@ -216,7 +216,7 @@ def test_a_damaged_record_is_named_and_stops_nothing(fake: FakeService, records:
 
 
 def released(records: Path, service: FakeService, **age_of_it: float) -> ReleaseRecord:
-    """A release that died after it had made its candidate."""
+    """The record of a release that died after it had made its candidate."""
     record = ReleaseRecords(records).of("d" * 64, None)
     now = datetime.now(UTC)
     where = {"endpoint_id": None, "endpoint_name": "shop", "service": service.url}
@@ -261,11 +261,11 @@ def test_a_damaged_release_is_named_and_stops_nothing(fake: FakeService, records
     result = guard()
 
     assert (result.outcome, result.releases) == ("returned", ["k"])
-    (told,) = result.notes
-    assert str(damaged) in told
-    assert "line 1, 2" in told
-    assert "prompt" not in told
-    assert guard().notes == [told]
+    (note,) = result.notes
+    assert str(damaged) in note
+    assert "line 1, 2" in note
+    assert "prompt" not in note
+    assert guard().notes == [note]
 
 
 def test_a_release_of_another_service_is_left_alone(fake: FakeService, records: Path) -> None:
@@ -279,13 +279,13 @@ def test_as_a_script_it_needs_no_parameters_and_exits_with_0(
     fake: FakeService, records: Path, script_environment: dict[str, str], tmp_path: Path
 ) -> None:
     left_at(fake, records, 25)
-    told = tmp_path / "result.json"
-    command = [sys.executable, str(SCRIPT.with_name("guard.py")), "--result", str(told)]
+    result_file = tmp_path / "result.json"
+    command = [sys.executable, str(SCRIPT.with_name("guard.py")), "--result", str(result_file)]
 
     ended = subprocess.run(
         command, env=script_environment, capture_output=True, timeout=PATIENCE_S, check=False
     )
 
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(told.read_text())["outcome"] == "returned"
+    assert json.loads(result_file.read_text())["outcome"] == "returned"
     assert fake.weights == RETURNED

@@ -1,4 +1,4 @@
-"""What the guard reports of a deployment that has become worse after its bake, and that it moves nothing."""
+"""The guard reports a deployment that became worse after its bake, and moves no traffic."""
 
 import errno
 import logging
@@ -23,7 +23,7 @@ QUARTER = timedelta(minutes=15)
 
 
 class Aging(FakeService):
-    """An endpoint that CANDIDATE has served alone for some hours, in quarter hours of a given share of errors."""
+    """An endpoint that only the candidate has served for some hours, with a given share of errors by age."""
 
     def __init__(self, hours: float) -> None:
         super().__init__()
@@ -71,24 +71,24 @@ class Aging(FakeService):
 
 @pytest.fixture
 def aging(prefect_api: None, records: Path) -> Iterator[Callable[[float], Aging]]:
-    """Makes the service of so many hours."""
-    made: list[Aging] = []
+    """Start a service that has served for this many hours."""
+    services: list[Aging] = []
 
     def make(hours: float) -> Aging:
         service = Aging(hours)
         service.__enter__()
-        made.append(service)
+        services.append(service)
         service.open()
         use(service)
         return service
 
     yield make
     disconnect()
-    for one in made:
+    for one in services:
         one.__exit__()
 
 
-def told(result: GuardResult) -> list[tuple[str, str]]:
+def findings(result: GuardResult) -> list[tuple[str, str]]:
     return [(one.deployment_id, one.finding) for one in result.alarms]
 
 
@@ -106,11 +106,11 @@ def test_what_turns_bad_after_90_minutes_is_reported_once_and_nothing_is_moved(
     with caplog.at_level(logging.WARNING):
         result = guard()
 
-    assert told(result) == [(CANDIDATE, "error")]
+    assert findings(result) == [(CANDIDATE, "error")]
     assert result.outcome == "nothing_to_do"
     assert f"{CANDIDATE} on cep_shop is worse than on its first day (error)" in caplog.text
     assert (service.patches, service.weights) == ([], split)
-    assert told(guard()) == [], "one alarm for one finding"
+    assert findings(guard()) == [], "one alarm for one finding"
     wait_for(lambda: events() == [(f"tuneship.deployment.{CANDIDATE}", "error")])
     with get_client(sync_client=True) as client:
         (page,) = [one for one in client.read_artifacts() if one.key == "watch-dep-candidate"]
@@ -118,7 +118,7 @@ def test_what_turns_bad_after_90_minutes_is_reported_once_and_nothing_is_moved(
 
 
 def events() -> list[tuple[str, str]]:
-    """The alarms that the Prefect server has."""
+    """The alarms that the Prefect server has received."""
     with get_client(sync_client=True) as client:
         wanted = {"filter": {"event": {"name": [EVENT]}}, "limit": 50}
         found = client._client.post("/events/filter", json=wanted).json()["events"]
@@ -144,9 +144,9 @@ def test_the_first_day_is_kept_and_later_days_are_compared_with_it(
     kept = (memory.last("first_day") or {})["answer"]
     assert len(kept["metrics"]["throughput"]["timestamps"]) == 96
 
-    service.bad_share = lambda _: 0.1  # also what it would say of the first day now
+    service.bad_share = lambda _: 0.1  # the service would now answer this for the first day too
     service.asked.clear()
-    assert told(guard()) == [(CANDIDATE, "error")]
+    assert findings(guard()) == [(CANDIDATE, "error")]
     assert len(service.asked) == 1
 
 
@@ -181,11 +181,11 @@ def test_a_disk_that_takes_no_line_hides_no_alarm(
     with monkeypatch.context() as changed:
         changed.setattr(Journal, "_write", full)
         result = guard()
-    assert told(result) == [(CANDIDATE, "error")]
+    assert findings(result) == [(CANDIDATE, "error")]
     (note,) = result.notes
     assert "could not be written (No space left on device)" in note
-    assert told(guard()) == [(CANDIDATE, "error")], "told again, for nothing was remembered"
-    assert told(guard()) == []
+    assert findings(guard()) == [(CANDIDATE, "error")], "told again, for nothing was remembered"
+    assert findings(guard()) == []
 
 
 def test_who_shares_its_traffic_or_has_a_lease_is_not_watched(

@@ -1,7 +1,6 @@
-"""The searches for plain text find it where a service lacks one of its seals: else their silence would say nothing.
+"""The searches for plain text find it when a service leaves one kind of data unencrypted; or they prove nothing.
 
-Each search is the one of the test that it belongs to: `told` of `system/test_encryption.py`, `hits` of
-`system/test_planted_text.py`.
+Each search is imported from the test that uses it: `system/test_encryption.py` or `system/test_planted_text.py`.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ TEXT, *OF_A_MODEL = TELLTALE
 
 @contextmanager
 def lacking(kind: str, folder: Path) -> Iterator[Serve]:
-    """A service without this seal."""
+    """Start a service that does not encrypt this kind of data."""
     starter = partial(start, "tests.support.unsealed", kind)
     serve = Serve(folder / "data", starter=starter, inline_dataset_bytes="8192")
     try:
@@ -32,7 +31,7 @@ def lacking(kind: str, folder: Path) -> Iterator[Serve]:
 
 
 def found(serve: Serve, word: bytes) -> set[str]:
-    """Patterns of the files in which the search finds the word."""
+    """The patterns of the files in which the search finds the word."""
     files = [file.relative_to(serve.data_dir) for file, one in told(serve) if one == word]
     return {next((one for one in PLACES if file.match(one)), str(file)) for file in files}
 

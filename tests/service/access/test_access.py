@@ -1,4 +1,4 @@
-"""Keys are recognised, end when they should, and open exactly what their scopes name."""
+"""Keys are recognised, end when they should, and allow exactly what their scopes name."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,7 +36,7 @@ def status_with(service: Service, key: str, client: str = "alice") -> int:
 
 @pytest.mark.parametrize("text", ["", "\n", "abc\n", "x" * 64, "00" * 31, "é" * 64])
 def test_a_master_key_that_was_cut_opens_nothing(tmp_path: Path, text: str) -> None:
-    """As a disk that was full or a power loss may leave it: secrets of an empty key are everybody's."""
+    """A full disk or a power loss can leave such a file, and anybody could derive the secrets of an empty key."""
     file = tmp_path / "master.key"
     file.write_text(text)
     with pytest.raises(MasterKeyDamaged, match=r"master\.key"):
@@ -49,7 +49,7 @@ def test_a_master_key_that_was_cut_opens_nothing(tmp_path: Path, text: str) -> N
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 def test_an_operation_is_opened_by_its_scope_and_by_no_other(world: World, operation: Any) -> None:
-    """Ids that name nothing: a scope that lets the request through gets as far as a 404 at most."""
+    """The ids do not exist, so a scope that lets the request through leads to 404 at most."""
     service, ids = world.service, missing_ids()
     options = options_of(operation, Own(ids["ds"], ids["ds"], ids["dep"], ids["model"]))
 
@@ -187,7 +187,7 @@ def test_a_secret_is_not_in_the_database(service: Service) -> None:
 
 
 class FirstKey:
-    """What is in `credentials.json` as time goes by."""
+    """The key in `credentials.json` as time passes."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         self.clock = Clock()
@@ -218,7 +218,7 @@ def test_the_first_key_is_private_and_is_renewed_in_its_last_thirty_days(
     renewed = first_key.after(days=61)
     assert renewed != key
     ends = {row["id"]: row["expires_at"] or NEVER for row in first_key.keys.listed()}
-    assert ends[key[4:12]] > first_key.clock()  # the one before lives to its end
+    assert ends[key[4:12]] > first_key.clock()  # the previous key stays valid until its end
     assert ends[renewed[4:12]] - ends[key[4:12]] > timedelta(days=60)
 
 
@@ -240,6 +240,6 @@ def test_a_first_key_that_opens_nothing_is_replaced(first_key: FirstKey, ending:
     else:
         first_key.keys._pepper = b"another"
         write_credentials(first_key.keys, first_key.file, "http://here", first_key.clock())
-    made = read_credentials(first_key.file)["api_key"]
-    assert made != key
-    assert first_key.keys.is_good_for(made, SCOPES, datetime.now(UTC) + timedelta(days=80))
+    new_first_key = read_credentials(first_key.file)["api_key"]
+    assert new_first_key != key
+    assert first_key.keys.is_good_for(new_first_key, SCOPES, datetime.now(UTC) + timedelta(days=80))

@@ -1,4 +1,4 @@
-"""`compliance_mode: hipaa`: what it turns on, what it needs, whom it refuses, and what it tells to others."""
+"""`compliance_mode: hipaa`: the safeguards it turns on, its prerequisites, its refusals, and what others learn."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize("kind", ["job", "deployment"])
 
 @pytest.fixture
 def hospital(start: Callable[..., Service]) -> Callable[..., Service]:
-    """Starts a service whose tenant comes over TLS, with a key of 90 days."""
+    """Start a service whose tenant connects over TLS with a key of 90 days."""
 
     def make(days: int | None = 90, **settings: Any) -> Service:
         service = start(private_networks=("10.0.0.0/8", "127.0.0.0/8", "::1/128"), **settings)
@@ -51,7 +51,7 @@ def asked(
 
 
 def missing(refused: httpx.Response) -> set[str]:
-    """What a refusal names."""
+    """The prerequisites that a refusal names."""
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (422, MODE), refused.text
     assert {one["code"] for one in error["details"]} == {"missing_prerequisite"}
@@ -63,10 +63,12 @@ def test_the_mode_turns_its_safeguards_on_and_get_shows_them(
     hospital: Callable[..., Service], kind: str
 ) -> None:
     service = hospital()
-    made = asked(service, kind, {**HIPAA, "audit_logging": True})
-    assert made.status_code == 201, made.text
-    place = "fine-tuning/jobs" if kind == "job" else "deployments"
-    shown = service.call("GET", f"/v1/{place}/{made.json()['id']}").json()["security_settings"]
+    created = asked(service, kind, {**HIPAA, "audit_logging": True})
+    assert created.status_code == 201, created.text
+    collection = "fine-tuning/jobs" if kind == "job" else "deployments"
+    shown = service.call("GET", f"/v1/{collection}/{created.json()['id']}").json()[
+        "security_settings"
+    ]
     assert shown == UNION | (PRIVATE if kind == "deployment" else {})
 
 
@@ -127,8 +129,8 @@ def test_a_declared_proxy_or_a_certificate_makes_up_for_an_open_address(
 ) -> None:
     assert missing(asked(hospital(host=host), "job", HIPAA)) == {CERTIFICATE}
     for more in ({"trusted_proxies": "10.1.1.1"}, {"tls_certificate": "c", "tls_key": "k"}):
-        made = asked(hospital(host=host, **more), "job", HIPAA)
-        assert made.status_code == 201, made.text
+        created = asked(hospital(host=host, **more), "job", HIPAA)
+        assert created.status_code == 201, created.text
 
 
 def rows_of(service: Service, table: sa.Table) -> list[dict[str, Any]]:
@@ -137,7 +139,7 @@ def rows_of(service: Service, table: sa.Table) -> list[dict[str, Any]]:
 
 
 def put_in_mode(service: Service, table: sa.Table, identifier: str) -> None:
-    """As it is stored by an installation that enforces the whole mode."""
+    """Store the mode as an installation would that enforces all of it."""
     settings = UNION | (PRIVATE if table is tables.deployments else {})
     with service.database.write() as connection:
         change = sa.update(table).where(table.c.id == identifier)
@@ -280,8 +282,8 @@ def test_a_model_that_was_trained_in_the_mode_is_served_in_it_only(
     error = asked(service, "deployment", settings, model_name=model).json()["error"]
     assert (error["code"], error["param"]) == ("validation_error", MODE)
     assert error["details"][0]["code"] == "lesser_mode"
-    made = asked(service, "deployment", HIPAA, model_name=model)
-    assert made.status_code == 201, made.text
+    created = asked(service, "deployment", HIPAA, model_name=model)
+    assert created.status_code == 201, created.text
     other, name = service.model(), {"deployment_name": "other"}
     assert asked(service, "deployment", settings, model_name=other, **name).status_code == 201
 
@@ -376,7 +378,7 @@ def test_events_tell_ids_states_and_numbers_only(hospital: Callable[..., Service
     deployment = service.deployment(SECRET, tags={"ward": SECRET})
     put_in_mode(service, tables.jobs, job)
     put_in_mode(service, tables.deployments, deployment)
-    seen = len(rows_of(service, tables.events))
+    before = len(rows_of(service, tables.events))
     trainer = service.trainer_of(job)
     trainer.start_of(2)
     trainer.complete()
@@ -386,11 +388,11 @@ def test_events_tell_ids_states_and_numbers_only(hospital: Callable[..., Service
     service.until(lambda: service.deployment_status(deployment) == "running")
     service.call("DELETE", path)
     service.until(lambda: service.deployment_status(deployment) == "deleted")
-    told = rows_of(service, tables.events)[seen:]
-    kinds = {row["type"] for row in told}
+    events = rows_of(service, tables.events)[before:]
+    kinds = {row["type"] for row in events}
     assert {"fine_tuning.job.succeeded", "deployment.updated", "deployment.deleted"} <= kinds
-    assert SECRET not in repr(told)
-    for row in told:
+    assert SECRET not in repr(events)
+    for row in events:
         texts = {name for name, value in row["data"].items() if isinstance(value, str)}
         assert texts <= {"status", "from", "to", "reason", "code"}, row["data"]
 

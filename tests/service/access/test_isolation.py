@@ -1,4 +1,4 @@
-"""What a service promises about its workers is what they were seen to keep, on this host and on weaker ones."""
+"""A service promises isolation only if its workers are really isolated, on this host and on weaker ones."""
 
 import json
 import os
@@ -27,11 +27,11 @@ for name in ("work", "logs", "scratch"):
 tempfile.tempdir = str(data / "scratch")
 print(json.dumps(can_isolate(ServiceSettings(data_dir=data))))
 """
-"""Asks what a service asks at its start."""
+"""A program that checks isolation as a service does at its start."""
 
 
 def asked(data: Path, *on_host: str, **variables: str) -> tuple[bool, str]:
-    """Whether workers are isolated there, and what was logged; `on_host`: how to start on a weaker one."""
+    """Whether workers are isolated there, and the log; `on_host` starts the program on a weaker host."""
     done = subprocess.run(
         [sys.executable, *on_host, "-c", ASKS, str(data)],
         cwd=ROOT,
@@ -54,7 +54,7 @@ def test_workers_on_this_host_are_isolated(tmp_path: Path) -> None:
 
 
 def test_a_data_directory_may_have_a_long_path(tmp_path: Path) -> None:
-    """Longer than the path of a Unix socket may be, which the attacks need."""
+    """The path is longer than a Unix socket's may be, and the attacks that check the isolation need such a socket."""
     assert asked(tmp_path / ("hospital" * 15)) == (True, "")
 
 
@@ -71,7 +71,7 @@ def test_a_host_without_filters_withdraws_the_promise(tmp_path: Path) -> None:
 
 
 def test_a_data_directory_among_what_workers_read_withdraws_the_promise(tmp_path: Path) -> None:
-    """Here by the path of Python's modules; it could lie below /usr as well."""
+    """Here Python's module path contains it; it could lie below /usr as well."""
     found, log = asked(tmp_path / "data", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert not found
     assert "reading a secret" in log
@@ -94,14 +94,14 @@ if sys.argv[2] == "open":
 sys.addaudithook(is_opened)
 serve.serve(ServiceSettings(data_dir=Path(sys.argv[1]), port=0))
 """
-"""Starts a service up to where it opens its master key, and says whether others could look into it then."""
+"""A program that starts a service until it opens its master key, and prints whether others could read its memory."""
 
 
 @pytest.mark.parametrize(("mode", "dumpable"), [("hidden", "0"), ("open", "1")])
 def test_a_service_is_hidden_before_it_opens_its_key(
     tmp_path: Path, mode: str, dumpable: str
 ) -> None:
-    """The second row: that this test would see it."""
+    """The row `open` shows that this test would notice a service that is not hidden."""
     data = tmp_path / "data"
     command = [sys.executable, "-c", AT_THE_KEY, str(data), mode]
     said = subprocess.run(
@@ -112,7 +112,7 @@ def test_a_service_is_hidden_before_it_opens_its_key(
 
 class TestAService:
     def test_promises_what_its_workers_keep_and_leaves_no_core_file(self, tmp_path: Path) -> None:
-        """Started without the limit for core files, which does not bind a program that gets them."""
+        """The service starts without a limit for core files, which does not bind a program that receives them."""
 
         def unlimited(module: str, *arguments: str, **options: object) -> "subprocess.Popen[str]":
             run = (

@@ -1,4 +1,4 @@
-"""`tuneship backup`, `restore` and `check`: deletions, damage, wrong folders, runs that are broken off."""
+"""`tuneship backup`, `restore` and `check` cope with deletions, damage, wrong folders and interrupted runs."""
 
 import json
 import shutil
@@ -33,17 +33,17 @@ def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> Installed:
-    """With the database in the data directory."""
+    """An installation with its database in the data directory."""
     return filled(Installed(tmp_path / "data"))
 
 
-def filled(made: Installed) -> Installed:
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-        made.add_dataset(opened, b"{}\n" * 1_000_000)
-        made.sign_head(opened)
-    return made
+def filled(installation: Installed) -> Installed:
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+        installation.add_dataset(opened, b"{}\n" * 1_000_000)
+        installation.sign_head(opened)
+    return installation
 
 
 def done(installed: Installed, *arguments: str | Path) -> str:
@@ -59,7 +59,7 @@ def failed(installed: Installed, *arguments: str | Path, code: int = 1) -> str:
 
 
 def names(folder: Path) -> set[str]:
-    """Without the times in them."""
+    """The names of the files in a folder, without the times in them."""
     return {
         one.name if one.name == MANIFEST else one.name.partition("-2")[0]
         for one in folder.iterdir()
@@ -228,7 +228,7 @@ def test_a_manifest_does_not_lead_out_of_its_folder(
 def test_a_backup_that_is_broken_off_leaves_nothing_or_the_backup_before(
     embedded: Installed, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files are: heads, rows, three of datasets and models."""
+    """A backup copies five files: the heads, the rows, and three of datasets and models."""
     folder, copy, left = tmp_path / "backup", backup_format.copy_file, [number]
 
     def interrupted(source: Path, target: Path) -> str:
@@ -263,7 +263,7 @@ def test_a_backup_that_was_killed_is_no_backup_and_the_next_one_goes_on(
     done(embedded, "backup", folder)
     manifest = read_manifest(folder)
     assert manifest is not None
-    (folder / MANIFEST).unlink()  # as a kill just before it was written leaves it
+    (folder / MANIFEST).unlink()  # a kill just before it was written leaves the folder like this
     (folder / "tuneship-backup.unfinished").write_text(manifest.installation)
     (embedded.data_dir / "scratch" / "backup-killed" / "datasets").mkdir(parents=True)
     new = Installed(tmp_path / "new")
@@ -299,7 +299,7 @@ def test_a_restore_that_is_broken_off_leaves_an_empty_place(
 def test_a_file_that_is_deleted_while_the_backup_runs_is_in_it_with_its_row(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and files are of one moment: what goes later is there, what went before is not."""
+    """Rows and files are of one moment: what is deleted later is in the backup, what was deleted before is not."""
     folder, copy = tmp_path / "backup", backup_module.copy_rows
 
     def meanwhile(source: sa.Connection, target: sa.Connection) -> None:
@@ -407,7 +407,7 @@ def test_a_stored_time_survives_the_way_through_a_backup(
 
 
 def test_a_job_that_ran_when_the_backup_was_made_begins_anew(tmp_path: Path) -> None:
-    """Its checkpoints are in no backup."""
+    """No backup holds the checkpoints of a job."""
     with Service(tmp_path / "data") as service:
         job_id = service.job()
         trainer = service.trainer()

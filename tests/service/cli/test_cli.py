@@ -1,4 +1,4 @@
-"""`tuneship keys` on the data of a service, whether it runs or not; complaints are one line that helps."""
+"""`tuneship keys` works on the data of a service, running or not, and every complaint is one helpful line."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ LISTED = {
 
 
 class Installation:
-    """A data directory as a service leaves it, and the command line on it."""
+    """A data directory as a service leaves it, and the command line that works on it."""
 
     def __init__(self, data_dir: Path, url: str) -> None:
         self.data_dir = data_dir
@@ -78,35 +78,35 @@ def installed(
     for name, value in chosen.items():
         monkeypatch.setenv(f"TUNESHIP_{name.upper()}", value)
     url = chosen.get("database_url", sqlite_url(tmp_path / "tuneship.sqlite"))
-    made = Installation(tmp_path, url)
-    yield made
-    made.database.close()
+    installation = Installation(tmp_path, url)
+    yield installation
+    installation.database.close()
 
 
 def test_a_key_is_made_and_works(installed: Installation) -> None:
-    made = installed.json(
+    key = installed.json(
         "create", "--client-id", "acme", "--scopes", "inference,jobs:read", "--expires", "90d"
     )
-    assert set(made) == {"key_id", "api_key", "client_id", "scopes", "expires_at"}
-    assert key_id(made["api_key"]) == made["key_id"]
-    assert (made["client_id"], made["scopes"]) == ("acme", ["generate", "jobs:read"])
-    lives = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    assert set(key) == {"key_id", "api_key", "client_id", "scopes", "expires_at"}
+    assert key_id(key["api_key"]) == key["key_id"]
+    assert (key["client_id"], key["scopes"]) == ("acme", ["generate", "jobs:read"])
+    lives = datetime.fromisoformat(key["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=89, hours=23) < lives <= timedelta(days=90)
-    assert installed.recognises(made["api_key"], "acme")
-    assert not installed.recognises(made["api_key"], "other")
+    assert installed.recognises(key["api_key"], "acme")
+    assert not installed.recognises(key["api_key"], "other")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_can_be_given(installed: Installation, preset: str) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", preset)
-    assert (made["scopes"], made["expires_at"]) == (sorted(PRESETS[preset]), None)
+    key = installed.json("create", "--client-id", "acme", "--scopes", preset)
+    assert (key["scopes"], key["expires_at"]) == (sorted(PRESETS[preset]), None)
 
 
 def test_a_key_is_shown_once_and_alone_on_standard_output(installed: Installation) -> None:
-    made = installed.run("create", "--client-id", "acme", "--scopes", "viewer", "--label", "ci")
-    key = made.stdout.strip()
+    created = installed.run("create", "--client-id", "acme", "--scopes", "viewer", "--label", "ci")
+    key = created.stdout.strip()
     assert installed.recognises(key, "acme")
-    assert "not shown again" in made.stderr
+    assert "not shown again" in created.stderr
     for shown in (installed.run("list").output, installed.run("list", "--json").output):
         assert key[4:12] in shown
         assert key[13:56] not in shown
@@ -131,21 +131,21 @@ def test_a_narrow_list_shows_keys_and_dates_whole(
     installed: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    made = installed.json(
+    key = installed.json(
         *("create", "--client-id", "radiology-department", "--scopes", "viewer,generate"),
         *("--expires", "90d", "--label", "what the night's release uses"),
     )
-    told = installed.run("list").stdout
-    assert made["key_id"] in told
-    assert made["expires_at"][:10] in told
-    assert "…" not in told
+    listing = installed.run("list").stdout
+    assert key["key_id"] in listing
+    assert key["expires_at"][:10] in listing
+    assert "…" not in listing
 
 
 def test_a_revoked_key_is_refused_and_stays_listed(installed: Installation) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
-    ended = installed.json("revoke", made["key_id"])
-    assert not installed.recognises(made["api_key"], "acme")
-    assert installed.json("revoke", made["key_id"]) == ended  # a second time changes nothing
+    key = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    ended = installed.json("revoke", key["key_id"])
+    assert not installed.recognises(key["api_key"], "acme")
+    assert installed.json("revoke", key["key_id"]) == ended  # a second time changes nothing
     assert installed.json("list")["keys"][0]["state"] == "revoked"
 
 
@@ -169,7 +169,7 @@ def test_a_key_can_be_rotated_while_its_callers_change_over(installed: Installat
     assert timedelta(hours=23) < left <= timedelta(hours=24)
     assert installed.run("rotate", new["key_id"], "--expires", "never").exit_code == 0
     again = installed.json("list")["keys"][-1]["key_id"]
-    never = installed.run("rotate", again, "--overlap", "never")  # which must not mean: at once
+    never = installed.run("rotate", again, "--overlap", "never")  # must not mean: at once
     assert (never.exit_code, "no duration" in never.output) == (2, True)
     assert installed.json("list")["keys"][-1]["state"] == "in force"
 
@@ -211,9 +211,9 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def test_an_ended_key_is_not_rotated(installed: Installation) -> None:
-    made = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
-    installed.run("revoke", made["key_id"])
-    done = installed.run("rotate", made["key_id"])
+    key = installed.json("create", "--client-id", "acme", "--scopes", "viewer")
+    installed.run("revoke", key["key_id"])
+    done = installed.run("rotate", key["key_id"])
     assert (done.exit_code, "not in force" in done.stderr) == (1, True)
     assert len(installed.keys.listed()) == 1
 
@@ -261,8 +261,8 @@ def test_a_setting_of_the_environment_that_cannot_be_read_is_named(
 def test_a_service_that_cannot_listen_says_where(tmp_path: Path, host: str, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        place = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
-        done = CliRunner().invoke(app, ["serve", *place])
+        options = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", *options])
     assert done.exit_code == 1
     assert re.search(rf"cannot start: .*{host} port {port}: .*({why}).*--port", done.stderr)
 
@@ -297,17 +297,17 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
         return httpx.get(f"{serve.url}/v1/datasets", headers=headers, timeout=300).status_code
 
     def run(*arguments: str) -> dict[str, Any]:
-        place = ["--data-dir", str(serve.data_dir), "--json"]
-        done = CliRunner().invoke(app, ["keys", *arguments, *place])
+        options = ["--data-dir", str(serve.data_dir), "--json"]
+        done = CliRunner().invoke(app, ["keys", *arguments, *options])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
     try:
-        made = run("create", "--client-id", "acme", "--scopes", "viewer")
-        assert status(made["api_key"]) == 200
-        new = run("rotate", made["key_id"])
+        created = run("create", "--client-id", "acme", "--scopes", "viewer")
+        assert status(created["api_key"]) == 200
+        new = run("rotate", created["key_id"])
         time.sleep(1)
-        assert (status(made["api_key"]), status(new["api_key"])) == (401, 200)
+        assert (status(created["api_key"]), status(new["api_key"])) == (401, 200)
         run("revoke", new["key_id"])
         time.sleep(1)
         assert status(new["api_key"]) == 401
@@ -316,7 +316,7 @@ def test_a_running_service_obeys_within_a_second(tmp_path: Path) -> None:
         assert read_credentials(serve.data_dir / "credentials.json")["client_id"] == "local"
     finally:
         serve.stop()
-    listed = run("list")["keys"]  # stopped: the uses were stored
+    listed = run("list")["keys"]  # the service stored the uses when it stopped
     assert all(one["last_used_at"] for one in listed if one["client_id"] == "acme")
     assert frozenset(listed[0]["scopes"]) == SCOPES
 
@@ -401,7 +401,7 @@ def test_a_chain_without_signed_heads_is_not_called_whole(
 
 
 def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> None:
-    """As a setting that names the wrong file would have it."""
+    """A setting that names the wrong file would cause this."""
     installed.json("create", "--client-id", "acme", "--scopes", "viewer")
     file = installed.data_dir / "letter.txt"
     file.write_text("Dear Ann,\nsee you on Monday")

@@ -1,4 +1,4 @@
-"""What an operator does who has files in the data directory and wants them in a bucket, and what may be wrong."""
+"""An operator moves the files of the data directory to a bucket, and mistakes on the way are reported."""
 
 import sys
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from tests.support.object_server import ObjectServer
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
-    made = Installed(tmp_path / "data")
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-    return made
+    installation = Installed(tmp_path / "data")
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+    return installation
 
 
 @pytest.fixture
 def copy(installed: Installed, bucket: str, object_server: ObjectServer) -> Callable[[], None]:
-    """Copies the files of the data directory as `aws s3 sync` does."""
+    """Copy the files of the data directory to the bucket as `aws s3 sync` does."""
 
     def run() -> None:
         root = installed.data_dir / "blobs"

@@ -1,4 +1,4 @@
-"""A start whose database, key or clock does not belong to the files is refused in one line, and every file stays."""
+"""A start is refused in one line if database, key or clock do not belong to the files, and every file stays."""
 
 import re
 import shutil
@@ -26,18 +26,18 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def installed(tmp_path: Path, database: Sqlite | Postgres) -> Installed:
-    """With two datasets and a model, and stopped."""
-    made = Installed(tmp_path / "data", database_url=database.url)
-    fill(made)
-    return made
+    """A stopped installation with two datasets and a model."""
+    installation = Installed(tmp_path / "data", database_url=database.url)
+    fill(installation)
+    return installation
 
 
-def fill(made: Installed) -> None:
-    with made.started() as opened:
-        made.add_model(opened)
-        made.add_dataset(opened)
-        made.add_dataset(opened)
-        made.sign_head(opened)
+def fill(installation: Installed) -> None:
+    with installation.started() as opened:
+        installation.add_model(opened)
+        installation.add_dataset(opened)
+        installation.add_dataset(opened)
+        installation.sign_head(opened)
 
 
 def test_a_database_that_is_empty_beside_files_is_refused_and_everything_is_there_once_it_is_back(
@@ -45,7 +45,7 @@ def test_a_database_that_is_empty_beside_files_is_refused_and_everything_is_ther
 ) -> None:
     database.keep()
     database.lose()
-    for _ in range(2):  # the first refusal has made nothing that would let the second one in
+    for _ in range(2):  # the first refusal must leave nothing that lets the second start succeed
         assert "is missing or empty" in installed.refused()
     database.put_back()
     with installed.started() as opened, opened.database.read() as connection:
@@ -65,7 +65,7 @@ def test_an_embedded_database_that_is_gone_or_cut_to_nothing_is_refused(
     if size is not None:
         file.touch()
     assert "is missing or empty" in installed.refused()
-    assert file.exists() == (size is not None)  # a restore does not meet a new database
+    assert file.exists() == (size is not None)  # no new database stands in the way of a restore
     (tmp_path / "database").unlink()  # as in a data directory of an early version
     assert "holds the files of 3 datasets" in installed.refused()
     shutil.copy(tmp_path / "kept", file)
@@ -98,7 +98,7 @@ def test_a_database_from_before_the_last_starts_is_refused(
 def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_can_go_on(
     installed: Installed, database: Sqlite | Postgres
 ) -> None:
-    """Nothing was started between: only the audit chain knows."""
+    """No start happened in between, so only the audit chain shows the loss."""
     with installed.started() as opened:
         opened.database.close()
         database.keep()
@@ -113,8 +113,8 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
     Path(line[2]).write_text(line[1])
     with installed.started() as opened:
         recover(installed, opened)
-    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
-    assert [one.name for one in (place / "datasets").iterdir()] == [newer]
+    (set_aside,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert [one.name for one in (set_aside / "datasets").iterdir()] == [newer]
     with installed.started():  # from now on the two belong together again
         pass
     record = read_record(installed.data_dir)
@@ -123,7 +123,7 @@ def test_a_database_from_before_the_last_signed_head_is_refused_and_an_operator_
 
 
 def recover(installed: Installed, opened: Any) -> None:
-    """The step of a start that once deleted files."""
+    """Run the step of a start that deleted files in earlier versions."""
     service = Service(installed.data_dir, **installed.options)
     recover_files(service.parts)
     service.database.close()
@@ -352,11 +352,11 @@ def test_files_without_a_row_are_set_aside_and_said_and_rows_without_a_file_are_
     shutil.rmtree(model)
     with installed.started() as opened:
         recover(installed, opened)
-    (place,) = (installed.data_dir / SET_ASIDE).iterdir()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", place.name)
-    aside = {str(one.relative_to(place)) for one in place.glob("*/*")}
+    (set_aside,) = (installed.data_dir / SET_ASIDE).iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", set_aside.name)
+    aside = {str(one.relative_to(set_aside)) for one in set_aside.glob("*/*")}
     assert aside == {"datasets/ds_lost", "models/ft_lost", "work/ft_unknown"}
-    assert (place / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
+    assert (set_aside / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
     assert not list((installed.data_dir / "scratch").iterdir())
     assert "3 folders of files without a row were moved to" in caplog.text
     assert "the files of 1 datasets or models are missing: `tuneship check` names" in caplog.text
@@ -370,7 +370,7 @@ def test_a_data_directory_that_was_open_to_others_is_closed_and_it_is_said(
     fill(installed)
     (installed.data_dir / "blobs").chmod(0o755)
     installed.data_dir.chmod(0o755)
-    (installed.data_dir / "tuneship.sqlite").unlink()  # so that it ends at once
+    (installed.data_dir / "tuneship.sqlite").unlink()  # so that the service ends at once
     assert installed.serve().exit_code == 1
     for folder in (installed.data_dir, installed.data_dir / "blobs"):
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""A clock that jumps while the service runs, in either direction, deletes nothing and stops nothing."""
+"""A clock that jumps in either direction while the service runs deletes nothing and stops nothing."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ HOUR_S = 3600.0
 
 
 class FakeTime:
-    """A wall clock and the time that has really passed."""
+    """A wall clock, and the time that has really passed."""
 
     def __init__(self) -> None:
         self.now, self.passed_s = NOON, 0.0
@@ -64,7 +64,7 @@ def test_a_start_after_a_long_time_forgets_nothing_for_a_day(
 
 
 def kept(service: Service) -> dict[str, int]:
-    """Rows that are deleted by their age."""
+    """The number of rows in every table from which rows are deleted by age."""
     parts = service.parts
     parts.store_metrics()
     parts.store_logs()
@@ -79,11 +79,11 @@ def kept(service: Service) -> dict[str, int]:
 
 
 def worked(service: Service) -> None:
-    """Something of everything that is deleted by age."""
-    made = service.deployment("d")
-    generated = service.call("POST", f"/v1/deployments/{made}/generate", json={"prompt": "a"})
+    """Make a row in every table from which rows are deleted by age."""
+    deployment = service.deployment("d")
+    generated = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "a"})
     assert generated.status_code == 200
-    body = {"name": "e", "deployment_id": made}
+    body = {"name": "e", "deployment_id": deployment}
     headers = {"Idempotency-Key": "once"}
     assert service.call("POST", "/v1/endpoints", json=body, headers=headers).status_code == 201
 
@@ -103,7 +103,8 @@ def test_what_users_own_outlives_a_clock_that_jumps_ahead(
     service.until(lambda: service.call("GET", path).json()["status"] == "running")
     after = kept(service)
     assert all(after[name] >= number for name, number in before.items()), (before, after)
-    service.clock.ahead = timedelta(seconds=HOLD_S + 1)  # nobody has set the clock: it is believed
+    # Nobody has set the clock back, so it is believed.
+    service.clock.ahead = timedelta(seconds=HOLD_S + 1)
     service.until(lambda: kept(service)["idempotency"] < before["idempotency"])
 
 
@@ -111,14 +112,14 @@ def test_metrics_are_stored_although_the_clock_was_set_back(start: Callable[...,
     service = start()
     worked(service)
     service.clock.jumped = timedelta(days=-1)
-    made = service.deployment("after")
-    answer = service.call("POST", f"/v1/deployments/{made}/generate", json={"prompt": "a"})
+    deployment = service.deployment("after")
+    answer = service.call("POST", f"/v1/deployments/{deployment}/generate", json={"prompt": "a"})
     assert answer.status_code == 200
     table = tables.metric_windows
 
     def stored() -> bool:
         with service.database.read() as connection:
-            query = sa.select(table.c.start).where(table.c.deployment_id == made)
+            query = sa.select(table.c.start).where(table.c.deployment_id == deployment)
             return connection.execute(query).first() is not None
 
     service.until(stored)

@@ -1,4 +1,4 @@
-"""What anybody can make the service log stays small, and what was left out is counted."""
+"""The log lines that anybody can cause are limited, and those left out are counted."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def test_lines_of_one_kind_are_held_back_and_counted() -> None:
 
 
 def test_requests_without_a_key_fill_no_log(start: Callable[..., Service]) -> None:
-    """Those with a key are all there."""
+    """Requests with a key are all logged."""
     service = start()
     timing = http_server.ServerTiming(report_every_s=3600.0)
     service.listen(budgets=http_server.BUDGETS, timing=timing)
@@ -40,4 +40,4 @@ def test_requests_without_a_key_fill_no_log(start: Callable[..., Service]) -> No
     keyless = text.count("GET /healthz 200") + text.count("GET /v1/models 401")
     assert (
         10 <= keyless <= 2 * http_server.BUDGETS[http_server.KEYLESS]
-    )  # a report may fall between
+    )  # a report may come in between

@@ -1,4 +1,4 @@
-"""Threads go by turns between tenants, and no tenant has all of them."""
+"""Tenants take turns at the threads, and no tenant has all of them."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from tuneship.service.http.boundary import InFlightLimits
 
 
 class Held:
-    """Work that lasts until it is let go, and who began when."""
+    """Work that lasts until it is released, and a list of who began when."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -48,7 +48,7 @@ def test_one_tenant_never_has_all_threads_and_those_who_wait_take_turns() -> Non
         assert set(held.begun) == {"a0", "a1", "b0"}
         held.may_end.set()
         assert await asyncio.gather(*tasks) == names
-        # Whose turn it is when a thread becomes free: never one tenant's again and again.
+        # A free thread does not go to the same tenant again and again.
         assert set(held.begun[:6]) >= {"a0", "a1", "b0", "c0", "b1"}
         await until_async(lambda: turns.is_idle)
 
@@ -103,7 +103,7 @@ def test_what_the_work_raises_is_raised_and_the_thread_is_free_again() -> None:
 
 
 def test_places_are_shared_and_whoever_has_none_is_let_in() -> None:
-    """Four clients that take all they can get leave places for a fifth, and for any other."""
+    """Four clients that take all they can get leave places for a fifth and for every other."""
     places = InFlightLimits(each=4, together=16)
     taken = dict.fromkeys("abcd", 0)
     with ExitStack() as held:
@@ -124,7 +124,7 @@ MERGES = 40
 
 
 def test_forty_merges_take_no_thread_of_others(service: Service) -> None:
-    """The writer's lock is held, so none of them ends: with the threads of all requests taken, nobody was answered."""
+    """The writer's lock is held, so no merge ends; if merges took all threads, nobody else would be answered."""
     sources = [service.dataset(), service.dataset()]
     service.dataset("bob")
     body = {"dataset_ids": sources, "name": "m"}
@@ -160,4 +160,5 @@ def test_a_hundred_waiting_requests_of_a_tenant_take_no_thread_of_others(service
         assert service.call("GET", "/healthz", None).status_code == 200
         assert service.call("GET", "/v1/datasets", "bob").status_code == 200
         assert not creating.done()
-    assert {one.status_code for one in creating.result(PATIENCE_S)} == {201, 429}  # the quota
+    # 429 by the quota
+    assert {one.status_code for one in creating.result(PATIENCE_S)} == {201, 429}

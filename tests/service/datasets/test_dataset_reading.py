@@ -1,4 +1,4 @@
-"""The reader against a plain oracle: the same verdict on every line, whatever the file looks like."""
+"""The reader judges every line of any file as a simple reference implementation does."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def read(data: bytes, base: Any = None) -> DatasetReading:
 
 
 def oracle(data: bytes) -> tuple[list[list[Message]], list[tuple[int, str]]]:
-    """Examples, and the errors by line."""
+    """The examples of a file, and its errors by line."""
     examples: list[list[Message]] = []
     errors: list[tuple[int, str]] = []
     for number, line in enumerate(data.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=1):

@@ -140,7 +140,7 @@ def test_tokens_are_those_of_the_tokenizer_by_role(shared: Service) -> None:
     }
 
 
-# Counting and repetitions, on their own.
+# Token counts and repetitions, without a request.
 
 
 def test_long_texts_are_counted_in_slices(shared: Service) -> None:

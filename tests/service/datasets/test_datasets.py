@@ -1,4 +1,4 @@
-"""Datasets from the first byte of an upload to their deletion."""
+"""The life of a dataset, from the first byte of its upload to its deletion."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def blob(service: Service, dataset_id: str) -> Path:
 
 
 def stored(service: Service, dataset_id: str) -> bytes:
-    """The file's content, opened with its key."""
+    """The content of the stored file, decrypted with its key."""
     with service.database.read() as connection:
         key = service.parts.keyring.find(connection, "alice", f"datasets/{dataset_id}")
     assert key is not None
@@ -87,9 +87,11 @@ def test_the_parts_of_a_form_may_come_in_any_order(shared: Service) -> None:
     content = jsonl(*LINES)
     file = part("file", content, '; filename="../../x"')
     name, layout = part("name", b"n"), part("format", b"instruction")
-    made = [send(shared, *order).json() for order in ([file, name, layout], [layout, name, file])]
-    assert [one["num_examples"] for one in made] == [len(LINES)] * 2
-    assert [stored(shared, one["id"]) for one in made] == [content] * 2
+    datasets = [
+        send(shared, *order).json() for order in ([file, name, layout], [layout, name, file])
+    ]
+    assert [one["num_examples"] for one in datasets] == [len(LINES)] * 2
+    assert [stored(shared, one["id"]) for one in datasets] == [content] * 2
 
 
 def test_a_file_part_needs_no_file_name(shared: Service) -> None:
@@ -208,58 +210,58 @@ def test_a_full_disk_is_503_for_whatever_would_fill_it(service: Service) -> None
 def test_a_big_file_is_processed_after_the_answer(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
     service.rest()
-    made = service.dataset()
-    record = get(service, made)
+    dataset = service.dataset()
+    record = get(service, dataset)
     assert (record["status"], record["num_examples"], record["total_tokens"]) == (
         "processing",
         0,
         0,
     )
-    body = {"base_model": "tuneship-tiny", "model_name": "m", "dataset_id": made}
+    body = {"base_model": "tuneship-tiny", "model_name": "m", "dataset_id": dataset}
     refused = service.call("POST", "/v1/fine-tuning/jobs", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_error")
-    assert merge(service, made, made).status_code == 422
+    assert merge(service, dataset, dataset).status_code == 422
     service.go_on()
-    record = processed(service, made)
+    record = processed(service, dataset)
     report = service.validate(jsonl(*LINES))
     assert (record["status"], record["num_examples"]) == ("processed", len(LINES))
     assert record["token_distribution"] == report["token_distribution"]
     assert "error" not in record
-    assert dataset_events(service, made) == ["dataset.uploaded", "dataset.processed"]
+    assert dataset_events(service, dataset) == ["dataset.uploaded", "dataset.processed"]
     assert service.call("POST", "/v1/fine-tuning/jobs", json=body).status_code == 201
 
 
 def test_a_big_bad_file_fails_with_the_report(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
-    made = service.dataset(content=jsonl(*LINES, {"instruction": SECRET}))
-    record = processed(service, made)
+    dataset = service.dataset(content=jsonl(*LINES, {"instruction": SECRET}))
+    record = processed(service, dataset)
     assert (record["status"], record["error"]["code"]) == ("failed", "dataset_error")
     problem = {"line": 5, "field": "response", "code": "missing_field", "message": "is required"}
     assert record["error"]["details"] == [problem]
     assert SECRET not in json.dumps(record)
-    assert dataset_events(service, made) == ["dataset.uploaded", "dataset.failed"]
+    assert dataset_events(service, dataset) == ["dataset.uploaded", "dataset.failed"]
     assert "error" not in service.call("GET", "/v1/datasets").json()["datasets"][0]
-    refused = merge(service, made, service.dataset())
+    refused = merge(service, dataset, service.dataset())
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_error")
 
 
 def test_a_dataset_that_is_processing_may_be_deleted(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
     service.rest()
-    made, kept = service.dataset(), service.dataset()
-    assert service.call("DELETE", f"/v1/datasets/{made}").status_code == 200
+    deleted, kept = service.dataset(), service.dataset()
+    assert service.call("DELETE", f"/v1/datasets/{deleted}").status_code == 200
     service.go_on()
     assert processed(service, kept)["status"] == "processed"
-    assert dataset_events(service, made) == ["dataset.uploaded"]
+    assert dataset_events(service, deleted) == ["dataset.uploaded"]
 
 
 def test_a_stored_file_that_is_gone_is_a_failure_of_the_service(start: Start) -> None:
     service = start(inline_dataset_bytes=10)
     service.rest()
-    made = service.dataset()
-    blob(service, made).unlink()
+    dataset = service.dataset()
+    blob(service, dataset).unlink()
     service.go_on()
-    assert processed(service, made)["error"]["code"] == "internal_error"
+    assert processed(service, dataset)["error"]["code"] == "internal_error"
 
 
 def test_a_dataset_that_is_processing_counts_against_the_quota(start: Start) -> None:
@@ -280,19 +282,19 @@ def test_a_merge_keeps_order_and_everything_and_counts_what_repeats(service: Ser
     one = service.dataset(content=b"\xef\xbb\xbf" + jsonl(*LINES))
     two = service.dataset(content=jsonl(LINES[2], {"instruction": "new", "response": "x"})[:-1])
     answer = merge(service, two, one)
-    made = answer.json()
+    merged = answer.json()
     assert answer.status_code == 201
-    assert made["source_datasets"] == [two, one]
-    assert (made["num_examples"], made["duplicate_examples"]) == (len(LINES) + 2, 1)
+    assert merged["source_datasets"] == [two, one]
+    assert (merged["num_examples"], merged["duplicate_examples"]) == (len(LINES) + 2, 1)
     new = {"instruction": "new", "response": "x"}
-    assert stored(service, made["id"]) == jsonl(LINES[2], new, *LINES)
-    whole = [get(service, dataset_id) for dataset_id in (one, two, made["id"])]
+    assert stored(service, merged["id"]) == jsonl(LINES[2], new, *LINES)
+    whole = [get(service, dataset_id) for dataset_id in (one, two, merged["id"])]
     assert whole[0]["total_tokens"] + whole[1]["total_tokens"] == whole[2]["total_tokens"]
     assert whole[2]["duplicate_examples"] == 1
     assert "duplicate_examples" not in whole[0]
     for source in (one, two):
         assert service.call("DELETE", f"/v1/datasets/{source}").status_code == 200
-    assert merge(service, made["id"], service.dataset()).status_code == 201
+    assert merge(service, merged["id"], service.dataset()).status_code == 201
 
 
 def test_a_big_merge_is_processed_after_the_answer_with_the_sums_of_its_sources(
@@ -302,17 +304,17 @@ def test_a_big_merge_is_processed_after_the_answer_with_the_sums_of_its_sources(
     sources = [service.dataset(), service.dataset()]
     service.settings.inline_dataset_bytes = 10
     service.rest()
-    made = merge(service, *sources).json()
-    assert (made["status"], made["num_examples"]) == ("processing", 2 * len(LINES))
-    assert "duplicate_examples" not in made
+    merged = merge(service, *sources).json()
+    assert (merged["status"], merged["num_examples"]) == ("processing", 2 * len(LINES))
+    assert "duplicate_examples" not in merged
     service.go_on()
-    record = processed(service, made["id"])
+    record = processed(service, merged["id"])
     assert (record["status"], record["duplicate_examples"]) == ("processed", len(LINES))
-    assert record["total_tokens"] == made["total_tokens"] > 0
+    assert record["total_tokens"] == merged["total_tokens"] > 0
 
 
 def other_catalogue(service: Service, folder: Path) -> Path:
-    """A second base model whose tokenizer cuts between every two characters."""
+    """Add a second base model, whose tokenizer cuts between every two characters, and return its catalogue."""
     base = folder / "letters"
     base.mkdir()
     for file in service.parts.catalogue.default.path.iterdir():
@@ -353,20 +355,20 @@ def test_a_damaged_source_is_not_merged(service: Service) -> None:
 
 def test_a_merged_dataset_outlives_its_sources(service: Service) -> None:
     sources = [service.dataset(), service.dataset()]
-    made = merge(service, *sources).json()["id"]
+    merged = merge(service, *sources).json()["id"]
     for source in sources:
         assert service.call("DELETE", f"/v1/datasets/{source}").status_code == 200
-    kept = get(service, made)
+    kept = get(service, merged)
     assert (kept["source_datasets"], kept["num_examples"]) == (sources, 2 * len(LINES))
-    assert service.job(dataset_id=made)
-    again = merge(service, made, service.dataset()).json()
-    assert again["source_datasets"][0] == made  # the direct one, not those before it
+    assert service.job(dataset_id=merged)
+    again = merge(service, merged, service.dataset()).json()
+    assert again["source_datasets"][0] == merged  # the direct source, not the sources of that one
 
 
 def test_a_tokenizer_that_breaks_is_named_and_holds_up_no_other_dataset(
     start: Start, tmp_path: Path
 ) -> None:
-    """When it is asked for; and when the service comes back to a big file with the model's files damaged since."""
+    """The tokenizer fails on request, and also when the service resumes a big file after the model was damaged."""
     shutil.copytree(SHIPPED / "tuneship-tiny", tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     listed = tmp_path / "models.yaml"
@@ -389,35 +391,35 @@ def test_a_tokenizer_that_breaks_is_named_and_holds_up_no_other_dataset(
 
 def test_a_deleted_dataset_is_gone_with_its_file(service: Service) -> None:
     before = kept_files(service)
-    made = service.dataset()
-    answer = service.call("DELETE", f"/v1/datasets/{made}")
-    assert (answer.status_code, answer.json()) == (200, {"id": made, "deleted": True})
+    dataset = service.dataset()
+    answer = service.call("DELETE", f"/v1/datasets/{dataset}")
+    assert (answer.status_code, answer.json()) == (200, {"id": dataset, "deleted": True})
     assert kept_files(service) == before
     for method in ("GET", "DELETE"):
-        assert service.call(method, f"/v1/datasets/{made}").status_code == 404
+        assert service.call(method, f"/v1/datasets/{dataset}").status_code == 404
     assert service.call("GET", "/v1/datasets").json()["pagination"]["total"] == 0
 
 
 def test_a_dataset_is_kept_while_a_job_that_has_not_ended_uses_it(service: Service) -> None:
-    made, validation = service.dataset(), service.dataset()
-    job = service.job(dataset_id=made, validation_dataset_id=validation)
-    for used in (made, validation):
+    dataset, validation = service.dataset(), service.dataset()
+    job = service.job(dataset_id=dataset, validation_dataset_id=validation)
+    for used in (dataset, validation):
         refused = service.call("DELETE", f"/v1/datasets/{used}")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_error")
     service.call("POST", f"/v1/fine-tuning/jobs/{job}/cancel")
     service.until(lambda: service.job_status(job) == "cancelled")
-    for used in (made, validation):
+    for used in (dataset, validation):
         assert service.call("DELETE", f"/v1/datasets/{used}").status_code == 200
 
 
 def test_a_dataset_holds_the_bytes_that_were_sent(service: Service) -> None:
     content = b"\xef\xbb\xbf" + jsonl(*LINES)
-    made = service.dataset(content=content)
+    dataset = service.dataset(content=content)
     with service.database.read() as connection:
-        query = sa.select(tables.datasets).where(tables.datasets.c.id == made)
+        query = sa.select(tables.datasets).where(tables.datasets.c.id == dataset)
         row = connection.execute(query).mappings().one()
-    assert (stored(service, made), row["bytes"]) == (content, len(content))
-    assert row["sha256"] == sha256_of(blob(service, made))
+    assert (stored(service, dataset), row["bytes"]) == (content, len(content))
+    assert row["sha256"] == sha256_of(blob(service, dataset))
 
 
 # Real processes.
@@ -441,13 +443,13 @@ def test_a_killed_service_takes_a_big_dataset_up_again(
     try:
         with file.open("rb") as opened:
             upload = DatasetUpload(name="big", format="instruction")
-            made = serve.client().datasets.upload(upload, opened)
-        assert made.status == "processing"
+            dataset = serve.client().datasets.upload(upload, opened)
+        assert dataset.status == "processing"
         serve.kill()
         serve.start()
         client = serve.client()
-        until(lambda: client.datasets.get(made.id).status != "processing")
-        found = client.datasets.get(made.id)
+        until(lambda: client.datasets.get(dataset.id).status != "processing")
+        found = client.datasets.get(dataset.id)
         assert (found.status, found.num_examples) == ("processed", 20_000)
     finally:
         serve.stop()

@@ -1,4 +1,4 @@
-"""Deployment metrics through the service: any interval and span, from windows of several widths (§4.5)."""
+"""The service computes a deployment's metrics for any interval and span from windows of several widths (§4.5)."""
 
 import math
 import random
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.both_databases
 
 COUNTED = (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
 MINUTES = 3 * 60
-"""Length of the traffic that most tests look at."""
+"""Minutes of the traffic that most tests use."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def traffic(shared: Service) -> "Traffic":
 
 
 class Traffic:
-    """A deployment with known observations over three hours, and with gaps; some came through an endpoint."""
+    """A deployment with known observations over three hours with gaps, some of them through an endpoint."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -79,7 +79,7 @@ def of(observations: Sequence[Observation], outcome: RequestOutcome) -> list[Obs
 
 
 def check_row(series: dict[str, Any], index: int, own: Sequence[Observation]) -> None:
-    """One bucket of `latency` against exact arithmetic."""
+    """Check one bucket of `latency` against exact arithmetic."""
     latencies = [one.latency_ms for one in of(own, RequestOutcome.SUCCESS)]
     assert series["average"][index] == pytest.approx(sum(latencies) / len(latencies))
     for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
@@ -121,7 +121,7 @@ def starts_of(series: dict[str, Any]) -> list[int]:
 def check_errors(
     series: dict[str, Any], summary: dict[str, Any], ended: dict[int, list[Observation]]
 ) -> None:
-    """Every bucket in which a request ended, however it did."""
+    """Check every bucket in which a request ended, with any outcome."""
     rows = [ended[start] for start in sorted(ended)]
     errors = [of(row, RequestOutcome.SERVER_ERROR) for row in rows]
     bad = [len(one) for one in errors]
@@ -154,7 +154,7 @@ def check_every_bucket(
     buckets: dict[int, list[Observation]],
     seconds: int,
 ) -> None:
-    """`throughput` and `token_usage` have empty buckets too."""
+    """Check `throughput` and `token_usage`, which have empty buckets too."""
     starts = starts_of(series["throughput"])
     assert starts == list(range(starts[0], starts[-1] + 1, seconds))
     assert set(buckets) <= set(starts)
@@ -174,7 +174,7 @@ def check_every_bucket(
 
 
 def test_the_answer_is_exactly_what_the_contract_says(traffic: Traffic) -> None:
-    """It is rendered without the contract's models, so they are asked here; nothing may be lost or added."""
+    """The answer is rendered without the contract's models, so they validate it here: nothing may be lost or added."""
     for query in ({}, {"metrics": "latency"}, {"metrics": "throughput,token_usage"}):
         answer = traffic.ask(**query)
         assert DeploymentMetrics.model_validate(answer).model_dump(mode="json") == answer
@@ -206,14 +206,14 @@ def test_a_part_of_a_bucket_is_the_whole_bucket(traffic: Traffic) -> None:
 
 
 def seconds_of(answer: dict[str, Any]) -> tuple[int, int]:
-    """The span that the summary says it is of."""
+    """The first and last second of the span that the summary names."""
     ends = (answer["summary_start_time"], answer["summary_end_time"])
     first, last = (int(datetime.fromisoformat(one).timestamp()) for one in ends)
     return first, last
 
 
 def check_summary(summary: dict[str, Any], own: Sequence[Observation], seconds: int) -> None:
-    """A summary against exact arithmetic."""
+    """Check a summary against exact arithmetic."""
     counted = [one for one in own if one.outcome in COUNTED]
     assert summary["error_rate"]["request_count"] == len(counted)
     assert summary["error_rate"]["error_count"] == len(of(own, RequestOutcome.SERVER_ERROR))
@@ -260,7 +260,7 @@ def test_the_summary_is_of_the_span_that_was_asked_for_whatever_the_interval(
 def test_the_summary_of_a_second_without_traffic_beside_much_traffic_counts_nothing(
     traffic: Traffic,
 ) -> None:
-    """The whole day's counts were once divided by this second."""
+    """An earlier version divided the counts of the whole day by this second."""
     for day in (0, 1):
         start = traffic.start - timedelta(hours=2) + timedelta(days=day)
         span = {
@@ -304,9 +304,9 @@ def test_a_summary_of_forgotten_seconds_is_of_whole_minutes_and_says_so(service:
 def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
     service: Service,
 ) -> None:
-    """As migration 0008 leaves the windows of an older version."""
+    """Migration 0008 leaves the windows of an older version like this."""
     deployment = service.deployment("d")
-    # At half past: the bucket of a day holds all of it.
+    # The clock stands at half past, so that the bucket of one day holds everything.
     service.clock.ahead += timedelta(seconds=(1800 - service.clock().timestamp()) % 3600)
     minute = int(service.clock().timestamp()) // 60 * 60 - 600
     names = ("cancelled_count", "refused_count", "error_callers")
@@ -347,7 +347,7 @@ def test_counts_from_before_they_were_counted_are_null_and_later_ones_are_not(
 
 def test_a_bucket_is_complete_once_nothing_can_come(service: Service) -> None:
     deployment = service.deployment("d")
-    # In the middle of a minute: just behind its end, the minute before could still change.
+    # The clock stands in the middle of a minute, because shortly after its end the minute before could still change.
     service.clock.ahead += timedelta(seconds=(30 - service.clock().timestamp()) % 60)
     service.parts.recorder.record(
         Observation(deployment, "", service.clock().timestamp(), RequestOutcome.SUCCESS, 5.0)

@@ -1,4 +1,4 @@
-"""The log of a deployment tells of the replicas that serve it, and nothing of what other tenants' deployments do."""
+"""The log of a deployment reports the replicas that serve it, and nothing about other tenants' deployments."""
 
 import re
 from collections.abc import Callable
@@ -17,8 +17,8 @@ def service(start: Callable[..., Service]) -> Service:
     return start(preload_base_models=False)
 
 
-def told(service: Service, deployment: str, client: str = "alice") -> list[str]:
-    """The messages about replicas, the oldest first."""
+def replica_messages(service: Service, deployment: str, client: str = "alice") -> list[str]:
+    """The log's messages about replicas, oldest first."""
     path = path_of(deployment, "/logs")
     query = {"filter": "component=replica", "order": "asc"}
     found = service.call("GET", path, client, params=query).json()["logs"]
@@ -37,53 +37,61 @@ def scale(service: Service, deployment: str, number: int) -> None:
 
 
 def rounds(service: Service, number: int = 3) -> None:
-    """What was to be told has been told."""
+    """Wait for so many rounds of the supervisor, after which all news is in the log."""
     before = service.engines.probes
     service.until(lambda: service.engines.probes >= before + number * max(1, alive(service)))
 
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_tenant_is_not_told_of_anothers_replicas(service: Service, tuned: bool) -> None:
-    """Both have the base model itself, or each an adapter of its own on the same replicas."""
+    """Both tenants deploy the base model itself, or each deploys its own adapter on the same replicas."""
     fields: list[dict[str, Any]] = [
         {"model_name": service.model(one)} if tuned else {} for one in ("alice", "bob")
     ]
     mine = service.deployment("mine", **fields[0])
     theirs = service.deployment("theirs", "bob", **fields[1])
-    service.until(lambda: told(service, theirs, "bob") == ["replica started"])
+    service.until(lambda: replica_messages(service, theirs, "bob") == ["replica started"])
     scale(service, mine, 3)
-    service.until(lambda: told(service, mine) == ["replica started"] * 3)
+    service.until(lambda: replica_messages(service, mine) == ["replica started"] * 3)
     scale(service, mine, 1)
-    service.until(lambda: told(service, mine).count("replica ended") == 2)
+    service.until(lambda: replica_messages(service, mine).count("replica ended") == 2)
     rounds(service)
-    assert told(service, theirs, "bob") == ["replica started"]
+    assert replica_messages(service, theirs, "bob") == ["replica started"]
 
 
 def test_a_start_for_another_tenant_that_fails_is_not_told(service: Service) -> None:
     mine, theirs = service.deployment("mine"), service.deployment("theirs", "bob")
-    service.until(lambda: told(service, theirs, "bob") == ["replica started"])
+    service.until(lambda: replica_messages(service, theirs, "bob") == ["replica started"])
     service.engines.refusal = "no memory is left"
     body = {"min_replicas": 2, "max_replicas": 2}
     service.call("PATCH", path_of(mine), json=body)
-    service.until(lambda: any("not started" in one for one in told(service, mine)))
+    service.until(lambda: any("not started" in one for one in replica_messages(service, mine)))
     rounds(service)
-    assert told(service, theirs, "bob") == ["replica started"]
+    assert replica_messages(service, theirs, "bob") == ["replica started"]
 
 
 def test_a_replica_that_is_lost_is_told_to_all_whom_it_served(service: Service) -> None:
     mine, theirs = service.deployment("mine"), service.deployment("theirs", "bob")
     service.until(
-        lambda: told(service, mine) == told(service, theirs, "bob") == ["replica started"]
+        lambda: (
+            replica_messages(service, mine)
+            == replica_messages(service, theirs, "bob")
+            == ["replica started"]
+        )
     )
     service.engines.replicas[0].kill()
     expected = ["replica started", "replica lost", "replica started"]
-    service.until(lambda: told(service, mine) == told(service, theirs, "bob") == expected)
+    service.until(
+        lambda: (
+            replica_messages(service, mine) == replica_messages(service, theirs, "bob") == expected
+        )
+    )
 
 
 def test_no_line_names_a_process(service: Service) -> None:
-    made = service.deployment("d")
-    service.until(lambda: told(service, made) == ["replica started"])
+    deployment = service.deployment("d")
+    service.until(lambda: replica_messages(service, deployment) == ["replica started"])
     service.engines.replicas[0].kill()
-    service.until(lambda: len(told(service, made)) == 3)
-    assert not re.search(r"\d", "".join(told(service, made)))
+    service.until(lambda: len(replica_messages(service, deployment)) == 3)
+    assert not re.search(r"\d", "".join(replica_messages(service, deployment)))
     assert any(re.search(r"replica lost: process \d+", line) for line in service.log.texts)

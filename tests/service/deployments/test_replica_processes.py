@@ -1,4 +1,4 @@
-"""Replicas as real processes: their number follows the deployment and its load, and killing them loses no request."""
+"""Replicas run as real processes whose number follows the deployment and its load; killing them loses no request."""
 
 import os
 import signal
@@ -38,9 +38,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         "auto_scaling_queue_s": "0.02",
         "generate_requests_per_minute": "0",
     }
-    made = Serve(tmp_path_factory.mktemp("serve") / "data", **settings)
-    yield made
-    made.stop()
+    started = Serve(tmp_path_factory.mktemp("serve") / "data", **settings)
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def client(serve: Serve) -> Client:
 
 @pytest.fixture
 def deployment(client: Client) -> Iterator[str]:
-    made = running_deployment(client, "one", MODEL)
-    yield made
-    client.deployments.delete(made)
-    until(lambda: client.deployments.get(made).status == "deleted")
+    deployment = running_deployment(client, "one", MODEL)
+    yield deployment
+    client.deployments.delete(deployment)
+    until(lambda: client.deployments.get(deployment).status == "deleted")
 
 
 class Options(TypedDict, total=False):
-    """Of `DeploymentCreate`."""
+    """Fields of `DeploymentCreate`."""
 
     min_replicas: int
     max_replicas: int
@@ -66,14 +66,14 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Load:
-    """What the answers were to requests that do not end before they are told to."""
+    """Callers who repeat a request until the load is over, and the answers that they got."""
 
     callers: range
     is_over: Event = field(default_factory=Event)
     statuses: list[int] = field(default_factory=list[int])
     ids: list[str] = field(default_factory=list[str])
     answered: Counter[int] = field(default_factory=Counter[int])
-    """How often, by caller."""
+    """How many answers each caller got."""
 
     def ask(self, caller: int, client: Client, deployment: str, request: Generate) -> None:
         while not self.is_over.is_set():
@@ -86,23 +86,24 @@ class Load:
             self.answered[caller] += 1
 
     def go_on(self) -> None:
-        """Until every caller was answered: what is under way then has begun since, and has lost no replica before."""
-        seen = self.answered.copy()
-        until(lambda: all(self.answered[caller] > seen[caller] for caller in self.callers))
+        """Wait until every caller got another answer, so that every open request began after this call."""
+        before = self.answered.copy()
+        until(lambda: all(self.answered[caller] > before[caller] for caller in self.callers))
 
 
 @contextmanager
 def load(client: Client, deployment: str, callers: int, request: Generate = LONG) -> Iterator[Load]:
-    """So many callers ask one request after the other, each tried once."""
-    made, once = Load(range(callers)), client.with_options(tries=1)
+    """Let so many callers send one request after the other, each tried once."""
+    running_load, once = Load(range(callers)), client.with_options(tries=1)
     with ThreadPoolExecutor(callers) as pool:
         asking: list[Future[None]] = [
-            pool.submit(made.ask, caller, once, deployment, request) for caller in made.callers
+            pool.submit(running_load.ask, caller, once, deployment, request)
+            for caller in running_load.callers
         ]
         try:
-            yield made
+            yield running_load
         finally:
-            made.is_over.set()
+            running_load.is_over.set()
     for one in asking:
         one.result()
 
@@ -111,19 +112,19 @@ def replicas(client: Client, deployment: str) -> Callable[[], int]:
     return lambda: client.deployments.get(deployment).current_replicas
 
 
-def told(client: Client, deployment: str) -> list[str]:
-    """What happened to its replicas, the oldest first."""
+def replica_messages(client: Client, deployment: str) -> list[str]:
+    """The log's messages about the deployment's replicas, oldest first."""
     found = client.deployments.logs(deployment, filter="component=replica", order="asc").logs
     return [entry.message for entry in found]
 
 
 def started(client: Client, deployment: str) -> int:
-    """How many the log says of, those that have ended too."""
-    return told(client, deployment).count("replica started")
+    """How many replicas have started according to the log, including those that have ended."""
+    return replica_messages(client, deployment).count("replica started")
 
 
 def only_replica(serve: Serve) -> int:
-    """The process of the deployment that runs, when those of earlier deployments have left."""
+    """The only process that serves, once those of earlier deployments are gone."""
 
     def alone() -> list[int]:
         found = serve.workers(SERVING)
@@ -133,14 +134,16 @@ def only_replica(serve: Serve) -> int:
 
 
 def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
-    """So many replicas, until others have come. The record says for a while yet what was true before, and processes do
-    not vanish at once; a new process that the log calls started is asked.
+    """Kill so many replicas and wait until others have come.
+
+    The record shows the old state for a while, and processes do not vanish at once; so the log is asked which new
+    processes have started.
     """
     before = serve.workers(SERVING)
 
     def alive() -> int:
-        """By the log, which is a round behind."""
-        messages = told(client, deployment)
+        """The number of live replicas according to the log, which is one round late."""
+        messages = replica_messages(client, deployment)
         ends = messages.count("replica lost") + messages.count("replica ended")
         return messages.count("replica started") - ends
 
@@ -154,15 +157,15 @@ def kill(serve: Serve, client: Client, deployment: str, count: int) -> None:
 
 @contextmanager
 def deployed(client: Client, name: str, **options: Unpack[Options]) -> Iterator[str]:
-    """One with these replicas, deleted afterwards however the test ends: the next one counts processes."""
-    made = client.deployments.create(
+    """Deploy with these options, and delete it however the test ends, because the next test counts processes."""
+    deployment = client.deployments.create(
         DeploymentCreate(model_name=MODEL, deployment_name=name, **options)
     ).id
     try:
-        yield made
+        yield deployment
     finally:
-        client.deployments.delete(made)
-        until(lambda: client.deployments.get(made).status == "deleted")
+        client.deployments.delete(deployment)
+        until(lambda: client.deployments.get(deployment).status == "deleted")
 
 
 def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
@@ -191,49 +194,49 @@ def test_no_request_fails_while_replicas_are_added_changed_and_taken_away(
 def test_kills_under_load_lose_no_request_and_answer_none_twice(
     serve: Serve, client: Client
 ) -> None:
-    with deployed(client, "two", min_replicas=2, max_replicas=2) as made:
-        now = replicas(client, made)
+    with deployed(client, "two", min_replicas=2, max_replicas=2) as deployment:
+        now = replicas(client, deployment)
         until(lambda: now() == 2)
-        with load(client, made, 8) as answers:
-            for _ in range(2):  # one of two: the other does its requests
+        with load(client, deployment, 8) as answers:
+            for _ in range(2):  # one of two: the other takes over its requests
                 answers.go_on()
-                kill(serve, client, made, 1)
+                kill(serve, client, deployment, 1)
             assert set(answers.statuses) == {200}
-            kill(serve, client, made, 2)  # both: they wait for the next
+            kill(serve, client, deployment, 2)  # both: the requests wait for the next ones
             answers.go_on()
         counts = Counter(answers.statuses)
         assert set(counts) <= {200, 503}
         assert counts[200] == len(answers.ids) == len(set(answers.ids))
-        summary = client.deployments.metrics(made).summary.error_rate
+        summary = client.deployments.metrics(deployment).summary.error_rate
         assert summary is not None
         assert (summary.request_count, summary.error_count) == (counts.total(), counts[503])
-        until(lambda: client.deployments.get(made).health == "healthy")
-        assert client.deployments.get(made).status == DeploymentStatus.RUNNING
-        assert told(client, made).count("replica lost") == 4
+        until(lambda: client.deployments.get(deployment).health == "healthy")
+        assert client.deployments.get(deployment).status == DeploymentStatus.RUNNING
+        assert replica_messages(client, deployment).count("replica lost") == 4
 
 
 def test_a_deployment_grows_with_its_queue_shrinks_sleeps_and_wakes(
     serve: Serve, client: Client
 ) -> None:
-    with deployed(client, "auto", min_replicas=0, max_replicas=2, auto_scaling=True) as made:
-        now = replicas(client, made)
+    with deployed(client, "auto", min_replicas=0, max_replicas=2, auto_scaling=True) as deployment:
+        now = replicas(client, deployment)
         until(lambda: now() == 1)
         if len(os.sched_getaffinity(0)) > 1:
-            with load(client, made, 48) as answers:
+            with load(client, deployment, 48) as answers:
                 until(lambda: now() == 2)
             assert set(answers.statuses) == {200}
-            found = client.deployments.logs(made, filter="message~requests wait").logs
+            found = client.deployments.logs(deployment, filter="message~requests wait").logs
             assert found[-1].message.startswith("replicas wanted: 2 instead of 1")
         until(lambda: now() == 0)
         until(lambda: serve.workers(SERVING) == [])
-        record, slept = client.deployments.get(made), started(client, made)
+        record, slept = client.deployments.get(deployment), started(client, deployment)
         assert (record.status, record.health) == (DeploymentStatus.RUNNING, "healthy")
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(client.deployments.generate, made, LONG) for _ in range(4)]
-            assert {one.result().deployment_id for one in asked} == {made}
-        until(lambda: started(client, made) - slept)
-        until(lambda: serve.workers(SERVING) == [])  # it sleeps again: whatever woke was told
-        assert started(client, made) - slept == 1
+            asked = [pool.submit(client.deployments.generate, deployment, LONG) for _ in range(4)]
+            assert {one.result().deployment_id for one in asked} == {deployment}
+        until(lambda: started(client, deployment) - slept)
+        until(lambda: serve.workers(SERVING) == [])  # it sleeps again, so the log has every start
+        assert started(client, deployment) - slept == 1
 
 
 def test_a_killed_process_comes_back_without_a_request(
@@ -243,5 +246,5 @@ def test_a_killed_process_comes_back_without_a_request(
     kill(serve, client, deployment, 1)
     (second,) = serve.workers(SERVING)
     assert second != first
-    until(lambda: told(client, deployment)[-2:] == ["replica lost", "replica started"])
+    until(lambda: replica_messages(client, deployment)[-2:] == ["replica lost", "replica started"])
     until(lambda: client.deployments.get(deployment).health == "healthy")

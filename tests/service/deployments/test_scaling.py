@@ -1,4 +1,4 @@
-"""How many replicas a deployment shall have: a table of moments, and a simulated day."""
+"""The scaling rules choose the number of replicas: a table of moments, and a simulated day."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -85,7 +85,7 @@ def through(
     every: timedelta,
     now: datetime = START,
 ) -> list[int]:
-    """The numbers of replicas while one demand after the other is seen."""
+    """The number of replicas after each of these demands."""
     numbers: list[int] = []
     for demand in demands:
         now += every

@@ -1,4 +1,4 @@
-"""A base model that the catalogue gives to vLLM: deployed, asked, and gone with the service."""
+"""A base model that the catalogue assigns to vLLM is deployed, answers, and ends with the service."""
 
 import json
 import shlex
@@ -19,33 +19,33 @@ SERVER = ROOT / "tests" / "support" / "fakes" / "openai_server.py"
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Path:
+def notes_file(tmp_path: Path) -> Path:
     return tmp_path / "seen.jsonl"
 
 
 @pytest.fixture
-def serve(tmp_path: Path, seen: Path) -> Iterator[Serve]:
-    # A path of its own: replicas are kept by it.
+def serve(tmp_path: Path, notes_file: Path) -> Iterator[Serve]:
+    # It has a path of its own, because replicas are kept by the path of their model.
     (tmp_path / "base").symlink_to(SHIPPED / "tuneship-tiny", target_is_directory=True)
     entry = {
         "id": "big",
         "path": "base",
         "runtime": "vllm",
-        "runtime_options": ["--seen", str(seen)],
+        "runtime_options": ["--seen", str(notes_file)],
     }
     file = tmp_path / "models.yaml"
     file.write_text(yaml.safe_dump({"models": [entry]}))
-    made = Serve(
+    started = Serve(
         tmp_path / "data",
         model_catalogue=str(file),
         vllm_command=shlex.join([sys.executable, str(SERVER)]),
     )
-    yield made
-    made.stop()
+    yield started
+    started.stop()
 
 
 def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
-    serve: Serve, seen: Path
+    serve: Serve, notes_file: Path
 ) -> None:
     client = serve.client()
     deployment = running_deployment(client, "one", "big")
@@ -54,7 +54,7 @@ def test_a_base_of_vllm_is_deployed_answers_and_ends_with_the_service(
     )
     assert answer.usage.completion_tokens == 4
     assert answer.finish_reason == "length"
-    notes = [json.loads(line) for line in seen.read_text().splitlines()]
+    notes = [json.loads(line) for line in notes_file.read_text().splitlines()]
     asked = [one["asked"] for one in notes if "asked" in one][-1]
     assert len(asked["prompt"]) == answer.usage.prompt_tokens
     assert asked["seed"] == 5

@@ -1,4 +1,4 @@
-"""What the service publishes of a deployment is what the watch after the bake needs, from its first hour on."""
+"""The metrics that the service publishes suffice for the watch after the bake, from the first hour on."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ A_MINUTE = 30
 
 
 def serve_hours(service: Service, deployment: str, endpoint: str, start: datetime) -> None:
-    """Two and a half hours of traffic; every tenth request fails in the last three quarters of an hour."""
+    """Record two and a half hours of traffic, in which every tenth request of the last 45 minutes fails."""
     dice = random.Random(5)  # noqa: S311 - traffic of a test
     for minute in range(150):
         share = 0.1 if minute >= 105 else 0.005
@@ -53,10 +53,10 @@ def test_a_deployment_that_turns_bad_is_found_in_the_services_own_metrics(shared
 
     def found(until: datetime) -> set[str]:
         first = ask(start, until)
-        seen = weigh(first, ask(asked_from(start, until), until), start, until)
-        assert not seen.unusable
-        assert {one.gate for one in seen.readings} >= {"error", "slow", "very_slow", "empty"}
-        return {one.gate for one in seen.readings if one.is_worse}
+        weighed = weigh(first, ask(asked_from(start, until), until), start, until)
+        assert not weighed.unusable
+        assert {one.gate for one in weighed.readings} >= {"error", "slow", "very_slow", "empty"}
+        return {one.gate for one in weighed.readings if one.is_worse}
 
     assert first_traffic(ask(start - QUARTER, start + 4 * QUARTER)) == start
     assert found(start + 7 * QUARTER) == set()

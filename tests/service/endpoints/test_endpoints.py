@@ -1,4 +1,4 @@
-"""Endpoints of both kinds: their forms, versions, cut-overs, deletion, and who answers a request."""
+"""Endpoints of both kinds: their forms, versions, cut-overs and deletion, and which deployment answers a request."""
 
 import asyncio
 import random
@@ -45,21 +45,25 @@ def test_an_endpoint_is_created_fetched_listed_and_deleted_in_its_forms(service:
     target = service.deployment("one")
     body = {"name": "shop", "deployment_id": target}
     answer = service.call("POST", "/v1/endpoints", json=body)
-    made = answer.json()
-    path = f"/v1/endpoints/{made['id']}"
+    created = answer.json()
+    path = f"/v1/endpoints/{created['id']}"
     assert (answer.status_code, answer.headers["location"]) == (201, path)
-    assert set(made) == ENDPOINT
-    assert made["id"].startswith("ep_")
-    assert (made["deployment_id"], made["status"], made["version"]) == (target, "active", 1)
-    assert made["url"] == f"http://service.test{path}/generate"
+    assert set(created) == ENDPOINT
+    assert created["id"].startswith("ep_")
+    assert (created["deployment_id"], created["status"], created["version"]) == (
+        target,
+        "active",
+        1,
+    )
+    assert created["url"] == f"http://service.test{path}/generate"
     got = service.call("GET", path)
-    assert (got.json(), got.headers["etag"]) == (made, '"1"')
+    assert (got.json(), got.headers["etag"]) == (created, '"1"')
     page = service.call("GET", "/v1/endpoints?name=shop").json()
-    assert page["endpoints"] == [made]
+    assert page["endpoints"] == [created]
     assert set(page["pagination"]) == PAGINATION
-    assert served_by(service, made["id"]) == target
+    assert served_by(service, created["id"]) == target
     gone = service.call("DELETE", path)
-    assert gone.json() == {"id": made["id"], "deleted": True, "status": "deleted"}
+    assert gone.json() == {"id": created["id"], "deleted": True, "status": "deleted"}
     assert service.call("GET", path).status_code == 404
     assert service.call("DELETE", path).status_code == 404
     assert service.call("POST", f"{path}/generate", json={"prompt": "a"}).status_code == 404
@@ -83,18 +87,18 @@ def test_the_lists_hold_their_own_kind_and_the_plain_route_finds_both(service: S
 
 def test_a_cut_over_reaches_the_next_request_and_raises_the_version(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
-    made = service.endpoint("shop", one)
-    path = f"/v1/endpoints/{made}"
-    assert served_by(service, made) == one
+    endpoint = service.endpoint("shop", one)
+    path = f"/v1/endpoints/{endpoint}"
+    assert served_by(service, endpoint) == one
     changed = service.call(
         "PATCH", path, json={"deployment_id": two}, headers={"If-Match": '"1"'}
     ).json()
     assert set(changed) == ENDPOINT
     assert (changed["deployment_id"], changed["version"]) == (two, 2)
-    assert served_by(service, made) == two
+    assert served_by(service, endpoint) == two
     stale = service.call("PATCH", path, json={"deployment_id": one}, headers={"If-Match": '"1"'})
     assert (stale.status_code, stale.json()["error"]["code"]) == (412, "invalid_request_error")
-    assert served_by(service, made) == two
+    assert served_by(service, endpoint) == two
     renamed = service.call("PATCH", path, json={"name": "store"}).json()
     assert (renamed["name"], renamed["deployment_id"], renamed["version"]) == ("store", two, 3)
     assert service.endpoint("shop", one)
@@ -104,10 +108,10 @@ def test_a_forced_delete_leaves_an_endpoint_inactive_until_it_has_a_target(
     service: Service,
 ) -> None:
     one, two = service.deployment("one"), service.deployment("two")
-    made = service.endpoint("shop", one)
-    path = f"/v1/endpoints/{made}"
+    endpoint = service.endpoint("shop", one)
+    path = f"/v1/endpoints/{endpoint}"
     refused = service.call("DELETE", f"/v1/deployments/{one}")
-    assert (refused.status_code, made in refused.text) == (409, True)
+    assert (refused.status_code, endpoint in refused.text) == (409, True)
     assert service.call("DELETE", f"/v1/deployments/{one}?force=true").status_code == 200
     assert service.call("GET", path).json()["status"] == "inactive"
     answer = service.call("POST", f"{path}/generate", json={"prompt": "a"})
@@ -115,19 +119,19 @@ def test_a_forced_delete_leaves_an_endpoint_inactive_until_it_has_a_target(
     assert service.call("PATCH", path, json={"name": "store"}).json()["status"] == "inactive"
     again = service.call("PATCH", path, json={"deployment_id": two}).json()
     assert (again["status"], again["name"]) == ("active", "store")
-    assert served_by(service, made) == two
+    assert served_by(service, endpoint) == two
 
 
 def test_a_deleted_canary_takes_its_lease_with_it_and_frees_its_name(service: Service) -> None:
     one, two = service.deployment("one"), service.deployment("two")
     lease = {"seconds": 60, "fallback": split({one: 100})["deployments"]}
-    made = service.canary("shop", {two: 100}, lease=lease)
-    gone = service.call("DELETE", f"/v1/canary-endpoints/{made}", headers={"If-Match": '"1"'})
-    assert gone.json() == {"id": made, "deleted": True, "status": "deleted"}
-    assert service.call("GET", f"/v1/canary-endpoints/{made}").status_code == 404
+    endpoint = service.canary("shop", {two: 100}, lease=lease)
+    gone = service.call("DELETE", f"/v1/canary-endpoints/{endpoint}", headers={"If-Match": '"1"'})
+    assert gone.json() == {"id": endpoint, "deleted": True, "status": "deleted"}
+    assert service.call("GET", f"/v1/canary-endpoints/{endpoint}").status_code == 404
     assert service.call("DELETE", f"/v1/deployments/{two}").status_code == 200
-    assert service.canary("shop", {one: 100}) != made
-    query = sa.select(tables.endpoints).where(tables.endpoints.c.id == made)
+    assert service.canary("shop", {one: 100}) != endpoint
+    query = sa.select(tables.endpoints).where(tables.endpoints.c.id == endpoint)
     with service.database.read() as connection:
         row = connection.execute(query).mappings().one()
     assert (row["status"], row["lease_until"]) == ("deleted", None)
@@ -157,7 +161,7 @@ def test_an_updating_deployment_can_take_traffic(service: Service) -> None:
 
 
 def test_ten_thousand_draws_fall_as_the_split_says(service: Service) -> None:
-    """Every draw once, then by chance: the routing of the service itself, without its models."""
+    """The routing gets every possible draw once, and then random draws, without the models."""
     one, two, three = (service.deployment(name) for name in ("one", "two", "three"))
     endpoint = service.canary("shop", {one: 57, two: 41, three: 2})
     context = Context(parts=service.parts, client_id="alice", request_id="req_x")
@@ -224,13 +228,13 @@ def test_the_typed_client_has_a_verb_for_each_operation(service: Service) -> Non
 
     async def talk() -> Any:
         client = service.client()
-        made = await client.endpoints.create(EndpointCreate(name="shop", deployment_id=one))
-        assert isinstance(made, Endpoint)
-        assert isinstance(await client.endpoints.get(made.id), Endpoint)
-        await client.endpoints.update(made.id, EndpointUpdate(deployment_id=two))
+        canary = await client.endpoints.create(EndpointCreate(name="shop", deployment_id=one))
+        assert isinstance(canary, Endpoint)
+        assert isinstance(await client.endpoints.get(canary.id), Endpoint)
+        await client.endpoints.update(canary.id, EndpointUpdate(deployment_id=two))
         page = await client.endpoints.list(name="shop")
         assert [item.deployment_id for item in page.endpoints] == [two]
-        assert (await client.endpoints.delete(made.id)).deleted
+        assert (await client.endpoints.delete(canary.id)).deleted
         listed = await client.deployments.list(status=DeploymentStatus.RUNNING)
         found = await client.deployments.logs(one, filter="level>=info", order="asc", limit=1)
         more = await client.deployments.logs(
@@ -246,18 +250,18 @@ def test_the_typed_client_has_a_verb_for_each_operation(service: Service) -> Non
     listed, found, more = service.run(talk())
     assert [item.id for item in listed.deployments] == [two, one]
     assert found.logs[0] != more.logs[0]
-    made = service.canary("split", {one: 100})
+    canary = service.canary("split", {one: 100})
 
     async def remove() -> Any:
         client = service.client()
-        seen = await client.endpoints.get(made)
-        gone = await client.canary_endpoints.delete(made)
+        seen = await client.endpoints.get(canary)
+        gone = await client.canary_endpoints.delete(canary)
         await client.close()
         return seen, gone
 
     seen, gone = service.run(remove())
     assert isinstance(seen, CanaryEndpoint)
-    assert (gone.id, gone.status) == (made, "deleted")
+    assert (gone.id, gone.status) == (canary, "deleted")
 
 
 def test_a_lapsed_lease_that_cannot_be_ended_keeps_no_other_endpoint_shifted(

@@ -19,11 +19,11 @@ from tuneship.store.job_leases import LEASE
 
 pytestmark = pytest.mark.both_databases
 SOON_S = 60.0
-"""Seconds on a busy machine; whoever is blocked here is blocked for longer."""
+"""Seconds that a busy machine may need; a blocked service would need longer."""
 
 
 class Canary:
-    """An endpoint whose traffic is at its candidate until the lease ends."""
+    """An endpoint whose candidate has the traffic until the lease ends."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -33,7 +33,7 @@ class Canary:
         self.old = old
 
     def is_back(self) -> bool:
-        """Read beside the service, whose own connections may all be taken."""
+        """Read the split past the service, whose own connections may all be taken."""
         query = sa.select(tables.endpoints.c.members).where(tables.endpoints.c.id == self.id)
         engine = sa.create_engine(self.service.database.engine.url)
         try:
@@ -50,7 +50,7 @@ class Canary:
 
 @contextmanager
 def all_taken(service: Service, *, requests: bool) -> Iterator[None]:
-    """Every thread of the requests, or every other that background work has, waits for something that does not come."""
+    """Block every thread for requests, or every thread for background work that is not reserved for leases."""
     over, busy = threading.Event(), threading.Semaphore(0)
 
     def wait() -> None:
@@ -95,7 +95,8 @@ def test_all_other_threads_of_background_work_are_blocked(service: Service) -> N
     service.until(lambda: service.job_status(job_id) == "running")
     with all_taken(service, requests=False):
         canary.comes_back()
-        before = lease_of(service, job_id)  # renewed as well, although nobody follows the job
+        # The job's lease is renewed as well, although nobody follows the job.
+        before = lease_of(service, job_id)
         service.clock.ahead += LEASE
         until(lambda: lease_of(service, job_id) > before, SOON_S)
 

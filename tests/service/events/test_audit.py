@@ -1,4 +1,4 @@
-"""The audit chain: what is written down before an answer, and what a change of the table betrays."""
+"""The audit chain gets its rows before a request is answered, and reveals any change of its table."""
 
 import resource
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def rows(service: Service, client: str = "alice") -> list[AuditRow]:
         return list(audit.rows_of(connection, client_id=client))
 
 
-def told(service: Service, ask: Callable[[], Any]) -> list[AuditRow]:
+def rows_added(service: Service, ask: Callable[[], Any]) -> list[AuditRow]:
     """The rows that a request adds."""
     before = len(rows(service))
     ask()
@@ -43,24 +43,28 @@ def fault(service: Service) -> Fault | None:
 
 
 def test_every_change_is_written_down_with_who_what_and_from_where(service: Service) -> None:
-    (made,) = told(service, service.dataset)
-    dataset = made["resource_id"]
+    (upload,) = rows_added(service, service.dataset)
+    dataset = upload["resource_id"]
     answer = service.call("DELETE", f"/v1/datasets/{dataset}")
     key_id = service.headers["alice"]["Authorization"].removeprefix("Bearer tsk_")[:8]
-    gone = rows(service)[-1]
-    assert (made["action"], made["status"]) == ("upload_dataset", 201)
-    assert (gone["action"], gone["resource_id"], gone["status"]) == ("delete_dataset", dataset, 200)
-    assert gone["key_id"] == key_id
-    assert gone["request_id"] == answer.headers["x-request-id"]
-    assert gone["address"].startswith("10.0.")
+    deletion = rows(service)[-1]
+    assert (upload["action"], upload["status"]) == ("upload_dataset", 201)
+    assert (deletion["action"], deletion["resource_id"], deletion["status"]) == (
+        "delete_dataset",
+        dataset,
+        200,
+    )
+    assert deletion["key_id"] == key_id
+    assert deletion["request_id"] == answer.headers["x-request-id"]
+    assert deletion["address"].startswith("10.0.")
     assert fault(service) is None
 
 
 def test_reads_and_refusals_are_not_unless_somebody_asks_for_it(service: Service) -> None:
     plain = service.deployment("plain")
-    assert told(service, lambda: service.call("GET", f"/v1/deployments/{plain}")) == []
+    assert rows_added(service, lambda: service.call("GET", f"/v1/deployments/{plain}")) == []
     refused = lambda: service.call("PATCH", f"/v1/deployments/{plain}", json={"max_replicas": 0})  # noqa: E731
-    assert told(service, refused) == []
+    assert rows_added(service, refused) == []
 
 
 @pytest.mark.parametrize(
@@ -81,13 +85,13 @@ def test_whatever_touches_an_audited_deployment_leaves_one_row(
 ) -> None:
     deployment = service.deployment("audited", **AUDITED)
     endpoint = service.canary("shop", {deployment: 100})
-    place = path.format(id=deployment, endpoint=endpoint)
+    own_path = path.format(id=deployment, endpoint=endpoint)
 
     def ask() -> None:
-        answer = service.call(method, place, json=body)
+        answer = service.call(method, own_path, json=body)
         assert answer.status_code == status, answer.text
 
-    (row,) = told(service, ask)
+    (row,) = rows_added(service, ask)
     assert (row["action"], row["status"]) == (action, status)
     is_text = "generate" in action
     assert (row["prompt_tokens"] is not None) is is_text
@@ -98,7 +102,7 @@ def test_whatever_touches_an_audited_deployment_leaves_one_row(
 def test_a_generation_that_streams_leaves_its_start_and_its_end(service: Service) -> None:
     deployment = service.deployment("audited", **AUDITED)
     body = {"prompt": SECRET, "stream": True}
-    written = told(
+    written = rows_added(
         service, lambda: service.call("POST", f"/v1/deployments/{deployment}/generate", json=body)
     )
     start, end = sorted(written, key=lambda one: one["completion_tokens"] or 0)
@@ -117,29 +121,30 @@ def audited_model(service: Service) -> str:
 
 
 def test_whatever_touches_the_model_of_an_audited_job_leaves_one_row(service: Service) -> None:
-    """The deployment itself does not ask for it."""
+    """The deployment itself does not ask for audit logging."""
     model = audited_model(service)
     deployment = service.deployment("plain", model_name=model)
     endpoint = service.canary("shop", {deployment: 100})
-    place = f"/v1/deployments/{deployment}"
+    deployment_path = f"/v1/deployments/{deployment}"
     asked = [
         ("GET", f"/v1/models/{model}", None),
         ("GET", f"/v1/models/{model}/limits", None),
         ("GET", "/v1/models", None),
-        ("GET", place, None),
+        ("GET", deployment_path, None),
         ("GET", "/v1/deployments", None),
-        ("GET", f"{place}/metrics", None),
-        ("GET", f"{place}/logs", None),
-        ("POST", f"{place}/generate", {"prompt": SECRET}),
+        ("GET", f"{deployment_path}/metrics", None),
+        ("GET", f"{deployment_path}/logs", None),
+        ("POST", f"{deployment_path}/generate", {"prompt": SECRET}),
         ("POST", f"/v1/endpoints/{endpoint}/generate", {"prompt": SECRET}),
-        ("PATCH", place, {"min_replicas": 3, "max_replicas": 2}),
+        ("PATCH", deployment_path, {"min_replicas": 3, "max_replicas": 2}),
         ("DELETE", f"/v1/models/{model}", None),
-        ("DELETE", place, None),
+        ("DELETE", deployment_path, None),
     ]
     for method, path, body in asked:
-        written = told(service, lambda: service.call(method, path, json=body))  # noqa: B023
+        written = rows_added(service, lambda: service.call(method, path, json=body))  # noqa: B023
         assert len(written) == 1, (method, path)
-    assert len(told(service, lambda: service.call("GET", place))) == 1  # while it is going
+    # The deployment is still being deleted.
+    assert len(rows_added(service, lambda: service.call("GET", deployment_path))) == 1
     assert fault(service) is None
 
 
@@ -148,7 +153,7 @@ def test_the_tokens_of_a_stream_stand_in_one_row_however_short_it_is(service: Se
     body = {"prompt": SECRET, "stream": True, "max_tokens": 1}
     path = f"/v1/deployments/{deployment}/generate"
     for _ in range(20):
-        written = told(service, lambda: service.call("POST", path, json=body))
+        written = rows_added(service, lambda: service.call("POST", path, json=body))
         assert sorted(one["completion_tokens"] or 0 for one in written) == [0, 1]
         assert [one["prompt_tokens"] is None for one in written].count(True) == 1
 
@@ -157,14 +162,14 @@ def test_whatever_touches_an_audited_job_leaves_one_row(service: Service) -> Non
     job = service.job(**AUDITED)
     path = f"/v1/fine-tuning/jobs/{job}"
     for place in (path, "/v1/fine-tuning/jobs", f"{path}/metrics", f"{path}/logs"):
-        (row,) = told(service, lambda place=place: service.call("GET", place))
+        (row,) = rows_added(service, lambda place=place: service.call("GET", place))
         assert row["status"] == 200
 
 
 def test_a_refusal_for_want_of_a_scope_is_always_written_down(service: Service) -> None:
     service.headers["reader"] = service.key_headers("alice", frozenset({"datasets:read"}))
     ask = lambda: service.call("DELETE", "/v1/models/ft:a:b:c", "reader")  # noqa: E731
-    (row,) = told(service, ask)
+    (row,) = rows_added(service, ask)
     assert (row["action"], row["status"]) == ("delete_model", 403)
     assert row["resource_id"] is None, "what somebody wrote into a path may be a name"
 
@@ -218,7 +223,7 @@ def test_guesses_from_many_addresses_do_not_fill_the_chain(service: Service) -> 
 def test_an_answer_from_memory_is_written_down_too(service: Service) -> None:
     body, key = {"name": "e", "deployment_id": service.deployment("d")}, {"Idempotency-Key": "k"}
     ask = lambda: service.call("POST", "/v1/endpoints", json=body, headers=key)  # noqa: E731
-    (first,), (again,) = told(service, ask), told(service, ask)
+    (first,), (again,) = rows_added(service, ask), rows_added(service, ask)
     assert (first["status"], again["status"]) == (201, 201)
     assert again["request_id"] != first["request_id"]
 
@@ -298,7 +303,7 @@ def test_a_row_that_was_taken_out_is_found(service: Service) -> None:
     with service.database.write() as connection:
         connection.execute(sa.delete(tables.audit).where(tables.audit.c.seq == at))
     assert fault(service) == Fault(at, "rows are missing")
-    with service.database.write() as connection:  # and the numbers were closed up
+    with service.database.write() as connection:  # and close the gap in the numbers
         last = sa.select(sa.func.max(tables.audit.c.seq)).scalar_subquery()
         connection.execute(sa.update(tables.audit).where(tables.audit.c.seq == last).values(seq=at))
     found = fault(service)

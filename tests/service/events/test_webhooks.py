@@ -1,4 +1,4 @@
-"""Receivers are registered, told, tested, switched off and on; what they missed is sent again or fetched."""
+"""Webhooks are registered, notified, tested, switched off and on; missed events are sent again or fetched."""
 
 import asyncio
 import base64
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.both_databases
 
 
 def create(service: Service, client: str = "alice", **fields: Any) -> dict[str, Any]:
-    made = service.call("POST", "/v1/webhooks", client, json=HOOK | fields)
-    assert made.status_code == 201, made.text
-    return made.json()
+    created = service.call("POST", "/v1/webhooks", client, json=HOOK | fields)
+    assert created.status_code == 201, created.text
+    return created.json()
 
 
 def path_of(webhook: dict[str, Any], rest: str = "") -> str:
@@ -60,7 +60,7 @@ def dump(service: Service) -> str:
 
 @pytest.fixture
 def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Service, Receiver]]:
-    """A service that delivers, with the test's own timing if it has one, and a receiver here that it may call."""
+    """A service that delivers webhooks, with the test's own timing if it has one, and a receiver that it may call."""
     service, stack = start(**LOCAL), AsyncExitStack()
     service.start_deliveries(getattr(request, "param", None))
     yield service, service.run(stack.enter_async_context(listening()))
@@ -68,7 +68,7 @@ def local(start: Start, request: pytest.FixtureRequest) -> Iterator[tuple[Servic
 
 
 def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: Start) -> None:
-    """Any tenant may register one, and the Prefect server asks nobody for a key."""
+    """Any tenant may register a webhook, and the Prefect server asks nobody for a key."""
     local = LocalSettings()
     chosen = bridge_opened(local)["TUNESHIP_WEBHOOK_ALLOW_HTTP_HOSTS"]
     service = start(webhook_allow_http_hosts=chosen)
@@ -80,7 +80,7 @@ def test_make_up_opens_the_bridge_to_webhooks_and_not_the_prefect_server(start: 
 
 
 def test_names_that_nobody_answers_for_take_few_of_the_threads(service: Service) -> None:
-    """A client has as many threads as there are look-ups, so its others wait; another client is told to come back."""
+    """Unanswered look-ups keep only a few threads, and the requests beyond those are asked to come back."""
     may_answer = threading.Event()
     asked: list[str] = []
 
@@ -132,11 +132,11 @@ def test_a_new_address_begins_without_the_failures_of_the_old_one(
 
 def test_a_secret_is_shown_once_and_stored_nowhere(service: Service) -> None:
     headers = {"Idempotency-Key": "once"}
-    made = service.call("POST", "/v1/webhooks", json=HOOK, headers=headers)
-    webhook = made.json()
+    created = service.call("POST", "/v1/webhooks", json=HOOK, headers=headers)
+    webhook = created.json()
     secret = webhook.pop("secret")
     assert len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) == 32
-    assert made.headers["location"] == path_of(webhook)
+    assert created.headers["location"] == path_of(webhook)
     assert webhook == {
         "id": webhook["id"],
         "url": HOOK["url"],
@@ -147,8 +147,8 @@ def test_a_secret_is_shown_once_and_stored_nowhere(service: Service) -> None:
         "updated_at": webhook["created_at"],
     }
     again = service.call("POST", "/v1/webhooks", json=HOOK, headers=headers)
-    assert (again.content, again.headers["idempotent-replayed"]) == (made.content, "true")
-    assert again.headers["location"] == made.headers["location"]
+    assert (again.content, again.headers["idempotent-replayed"]) == (created.content, "true")
+    assert again.headers["location"] == created.headers["location"]
     assert service.call("GET", path_of(webhook)).json() == webhook
     page = service.call("GET", "/v1/webhooks").json()
     assert page["webhooks"] == [webhook]
@@ -173,9 +173,9 @@ def test_the_twenty_first_webhook_of_a_client_is_one_too_many(start: Start) -> N
 
 @pytest.mark.parametrize("subscription", SUBSCRIPTIONS)
 def test_every_subscription_is_taken(shared: Service, subscription: str) -> None:
-    made = create(shared, events=[subscription])
-    assert made["events"] == [subscription]
-    shared.call("DELETE", path_of(made))
+    created = create(shared, events=[subscription])
+    assert created["events"] == [subscription]
+    shared.call("DELETE", path_of(created))
 
 
 def test_an_update_changes_what_it_names(service: Service) -> None:
@@ -210,8 +210,8 @@ def test_what_waits_for_a_webhook_that_is_switched_off_is_dead(service: Service)
 def test_a_deleted_webhook_and_its_deliveries_are_forgotten(service: Service) -> None:
     webhook = create(service)
     service.dataset()
-    gone = service.call("DELETE", path_of(webhook))
-    assert gone.json() == {"id": webhook["id"], "deleted": True}
+    answer = service.call("DELETE", path_of(webhook))
+    assert answer.json() == {"id": webhook["id"], "deleted": True}
     for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/deliveries"), ("POST", "/test")):
         assert service.call(method, path_of(webhook, rest)).status_code == 404
     with service.database.read() as connection:
@@ -241,9 +241,9 @@ def test_test_events_of_any_kind_reach_this_receiver_only(local: tuple[Service, 
     assert {one.path for one in receiver.received} == {"/tested"}
     for one in receiver.received:
         Verifier(webhook["secret"]).verify(one.body, one.headers)
-    told = {payload["type"]: payload for payload in payloads_of(receiver)}
-    assert {kind: payload["id"] for kind, payload in told.items()} == ids
-    assert told[KINDS[0]]["data"] == {
+    by_kind = {payload["type"]: payload for payload in payloads_of(receiver)}
+    assert {kind: payload["id"] for kind, payload in by_kind.items()} == ids
+    assert by_kind[KINDS[0]]["data"] == {
         "object": "webhook",
         "id": webhook["id"],
         "status": "active",
@@ -265,19 +265,19 @@ def test_a_job_is_told_from_its_queue_to_its_end(local: tuple[Service, Receiver]
     service.trainer().complete()
     service.until(lambda: len(receiver.received) == 4)
     payloads = payloads_of(receiver)
-    told = {one["data"]["sequence"]: one for one in payloads}
-    assert {number: one["type"].rpartition(".")[2] for number, one in told.items()} == {
+    by_sequence = {one["data"]["sequence"]: one for one in payloads}
+    assert {number: one["type"].rpartition(".")[2] for number, one in by_sequence.items()} == {
         1: "queued",
         2: "started",
         3: "epoch_completed",
         4: "succeeded",
     }
     assert {one["data"]["id"] for one in payloads} == {job_id}
-    assert told[4]["data"]["status"] == "completed"
+    assert by_sequence[4]["data"]["status"] == "completed"
     assert {len({one["id"] for one in payloads}), len(receiver.received)} == {4}
 
 
-# The service retries nothing by itself meanwhile.
+# Waits so long that the service retries nothing by itself during the test.
 RARELY = DeliveryTiming(waits=(timedelta(), timedelta(hours=1)))
 
 
@@ -301,7 +301,7 @@ def test_what_failed_is_retried_when_asked_under_the_same_id(
 
 
 def test_a_replay_sends_what_its_status_and_times_name(service: Service) -> None:
-    service.dataset()  # before the webhook: addressed to nobody
+    service.dataset()  # before the webhook exists, so its events have no receiver
     webhook = create(service, events=["dataset.*"])
     service.dataset()
     died, delivered = (one["event_id"] for one in deliveries(service, webhook))
@@ -315,7 +315,8 @@ def test_a_replay_sends_what_its_status_and_times_name(service: Service) -> None
 
     an_hour_ago = render_time(datetime.now(UTC) - timedelta(hours=1))
     assert replayed(until=an_hour_ago) == 0
-    assert service.call("POST", path_of(webhook, "/replay")).json()["replayed"] == 1  # what died
+    # Only the dead delivery is replayed by default.
+    assert service.call("POST", path_of(webhook, "/replay")).json()["replayed"] == 1
     assert replayed() == 0
     assert replayed(status="delivered", since=an_hour_ago) == 1
     assert replayed(status="missing") == 2
@@ -382,15 +383,15 @@ def test_the_client_speaks_for_all_of_it(local: tuple[Service, Receiver]) -> Non
     webhooks, listed = service.client().webhooks, service.client().events
 
     async def story() -> None:
-        made = await webhooks.create(WebhookCreate(url=receiver.url(), events=["dataset.*"]))
-        assert (await webhooks.get(made.id)).url == receiver.url()
-        assert [one.id for one in (await webhooks.list()).webhooks] == [made.id]
-        changed = await webhooks.update(made.id, WebhookUpdate(description="d"))
+        created = await webhooks.create(WebhookCreate(url=receiver.url(), events=["dataset.*"]))
+        assert (await webhooks.get(created.id)).url == receiver.url()
+        assert [one.id for one in (await webhooks.list()).webhooks] == [created.id]
+        changed = await webhooks.update(created.id, WebhookUpdate(description="d"))
         assert changed.description == "d"
-        rotated = await webhooks.rotate_secret(made.id, SecretRotation(overlap_hours=0))
-        assert rotated.secret != made.secret
-        assert (await webhooks.replay(made.id, Replay(status="all"))).replayed == 0
+        rotated = await webhooks.rotate_secret(created.id, SecretRotation(overlap_hours=0))
+        assert rotated.secret != created.secret
+        assert (await webhooks.replay(created.id, Replay(status="all"))).replayed == 0
         assert (await listed.list()).events == []
-        assert (await webhooks.delete(made.id)).deleted
+        assert (await webhooks.delete(created.id)).deleted
 
     service.run(story())

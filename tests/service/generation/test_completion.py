@@ -1,4 +1,4 @@
-"""The text of a completion as it grows: whole characters, no part of a stop text, the same for any tokens at once."""
+"""The text of a completion grows by whole characters, without any part of a stop text, for any batches of tokens."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_a_character_of_several_tokens_is_given_whole() -> None:
 
 
 def test_what_may_be_the_beginning_of_a_stop_text_waits_until_it_is_certain() -> None:
-    """One character a token, so that the stop text lies across tokens."""
+    """Each character is a token, so the stop text spans several tokens."""
     completion = Completion(lambda tokens: "".join(map(chr, tokens)), ["END"])
     given_so_far = [completion.take(ord(letter)) for letter in "xENyEND"]
     assert given_so_far == ["x", "", "", "ENy", "", "", ""]

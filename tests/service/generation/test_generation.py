@@ -1,4 +1,4 @@
-"""Generation at its edges: conversations, callers who go, queues that are full, deadlines, and who is to blame."""
+"""Edge cases of generation: conversations, callers who leave, full queues, deadlines, and who is to blame."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ def path_of(deployment_id: str) -> str:
 
 
 def counts(service: Service, deployment_id: str) -> tuple[int, int]:
-    """Requests and errors as the metrics count them."""
+    """The numbers of requests and errors in the metrics."""
     answer = service.call("GET", f"/v1/deployments/{deployment_id}/metrics").json()
     summary = answer["summary"]["error_rate"]
     return summary["request_count"], summary["error_count"]
@@ -39,10 +39,10 @@ def rendered(service: Service, number: int) -> str:
 
 
 def test_messages_are_rendered_like_the_prompt_they_say_the_same_as(service: Service) -> None:
-    made = service.deployment("one")
-    spoken = service.call("POST", path_of(made), json={"prompt": "a case"})
+    deployment = service.deployment("one")
+    spoken = service.call("POST", path_of(deployment), json={"prompt": "a case"})
     turns = [{"role": "user", "content": "a case"}]
-    answer = service.call("POST", path_of(made), json={"messages": turns})
+    answer = service.call("POST", path_of(deployment), json={"messages": turns})
     assert set(spoken.json()) == RESPONSE
     assert set(answer.json()) == RESPONSE - {"prompt"}
     assert answer.json()["completion"] == ANSWER
@@ -53,7 +53,7 @@ def test_messages_are_rendered_like_the_prompt_they_say_the_same_as(service: Ser
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "second"},
     ]
-    assert service.call("POST", path_of(made), json={"messages": whole}).status_code == 200
+    assert service.call("POST", path_of(deployment), json={"messages": whole}).status_code == 200
     text = rendered(service, 2)
     assert [text.find(one) for one in ("be brief", "first", "yes", "second")] == sorted(
         text.find(one) for one in ("be brief", "first", "yes", "second")
@@ -62,33 +62,33 @@ def test_messages_are_rendered_like_the_prompt_they_say_the_same_as(service: Ser
 
 
 def test_null_and_false_ask_for_nothing(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     body = {"prompt": "a", "messages": None, "stream": False, "stop": None, "max_tokens": None}
-    assert service.call("POST", path_of(made), json=body).status_code == 200
+    assert service.call("POST", path_of(deployment), json=body).status_code == 200
 
 
 def test_a_caller_who_disconnects_ends_the_run_and_counts_for_nobody(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.engines.may_answer.clear()
 
     async def leave() -> None:
-        asking = asyncio.create_task(_asgi(service, path_of(made)))
+        asking = asyncio.create_task(_asgi(service, path_of(deployment)))
         async with asyncio.timeout(120):
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             await asking
 
     service.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
     service.engines.may_answer.set()
-    assert counts(service, made) == (0, 0)
-    assert lines(service, made) == [("info", "the caller disconnected")]
-    assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 200
-    assert counts(service, made) == (1, 0)
+    assert counts(service, deployment) == (0, 0)
+    assert lines(service, deployment) == [("info", "the caller disconnected")]
+    assert service.call("POST", path_of(deployment), json={"prompt": "a"}).status_code == 200
+    assert counts(service, deployment) == (1, 0)
 
 
 async def _asgi(service: Service, path: str) -> None:
-    """One request whose caller goes as soon as the model works on it."""
+    """Send one request whose caller leaves as soon as the model works on it."""
     body = b'{"prompt":"a"}'
     headers = {**service.headers["alice"], "content-type": "application/json"}
     scope = {
@@ -113,7 +113,7 @@ async def _asgi(service: Service, path: str) -> None:
 
 
 def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.may_answer.clear()
 
@@ -121,28 +121,28 @@ def test_a_closed_connection_is_noticed_by_the_real_http_server(service: Service
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             asking = asyncio.create_task(
                 http.post(
-                    service.url + path_of(made),
+                    service.url + path_of(deployment),
                     json={"prompt": "a"},
                     headers=service.headers["alice"],
                 )
             )
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             asking.cancel()
 
     asyncio.run(impatient())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
-    assert counts(service, made) == (0, 0)
+    service.until(lambda: lines(service, deployment) == [("info", "the caller disconnected")])
+    assert counts(service, deployment) == (0, 0)
 
 
 def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: Service) -> None:
-    """At once: those who hold the places wait for this test, so a refusal that waited would never come."""
-    made = service.deployment("one")
+    """The running requests wait for this test, so a refusal that did not come at once would never come."""
+    deployment = service.deployment("one")
     service.limit(generations=InFlightLimits(each=2, together=3))
     theirs = service.deployment("theirs", "bob")
     service.engines.may_answer.clear()
-    places = [("alice", made)] * 2 + [("bob", theirs)]
+    places = [("alice", deployment)] * 2 + [("bob", theirs)]
 
     async def fill() -> list[httpx.Response]:
         return await asyncio.gather(
@@ -161,10 +161,10 @@ def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: S
     service.engines.may_answer.set()
     assert [one.status_code for one in filling.result(120)] == [200] * 3
     service.engines.may_answer.clear()
-    places[:] = [("alice", made)] * 2
+    places[:] = [("alice", deployment)] * 2
     filling = asyncio.run_coroutine_threadsafe(fill(), service.loop)
     service.until(lambda: len(service.engines.prompts) == 5)
-    mine = service.call("POST", path_of(made), json={"prompt": "a"})
+    mine = service.call("POST", path_of(deployment), json={"prompt": "a"})
     assert (mine.status_code, mine.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     service.engines.may_answer.set()
     filling.result(120)
@@ -172,13 +172,13 @@ def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: S
 
 def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) -> None:
     service = start(generate_timeout_s=0.2)
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.engines.may_answer.clear()
-    answer = service.call("POST", path_of(made), json={"prompt": "a"})
+    answer = service.call("POST", path_of(deployment), json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-    assert answer.headers["x-deployment-id"] == made
-    assert counts(service, made) == (1, 1)
-    (line,) = lines(service, made)
+    assert answer.headers["x-deployment-id"] == deployment
+    assert counts(service, deployment) == (1, 1)
+    (line,) = lines(service, deployment)
     assert line == ("error", "500 internal_error: the generation took too long")
     service.until(lambda: not service.engines.replicas[0].running)
     service.engines.may_answer.set()
@@ -188,41 +188,41 @@ def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) 
 def test_a_forced_delete_tells_its_running_generations_that_it_was_one(
     service: Service, stream: bool
 ) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.engines.may_answer.clear()
     body = {"prompt": "a", "stream": stream}
     running = asyncio.run_coroutine_threadsafe(
-        service.ask("POST", path_of(made), json=body), service.loop
+        service.ask("POST", path_of(deployment), json=body), service.loop
     )
     service.until(lambda: len(service.engines.prompts) == 1)
-    place = f"/v1/deployments/{made}"
-    assert service.call("DELETE", f"{place}?force=true").status_code == 200
+    path = f"/v1/deployments/{deployment}"
+    assert service.call("DELETE", f"{path}?force=true").status_code == 200
     error = running.result(120).json()["error"]
     assert (running.result().status_code, error["code"]) == (409, "deployment_error")
     assert error["message"] == "the deployment is being deleted"
-    told = [line for line in lines(service, made) if "deleted" in line[1]]
-    assert told == [("warning", "409 deployment_error: the deployment is being deleted")]
+    deletions = [line for line in lines(service, deployment) if "deleted" in line[1]]
+    assert deletions == [("warning", "409 deployment_error: the deployment is being deleted")]
     service.engines.may_answer.set()
 
 
 def test_who_is_to_blame_is_written_in_metrics_and_log_alike(service: Service) -> None:
-    made = service.deployment("one")
-    service.call("POST", path_of(made), json={"prompt": "word " * 5000})
-    service.call("POST", path_of(made), json={"prompt": "a", "max_tokens": 10_000})
-    assert counts(service, made) == (0, 0)
+    deployment = service.deployment("one")
+    service.call("POST", path_of(deployment), json={"prompt": "word " * 5000})
+    service.call("POST", path_of(deployment), json={"prompt": "a", "max_tokens": 10_000})
+    assert counts(service, deployment) == (0, 0)
     service.rest()
-    service.call("DELETE", f"/v1/deployments/{made}")
-    refused = service.call("POST", path_of(made), json={"prompt": "a"})
+    service.call("DELETE", f"/v1/deployments/{deployment}")
+    refused = service.call("POST", path_of(deployment), json={"prompt": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "deployment_error")
-    assert counts(service, made) == (1, 1)
-    assert Counter(level for level, _ in lines(service, made)) == {"info": 2, "warning": 1}
+    assert counts(service, deployment) == (1, 1)
+    assert Counter(level for level, _ in lines(service, deployment)) == {"info": 2, "warning": 1}
 
 
 def test_one_that_is_still_being_created_says_when_to_come_back(service: Service) -> None:
     service.rest()
     body = {"model_name": "tuneship-tiny", "deployment_name": "one"}
-    made = service.call("POST", "/v1/deployments", json=body).json()["id"]
-    answer = service.call("POST", path_of(made), json={"prompt": "a"})
+    deployment = service.call("POST", "/v1/deployments", json=body).json()["id"]
+    answer = service.call("POST", path_of(deployment), json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deployment_error")
     assert answer.headers["retry-after"] == "1"
     assert answer.headers["x-should-retry"] == "true"
@@ -232,25 +232,25 @@ def test_one_that_is_still_being_created_says_when_to_come_back(service: Service
 def test_what_never_fits_into_memory_is_refused_with_the_two_counts(
     service: Service, stream: bool
 ) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     counted = "900 tokens of prompt and answer, the memory for them holds 800"
     service.engines.error = {"error": counted, "too_large": True}
-    answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream})
+    answer = service.call("POST", path_of(deployment), json={"prompt": "a", "stream": stream})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (422, "validation_error")
     assert (error["param"], counted in error["message"]) == ("max_tokens", True)
-    assert counts(service, made) == (0, 0)
+    assert counts(service, deployment) == (0, 0)
     service.engines.error = {"error": "the model's output is not finite"}
-    answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream})
+    answer = service.call("POST", path_of(deployment), json={"prompt": "a", "stream": stream})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-    assert counts(service, made) == (1, 1)
+    assert counts(service, deployment) == (1, 1)
 
 
 def test_each_deployment_has_a_queue_of_its_own(service: Service) -> None:
-    made = [service.deployment("one"), service.deployment("two")]
-    for one in made:
+    deployments = [service.deployment("one"), service.deployment("two")]
+    for one in deployments:
         assert service.call("POST", path_of(one), json={"prompt": "a"}).status_code == 200
-    assert [frame["queue"] for frame in service.engines.asked] == made
+    assert [frame["queue"] for frame in service.engines.asked] == deployments
 
 
 SETTINGS = {"max_tokens": 9, "temperature": 0.25, "top_p": 0.5, "seed": 11}
@@ -259,9 +259,11 @@ SETTINGS = {"max_tokens": 9, "temperature": 0.25, "top_p": 0.5, "seed": 11}
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_settings_of_a_request_reach_the_model(service: Service, stream: bool) -> None:
     defaults = {"default_temperature": 0.5, "default_top_p": 0.75, "max_output_tokens": 99}
-    made = service.deployment("one", model_config=defaults)
+    deployment = service.deployment("one", model_config=defaults)
     for body in (SETTINGS, {}):
-        answer = service.call("POST", path_of(made), json={"prompt": "a", "stream": stream, **body})
+        answer = service.call(
+            "POST", path_of(deployment), json={"prompt": "a", "stream": stream, **body}
+        )
         assert answer.status_code == 200
     asked = [{name: frame[name] for name in SETTINGS} for frame in service.engines.asked]
     own = {"max_tokens": 99, "temperature": 0.5, "top_p": 0.75, "seed": None}
@@ -269,10 +271,10 @@ def test_the_settings_of_a_request_reach_the_model(service: Service, stream: boo
 
 
 def test_generations_read_the_database_again_only_after_a_write(service: Service) -> None:
-    made = service.deployment("one")
-    endpoint = service.canary("shop", {made: 100})
-    service.rest()  # the supervisor writes when it likes
-    paths = (path_of(made), f"/v1/endpoints/{endpoint}/generate")
+    deployment = service.deployment("one")
+    endpoint = service.canary("shop", {deployment: 100})
+    service.rest()  # the supervisor could write at any time
+    paths = (path_of(deployment), f"/v1/endpoints/{endpoint}/generate")
     begun: list[object] = []
 
     def read_by_a_round() -> int:
@@ -286,11 +288,11 @@ def test_generations_read_the_database_again_only_after_a_write(service: Service
     try:
         assert read_by_a_round() > 0
         assert read_by_a_round() == 0
-        changed = service.call("PATCH", f"/v1/deployments/{made}", json={"tags": {"a": "b"}})
+        changed = service.call("PATCH", f"/v1/deployments/{deployment}", json={"tags": {"a": "b"}})
         assert changed.status_code == 200
         assert read_by_a_round() > 0
-        gone = service.call("DELETE", f"/v1/canary-endpoints/{endpoint}")
-        assert gone.status_code == 200
+        deletion = service.call("DELETE", f"/v1/canary-endpoints/{endpoint}")
+        assert deletion.status_code == 200
         assert service.call("POST", paths[1], json={"prompt": "a"}).status_code == 404
     finally:
         sa.event.remove(service.database.engine, "begin", note)
@@ -300,15 +302,17 @@ def test_generations_read_the_database_again_only_after_a_write(service: Service
 def test_a_prompt_that_the_context_does_not_hold_is_refused_however_long_it_is(
     service: Service, size: int
 ) -> None:
-    """The longest ones without counting their tokens, which would take a second."""
-    made = service.deployment("one")
+    """The longest prompts are refused without counting their tokens, which would take a second."""
+    deployment = service.deployment("one")
     for field, value in (
         ("prompt", "rib 1 " * (size // 6)),
         ("messages", [{"role": "user", "content": "rib 1 " * (size // 6)}]),
     ):
-        refused = service.call("POST", path_of(made), json={field: value})
+        refused = service.call("POST", path_of(deployment), json={field: value})
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (422, field)
         assert error["details"][0]["code"] == "out_of_range"
         assert "512" in error["message"]
-    assert service.call("POST", path_of(made), json={"prompt": "rib " * 30}).status_code == 200
+    assert (
+        service.call("POST", path_of(deployment), json={"prompt": "rib " * 30}).status_code == 200
+    )

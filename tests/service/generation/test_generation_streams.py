@@ -1,4 +1,4 @@
-"""`stream: true`: pieces of text and the whole reply, refusals before and failures after the first piece, who goes."""
+"""`stream: true` sends pieces of text and then the whole reply; it may be refused, fail midway, or lose its reader."""
 
 import asyncio
 import json
@@ -20,12 +20,12 @@ Start = Callable[..., Service]
 ASK = {"prompt": "a case", "stream": True}
 
 
-def told(answer: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
+def events_of(answer: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-    return told_to(Reader(answer, answer.text))
+    return events_read(Reader(answer, answer.text))
 
 
-def told_to(reader: Reader) -> list[tuple[str, dict[str, Any]]]:
+def events_read(reader: Reader) -> list[tuple[str, dict[str, Any]]]:
     return [(one["event"], json.loads(one["data"])) for one in reader.events()]
 
 
@@ -38,20 +38,20 @@ def without_id(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(service: Service, path: str, **body: Any) -> AsyncIterator[Reader]:
-    """A reader over a socket; leaving it hangs up."""
+async def open_stream(service: Service, path: str, **body: Any) -> AsyncIterator[Reader]:
+    """Open a stream over a socket; leaving the context disconnects."""
     http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     async with http, http.stream("POST", path, json=ASK | body) as response:
         yield Reader(response)
 
 
 def test_the_pieces_are_the_completion_and_the_end_is_the_whole_reply(service: Service) -> None:
-    made = service.deployment("one")
-    whole = service.call("POST", path_of(made), json={"prompt": "a case"}).json()
-    answer = service.call("POST", path_of(made), json=ASK)
-    events = told(answer)
+    deployment = service.deployment("one")
+    whole = service.call("POST", path_of(deployment), json={"prompt": "a case"}).json()
+    answer = service.call("POST", path_of(deployment), json=ASK)
+    events = events_of(answer)
     assert answer.status_code == 200
-    assert answer.headers["x-deployment-id"] == made
+    assert answer.headers["x-deployment-id"] == deployment
     assert answer.headers["x-request-id"]
     assert [kind for kind, _ in events][-1] == "done"
     assert {kind for kind, _ in events[:-1]} == {"token"}
@@ -61,32 +61,32 @@ def test_the_pieces_are_the_completion_and_the_end_is_the_whole_reply(service: S
 
 
 def test_lines_instead_of_events_for_those_who_ask_for_them(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     accept = {"Accept": "application/x-ndjson"}
-    answer = service.call("POST", path_of(made), json=ASK, headers=accept)
+    answer = service.call("POST", path_of(deployment), json=ASK, headers=accept)
     assert answer.headers["content-type"] == "application/x-ndjson"
     *pieces, last = [json.loads(line) for line in answer.text.splitlines()]
     assert "".join(piece["text"] for piece in pieces) == ANSWER == last["completion"]
 
 
 def test_an_endpoint_streams_and_says_who_answered(service: Service) -> None:
-    made = service.deployment("one")
-    body = {"name": "e", "deployment_id": made}
+    deployment = service.deployment("one")
+    body = {"name": "e", "deployment_id": deployment}
     endpoint = service.call("POST", "/v1/endpoints", json=body).json()["id"]
     answer = service.call("POST", f"/v1/endpoints/{endpoint}/generate", json=ASK)
-    assert texts(told(answer)) == ANSWER
-    assert answer.headers["x-deployment-id"] == made
+    assert texts(events_of(answer)) == ANSWER
+    assert answer.headers["x-deployment-id"] == deployment
 
 
 def test_text_is_sent_before_the_model_has_finished_and_no_part_of_a_stop_text(
     service: Service,
 ) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = len(service.engines.answer) - 1
 
     async def listen() -> str:
-        async with opened(service, path_of(made), stop=["skin"]) as reader:
+        async with open_stream(service, path_of(deployment), stop=["skin"]) as reader:
             await reader.read_until(lambda one: "Diseases of the" in _text(one))
             early = _text(reader)
             service.engines.may_go_on.set()
@@ -99,7 +99,7 @@ def test_text_is_sent_before_the_model_has_finished_and_no_part_of_a_stop_text(
 
 
 def _text(reader: Reader) -> str:
-    return texts(told_to(reader))
+    return texts(events_read(reader))
 
 
 @pytest.mark.parametrize(
@@ -107,44 +107,44 @@ def _text(reader: Reader) -> str:
     [({"prompt": "word " * 5000}, 422), ({"max_tokens": 10_000}, 422), ({"stream": "yes"}, 422)],
 )
 def test_a_refusal_is_a_plain_answer(service: Service, change: dict[str, Any], status: int) -> None:
-    made = service.deployment("one")
-    answer = service.call("POST", path_of(made), json=ASK | change)
+    deployment = service.deployment("one")
+    answer = service.call("POST", path_of(deployment), json=ASK | change)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, "validation_error")
 
 
 def test_what_fails_before_the_first_text_is_a_plain_answer(start: Start) -> None:
     service = start(generate_timeout_s=0.2)
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.engines.may_answer.clear()
-    answer = service.call("POST", path_of(made), json=ASK)
+    answer = service.call("POST", path_of(deployment), json=ASK)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-    assert answer.headers["x-deployment-id"] == made
-    assert counts(service, made) == (1, 1)
+    assert answer.headers["x-deployment-id"] == deployment
+    assert counts(service, deployment) == (1, 1)
     service.engines.may_answer.set()
 
 
 def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
     service: Service,
 ) -> None:
-    """The deadline passes when there is text; a short one could pass before."""
-    made = service.deployment("one")
+    """The test lets the deadline pass once there is text, because a short deadline could pass before."""
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
 
     def let_it_pass() -> None:
-        (visit,) = service.parts.in_flight._running[made]
+        (visit,) = service.parts.in_flight._running[deployment]
         assert visit.limit is not None
         visit.limit.reschedule(service.loop.time())
 
     async def listen() -> Reader:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: bool(_text(one)))
             service.loop.call_soon_threadsafe(let_it_pass)
-            await reader.read_until(lambda one: told_to(one)[-1][0] == "error")
+            await reader.read_until(lambda one: events_read(one)[-1][0] == "error")
             return reader
 
     reader = asyncio.run(listen())
-    *pieces, (kind, last) = told_to(reader)
+    *pieces, (kind, last) = events_read(reader)
     assert reader.response.status_code == 200
     assert ANSWER.startswith(texts(pieces))
     assert texts(pieces)
@@ -152,17 +152,17 @@ def test_what_fails_later_is_the_last_event_and_an_error_of_the_deployment(
     assert last["error"]["code"] == "internal_error"
     assert last["error"]["message"] == "the generation took too long"
     assert last["error"]["request_id"] == reader.response.headers["x-request-id"]
-    assert counts(service, made) == (1, 1)
+    assert counts(service, deployment) == (1, 1)
     service.until(lambda: not service.engines.replicas[0].running)
 
 
 def test_a_replica_that_dies_in_the_middle_is_the_last_event(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
 
     async def listen() -> list[dict[str, str]]:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: bool(_text(one)))
             service.engines.replicas[0].kill()
             await reader.read_until(lambda one: "event: error" in one.text)
@@ -170,20 +170,20 @@ def test_a_replica_that_dies_in_the_middle_is_the_last_event(service: Service) -
 
     last = asyncio.run(listen())[-1]
     assert json.loads(last["data"])["error"]["code"] == "internal_error"
-    assert counts(service, made) == (1, 1)
+    assert counts(service, deployment) == (1, 1)
 
 
 def test_a_stream_counts_as_a_whole_answer_does(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
 
     def tokens() -> dict[str, Any]:
-        metrics = service.call("GET", f"/v1/deployments/{made}/metrics").json()
+        metrics = service.call("GET", f"/v1/deployments/{deployment}/metrics").json()
         return metrics["summary"]["token_usage"]
 
-    service.call("POST", path_of(made), json={"prompt": "a case"})
+    service.call("POST", path_of(deployment), json={"prompt": "a case"})
     once = tokens()
-    service.call("POST", path_of(made), json=ASK)
-    assert counts(service, made) == (2, 0)
+    service.call("POST", path_of(deployment), json=ASK)
+    assert counts(service, deployment) == (2, 0)
     twice = tokens()
     assert {name: 2 * value for name, value in once.items() if name.startswith("total")} == {
         name: value for name, value in twice.items() if name.startswith("total")
@@ -191,25 +191,25 @@ def test_a_stream_counts_as_a_whole_answer_does(service: Service) -> None:
 
 
 def test_a_reader_who_disconnects_frees_the_slot(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
 
     async def leave() -> None:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: bool(_text(one)))
             assert service.engines.replicas[0].running
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
-    assert counts(service, made) == (0, 0)
+    service.until(lambda: lines(service, deployment) == [("info", "the caller disconnected")])
+    assert counts(service, deployment) == (0, 0)
     service.engines.may_go_on.set()
-    assert texts(told(service.call("POST", path_of(made), json=ASK))) == ANSWER
+    assert texts(events_of(service.call("POST", path_of(deployment), json=ASK))) == ANSWER
 
 
 def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.may_answer.clear()
 
@@ -217,26 +217,26 @@ def test_a_reader_who_disconnects_before_the_first_text_frees_it_too(service: Se
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             headers = service.headers["alice"]
             asking = asyncio.create_task(
-                http.post(service.url + path_of(made), json=ASK, headers=headers)
+                http.post(service.url + path_of(deployment), json=ASK, headers=headers)
             )
-            while not service.engines.prompts:  # noqa: ASYNC110 - a thread's
+            while not service.engines.prompts:  # noqa: ASYNC110 - a thread changes it
                 await asyncio.sleep(0.01)
             asking.cancel()
 
     asyncio.run(leave())
     service.until(lambda: not service.engines.replicas[0].running)
-    service.until(lambda: lines(service, made) == [("info", "the caller disconnected")])
+    service.until(lambda: lines(service, deployment) == [("info", "the caller disconnected")])
     service.engines.may_answer.set()
 
 
 def test_a_stream_holds_its_place_until_its_end_and_gives_it_back(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.limit(generations=InFlightLimits(each=1, together=2))
     service.listen()
     service.engines.tokens_before_pause = 2
 
     async def listen() -> int:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: bool(_text(one)))
             status = (await service_ask()).status_code
             service.engines.may_go_on.set()
@@ -244,25 +244,27 @@ def test_a_stream_holds_its_place_until_its_end_and_gives_it_back(service: Servi
             return status
 
     async def service_ask() -> httpx.Response:
-        return await asyncio.to_thread(service.call, "POST", path_of(made), json={"prompt": "a"})
+        return await asyncio.to_thread(
+            service.call, "POST", path_of(deployment), json={"prompt": "a"}
+        )
 
     assert asyncio.run(listen()) == 429
     service.until(
-        lambda: service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 200
+        lambda: service.call("POST", path_of(deployment), json={"prompt": "a"}).status_code == 200
     )
 
 
 def test_a_drain_lets_a_stream_finish(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
 
     async def listen() -> str:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: bool(_text(one)))
             service.loop.call_soon_threadsafe(service.parts.drain.begin)
             refused = await asyncio.to_thread(
-                service.call, "POST", path_of(made), json={"prompt": "a"}
+                service.call, "POST", path_of(deployment), json={"prompt": "a"}
             )
             assert refused.status_code == 503
             service.engines.may_go_on.set()
@@ -274,26 +276,26 @@ def test_a_drain_lets_a_stream_finish(service: Service) -> None:
 
 def test_an_injected_empty_answer_has_no_text(start: Start) -> None:
     service = start(allow_fault_injection=True)
-    made = service.deployment("one", tags={"fault.empty_rate": "1"})
-    ((kind, reply),) = told(service.call("POST", path_of(made), json=ASK))
+    deployment = service.deployment("one", tags={"fault.empty_rate": "1"})
+    ((kind, reply),) = events_of(service.call("POST", path_of(deployment), json=ASK))
     assert (kind, reply["completion"]) == ("done", "")
 
 
 def test_a_fault_of_ours_in_the_middle_says_nothing_of_itself(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     tokenizer: Any = service.parts.catalogue.default.tokenizer
     broken = _Breaking(tokenizer)
     object.__setattr__(service.parts.catalogue.default, "tokenizer", broken)
     try:
         with caplog.at_level(logging.ERROR):
-            *_, (kind, last) = told(service.call("POST", path_of(made), json=ASK))
+            *_, (kind, last) = events_of(service.call("POST", path_of(deployment), json=ASK))
     finally:
         object.__setattr__(service.parts.catalogue.default, "tokenizer", tokenizer)
     assert (kind, last["error"]["message"]) == ("error", "the service failed unexpectedly")
     assert "secret" not in json.dumps(last)
-    assert counts(service, made) == (1, 1)
+    assert counts(service, deployment) == (1, 1)
 
 
 class _Breaking:
@@ -314,12 +316,12 @@ class _Breaking:
 
 
 def test_the_client_gives_pieces_and_then_the_reply(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
 
     async def listen() -> list[Any]:
         client = service.client("alice")
-        stream = client.deployments.stream(made, Generate(prompt="a case"))
+        stream = client.deployments.stream(deployment, Generate(prompt="a case"))
         found = [one async for one in stream]
         await client.close()
         return found

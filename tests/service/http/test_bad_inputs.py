@@ -92,12 +92,12 @@ FILES: dict[str, bytes] = {
 
 LIMITS = {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
 OWN_WORDS = {"level", "object", "other", "user"}
-"""What messages say by themselves, whatever was sent."""
+"""Words that messages use by themselves, for any request."""
 pytestmark = pytest.mark.both_databases
 
 
 def request_of(world: World, case: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Method, path and httpx options of a case."""
+    """The method, path and httpx options of a case."""
     method, path = world.words(case["send"]).split(" ", 1)
     given: Any = world.keys[case["key"]] if "key" in case else world.service.headers["alice"]
     headers = httpx.Headers(given)
@@ -118,7 +118,7 @@ def request_of(world: World, case: dict[str, Any]) -> tuple[str, str, dict[str, 
 
 
 def content_of(world: World, case: dict[str, Any]) -> Any:
-    """The body of a case that is no form."""
+    """The body of a case that is not a form."""
     if "change" in case:
         body = world.valid(case["send"]) | world.words(case["change"])
         kept = {key: value for key, value in body.items() if value != "<absent>"}
@@ -173,10 +173,10 @@ def test_a_bad_input_is_refused_as_written(
         assert _error(answer)["param"] == case["param"]
     if "line" in case:
         assert _error(answer)["details"][0]["line"] == case["line"]
-    identifier = answer.headers["x-request-id"]  # its letters are by chance
-    told = [one.replace(identifier, "") for one in (answer.text, *lines_of(world, answer))]
+    identifier = answer.headers["x-request-id"]  # it is random and could contain any text
+    outputs = [one.replace(identifier, "") for one in (answer.text, *lines_of(world, answer))]
     for text in sent_texts(world, case, path, options):
-        assert not any(text in one for one in told), text
+        assert not any(text in one for one in outputs), text
     if "says" in case:
         assert re.search(case["says"], _error(answer)["message"])
     if "like" in case:
@@ -200,7 +200,7 @@ def anonymous(answer: httpx.Response) -> dict[str, Any]:
 
 
 def sent_texts(world: World, case: dict[str, Any], path: str, options: dict[str, Any]) -> set[str]:
-    """What no answer and no line of the log may hold: values of the body, the form and the query."""
+    """The texts that no answer and no log line may hold: values of the body, the form and the query."""
     values = [world.words(case.get("change") or case.get("form"))]
     with suppress(KeyError, RecursionError, TypeError, ValueError):
         values.append(json.loads(options["content"]))
@@ -217,7 +217,7 @@ def texts_in(value: Any) -> set[str]:
 
 
 def lines_of(world: World, answer: httpx.Response) -> list[str]:
-    """What the log says about a request."""
+    """The log lines about a request."""
     identifier = answer.headers["x-request-id"]
     return [line for line in world.service.log.texts if identifier in line]
 
@@ -246,6 +246,6 @@ def check_advice(answer: httpx.Response, case: dict[str, Any]) -> None:
         assert "retry-after" not in headers
     assert ("www-authenticate" in headers) == (status == 401)
     assert ("allow" in headers) == (status == 405)
-    # An unreadable frame is refused before anybody asks whose it is.
+    # A request that cannot be parsed is refused before its tenant is known.
     is_framing = status in (414, 431) or ("given twice" in answer.text and "length" in answer.text)
     assert (set(headers) >= LIMITS) == (not is_framing)

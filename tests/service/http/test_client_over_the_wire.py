@@ -1,4 +1,4 @@
-"""The client against the real service through sockets: lists, streams that break, uploads."""
+"""The client works with the real service over sockets: lists, streams that break, uploads."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ from tuneship.settings import ClientSettings
 
 
 class Breaking(httpx.HTTPTransport):
-    """Cuts the first streamed answers after so many bytes each."""
+    """Cuts each of the first streamed answers after the given number of bytes."""
 
     def __init__(self, *cuts: int) -> None:
         super().__init__()
@@ -71,20 +71,20 @@ def trained(service: Service, steps: int) -> str:
     return job_id
 
 
-def told(entries: list[JobLogEntry | JobStep]) -> list[str | int]:
+def steps_and_messages(entries: list[JobLogEntry | JobStep]) -> list[str | int]:
     return [one.step if isinstance(one, JobStep) else one.message for one in entries]
 
 
 def test_a_stream_that_breaks_anywhere_is_told_whole_and_once(served: Service) -> None:
     job_id = trained(served, steps=6)
     with Client(settings_of(served)) as client:
-        whole = told(list(client.jobs.follow_logs(job_id)))
+        whole = steps_and_messages(list(client.jobs.follow_logs(job_id)))
         lines = [one.message for one in client.jobs.iterate_logs(job_id, limit=1)]
     assert [one for one in whole if isinstance(one, int)] == [1, 2, 3, 4, 5, 6]
     assert [one for one in whole if isinstance(one, str)] == lines
     breaking = Breaking(1, 150, 400, 30)
     with Client(settings_of(served), breaking) as client:
-        assert told(list(client.jobs.follow_logs(job_id))) == whole
+        assert steps_and_messages(list(client.jobs.follow_logs(job_id))) == whole
     assert breaking.opened == 5
 
 
@@ -99,7 +99,8 @@ def test_a_job_is_followed_while_it_trains(served: Service) -> None:
             if isinstance(entry, JobStep):
                 steps.append(entry.step)
             elif not steps:
-                trainer.step(1)  # only what comes live can be followed by more
+                # The client follows the job, so it must get what is written from now on.
+                trainer.step(1)
                 steps.append(0)
             if steps[-1:] == [1]:
                 trainer.step(2)
@@ -123,12 +124,12 @@ def test_following_goes_on_behind_a_token_and_another_tenants_job_is_unknown(
 
 
 def test_lists_are_walked_page_by_page(served: Service) -> None:
-    made = [served.dataset(name=f"data {number}", tags='{"a":"b"}') for number in range(5)]
+    datasets = [served.dataset(name=f"data {number}", tags='{"a":"b"}') for number in range(5)]
     served.dataset(name="other")
     with Client(settings_of(served)) as client:
         found = [one.id for one in client.datasets.iterate(limit=2, tags={"a": "b"})]
         events = [one.type for one in client.events.iterate(limit=2)]
-    assert found == list(reversed(made))
+    assert found == list(reversed(datasets))
     assert events.count("dataset.processed") == 6
 
 

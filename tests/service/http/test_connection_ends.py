@@ -1,4 +1,4 @@
-"""Every connection ends, whatever is sent on it and whatever state the parser is in, and the log tells of no fault."""
+"""Every connection ends, with any input and in any state of the parser, and the log shows no error."""
 
 import asyncio
 import logging
@@ -28,15 +28,15 @@ CHUNKED = b"Transfer-Encoding: chunked"
 
 @pytest.fixture
 def service(start: Callable[..., Service]) -> Service:
-    """It listens, with short timeouts."""
-    made = start()
-    made.listen(timing=ServerTiming(TIMEOUTS, check_every_s=0.05))
-    return made
+    """A service that listens, with short timeouts."""
+    listening = start()
+    listening.listen(timing=ServerTiming(TIMEOUTS, check_every_s=0.05))
+    return listening
 
 
 @pytest.fixture(autouse=True)
 def faults() -> Any:
-    """What the server and the event loop complain of; nothing, at the end."""
+    """Check at the end that the server and the event loop logged no error."""
     lines = Lines()
     lines.setLevel(logging.ERROR)
     names = ("asyncio", "uvicorn.error")
@@ -50,32 +50,32 @@ def faults() -> Any:
 
 def connected(service: Service, *, receive_buffer: int = 0) -> socket.socket:
     address = urlsplit(service.url)
-    made = socket.socket()
+    connection = socket.socket()
     if receive_buffer:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    made.settimeout(PATIENCE_S)
-    made.connect((address.hostname, address.port))
-    return made
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(PATIENCE_S)
+    connection.connect((address.hostname, address.port))
+    return connection
 
 
-def received_to_the_end(line: socket.socket) -> bytes:
+def received_to_the_end(connection: socket.socket) -> bytes:
     blocks = list[bytes]()
     with suppress(ConnectionResetError):
-        while block := line.recv(1 << 16):
+        while block := connection.recv(1 << 16):
             blocks.append(block)
-    line.close()
+    connection.close()
     return b"".join(blocks)
 
 
-def sent_until_it_ends(line: socket.socket, piece: bytes) -> None:
-    """Keep sending, as slowly as somebody who wants to hold the connection; a server that never ends it fails."""
+def sent_until_it_ends(connection: socket.socket, piece: bytes) -> None:
+    """Keep sending slowly, like somebody who wants to hold the connection, until the server ends it."""
     end = time.monotonic() + PATIENCE_S
     with suppress(ConnectionError):
         while time.monotonic() < end:
-            line.sendall(piece)
+            connection.sendall(piece)
             time.sleep(0.05)
     assert time.monotonic() < end, "the connection never ended"
-    line.close()
+    connection.close()
 
 
 def none_is_open(service: Service) -> bool:
@@ -88,10 +88,10 @@ def none_is_open(service: Service) -> bool:
 def test_a_body_that_goes_on_after_its_answer_is_ended(
     service: Service, path: bytes, length: bytes
 ) -> None:
-    line = connected(service)
-    line.sendall(POST % (path, length))
-    assert line.recv(12).startswith(b"HTTP/1.1 40")
-    sent_until_it_ends(line, b"x" if length == LONG else b"1\r\nx\r\n")
+    connection = connected(service)
+    connection.sendall(POST % (path, length))
+    assert connection.recv(12).startswith(b"HTTP/1.1 40")
+    sent_until_it_ends(connection, b"x" if length == LONG else b"1\r\nx\r\n")
     service.until(lambda: none_is_open(service))
 
 
@@ -101,60 +101,60 @@ def test_a_body_that_is_none_is_ended_in_any_state_of_the_parser(
     service: Service, path: bytes, how: str
 ) -> None:
     head, garbage = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (path, CHUNKED), b"no length\r\n"
-    line = connected(service)
-    line.sendall(head + (garbage if how == "at once" else b""))
+    connection = connected(service)
+    connection.sendall(head + (garbage if how == "at once" else b""))
     if how == "later":
-        assert line.recv(9) == b"HTTP/1.1 "
-        line.sendall(garbage)
-    received_to_the_end(line)
+        assert connection.recv(9) == b"HTTP/1.1 "
+        connection.sendall(garbage)
+    received_to_the_end(connection)
     service.until(lambda: none_is_open(service))
 
 
 def test_garbage_behind_a_whole_request_is_ended(service: Service) -> None:
-    line = connected(service)
-    line.sendall(GET % b"/healthz" + b"\0\0\0\r\n\r\n")
-    received = received_to_the_end(line)
+    connection = connected(service)
+    connection.sendall(GET % b"/healthz" + b"\0\0\0\r\n\r\n")
+    received = received_to_the_end(connection)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1 400" in received
 
 
 @pytest.mark.parametrize("piece", [b"x", b"X-A: b\r\n", b"\r\n"])
 def test_a_head_that_never_ends_is_ended(service: Service, piece: bytes) -> None:
-    line = connected(service)
+    connection = connected(service)
     if piece != b"\r\n":
-        line.sendall(b"GET /healthz HTTP/1.1\r\n")
-    sent_until_it_ends(line, piece)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+    sent_until_it_ends(connection, piece)
     service.until(lambda: none_is_open(service))
 
 
 def test_the_next_head_on_a_kept_connection_has_an_end_too(service: Service) -> None:
-    line = connected(service)
-    line.sendall(GET % b"/healthz" + b"GET /hea")
-    received = received_to_the_end(line)
+    connection = connected(service)
+    connection.sendall(GET % b"/healthz" + b"GET /hea")
+    received = received_to_the_end(connection)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1 408" in received
 
 
 def test_whoever_was_answered_early_may_rest_before_the_next_request(service: Service) -> None:
-    """The rest of the body stops one clock and must start no other but that of an idle connection."""
-    line = connected(service)
-    line.sendall(POST % (b"/healthz", b"Content-Length: 4") + b"ab")
-    assert line.recv(1 << 16).startswith(b"HTTP/1.1 405")
-    line.sendall(b"cd")
-    assert received_to_the_end(line) == b"", "an idle connection is closed without a word"
+    """The rest of the body ends the timeout for the body, and must start only the one for an idle connection."""
+    connection = connected(service)
+    connection.sendall(POST % (b"/healthz", b"Content-Length: 4") + b"ab")
+    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 405")
+    connection.sendall(b"cd")
+    assert received_to_the_end(connection) == b"", "an idle connection is closed without a word"
 
 
 def test_one_request_after_the_other_without_a_key_has_an_end(service: Service) -> None:
-    line = connected(service)
+    connection = connected(service)
     end = time.monotonic() + PATIENCE_S
     with suppress(ConnectionError):
         while time.monotonic() < end:
-            line.sendall(GET % b"/healthz")
-            if not line.recv(1 << 16):
+            connection.sendall(GET % b"/healthz")
+            if not connection.recv(1 << 16):
                 break
             time.sleep(0.1)
     assert time.monotonic() < end, "the connection never ended"
-    line.close()
+    connection.close()
 
 
 def test_with_a_key_a_connection_is_kept_as_long_as_it_is_used(service: Service) -> None:
@@ -175,42 +175,42 @@ def test_with_a_key_a_connection_is_kept_as_long_as_it_is_used(service: Service)
 
 @pytest.mark.parametrize("requests", [1, 50])
 def test_an_answer_that_nobody_reads_is_ended(service: Service, requests: int) -> None:
-    line = connected(service, receive_buffer=4096)
-    line.sendall(GET % b"/openapi.json" * requests)
-    with suppress(ConnectionResetError):  # a slow test may look when it is over already
-        line.recv(1, socket.MSG_PEEK)
+    connection = connected(service, receive_buffer=4096)
+    connection.sendall(GET % b"/openapi.json" * requests)
+    with suppress(ConnectionResetError):  # a slow test may look only after the end
+        connection.recv(1, socket.MSG_PEEK)
     service.until(lambda: none_is_open(service))
-    line.close()
+    connection.close()
 
 
 def test_an_answer_that_is_read_slowly_with_a_key_arrives(service: Service) -> None:
-    """Longer than the patience with those who read nothing."""
+    """Reading takes longer than the server waits for callers who read nothing."""
     key = "\r\n".join(f"{name}: {value}" for name, value in service.headers["alice"].items())
-    line = connected(service, receive_buffer=4096)
-    line.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + key.encode() + b"\r\n\r\n")
-    line.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    connection = connected(service, receive_buffer=4096)
+    connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + key.encode() + b"\r\n\r\n")
+    connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     received = b""
-    while block := line.recv(8192):
+    while block := connection.recv(8192):
         received += block
         time.sleep(0.05)
-    line.close()
+    connection.close()
     assert received.endswith(b"}")
     assert len(received) > 100_000
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", GET % b"/openapi.json"])
 def test_a_caller_who_has_hung_up_one_side_leaves_nothing(service: Service, sent: bytes) -> None:
-    line = connected(service)
-    line.sendall(sent)
-    line.shutdown(socket.SHUT_WR)
-    received_to_the_end(line)
+    connection = connected(service)
+    connection.sendall(sent)
+    connection.shutdown(socket.SHUT_WR)
+    received_to_the_end(connection)
     service.until(lambda: none_is_open(service))
 
 
 def test_requests_with_a_key_find_room_among_strangers_from_the_same_address(
     start: Callable[..., Service],
 ) -> None:
-    """Ten times as many as there is room for; each request comes on a connection of its own."""
+    """Ten times as many strangers connect as there is room for; each request comes on a connection of its own."""
     service = start()
     service.listen(together=20)
     strangers = [connected(service) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""What one turn of the event loop writes to a caller goes out at once."""
+"""Everything that one turn of the event loop writes to a caller goes out at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tuneship.service.http.connections import WRITE_BUFFER_BYTES, Connection, _L
 
 
 class FakeTransport:
-    """Notes what is done to it."""
+    """Records what is done to it."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -25,7 +25,7 @@ class FakeTransport:
 
 
 def noted(work: Callable[[_LingeringTransport, list[Any]], None]) -> list[Any]:
-    """What the transport has seen two turns after the work, which gets what it has seen so far."""
+    """Run `work` with the transport's record so far, and return the record two turns of the loop later."""
 
     async def run() -> list[Any]:
         transport = FakeTransport()

@@ -1,6 +1,6 @@
-"""Nothing that runs on the event loop takes long: all requests wait while it does.
+"""No callback on the event loop may take long, because all requests wait meanwhile.
 
-Measured in processor time, over every operation and over the largest and oddest that a caller may send.
+Processor time is measured for every operation and for the largest and oddest requests that a caller may send.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MEBIBYTE = 1 << 20
 
 
 class Slow:
-    """What took longer than the limit, and how long the longest took."""
+    """The callbacks that took longer than the limit, and the longest time of any."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -38,7 +38,7 @@ class Slow:
 
 @contextmanager
 def watched(service: Service) -> Iterator[Slow]:
-    """The processor time of every callback and every step of a task on the service's loop."""
+    """Measure the processor time of every callback and every step of a task on the service's loop."""
     slow, own = Slow(), service.loop
     run: Callable[[Any], None] = asyncio.Handle._run
 
@@ -54,7 +54,7 @@ def watched(service: Service) -> Iterator[Slow]:
             what = what or repr(handle)[:600]
         slow.add(seconds, what)
 
-    gc.freeze()  # what the tests before this one left is not the service's
+    gc.freeze()  # garbage of earlier tests must not count as the service's
     asyncio.Handle._run = timed  # type: ignore[method-assign]
     try:
         yield slow
@@ -64,7 +64,7 @@ def watched(service: Service) -> Iterator[Slow]:
 
 
 def calls(service: Service, *asked: tuple[str, str, dict[str, Any]]) -> list[int]:
-    """Eight at once, through sockets and from other threads: a client's own work is not counted."""
+    """Send eight requests at once over sockets and from other threads, so that the client's own work is not counted."""
 
     def call(one: tuple[str, str, dict[str, Any]]) -> int:
         method, path, options = one
@@ -100,7 +100,8 @@ def test_no_operation_holds_the_loop(listening: Service) -> None:
     for operation in OPERATIONS:
         if operation.name == "delete_deployment":
             continue
-        for _attempt in range(2):  # once more where a neighbour of the test's made it long
+        # Try twice, because another process may have slowed down the first attempt.
+        for _attempt in range(2):
             asked = (operation.method, path_of(operation, ids), options_of(operation, own))
             with watched(service) as slow:
                 calls(service, asked)
@@ -160,7 +161,8 @@ def test_nothing_that_a_caller_may_send_holds_the_loop(listening: Service) -> No
     longest: dict[str, float] = {}
     found: dict[str, list[str]] = {}
     for name, asked in requests.items():
-        for _attempt in range(2):  # once more where a neighbour of the test's made it long
+        # Try twice, because another process may have slowed down the first attempt.
+        for _attempt in range(2):
             with watched(service) as slow:
                 statuses = calls(service, *[(one, path, dict(more)) for one, path, more in asked])
             assert max(statuses) < 500, name

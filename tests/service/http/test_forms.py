@@ -49,11 +49,11 @@ def test_a_dataset_is_created_fetched_and_listed_in_its_three_forms(shared: Serv
     fields = {"name": "d", "format": "instruction", "tags": '{"k":"v"}', "description": "x"}
     files = {"file": ("x", jsonl(*LINES))}
     answer = shared.call("POST", "/v1/datasets", data=fields, files=files)
-    made = answer.json()
+    created = answer.json()
     assert answer.status_code == 201
-    assert answer.headers["location"] == f"/v1/datasets/{made['id']}"
-    assert set(made) == DATASET_ITEM | {"description", "tokenizer"}
-    got = shared.call("GET", f"/v1/datasets/{made['id']}").json()
+    assert answer.headers["location"] == f"/v1/datasets/{created['id']}"
+    assert set(created) == DATASET_ITEM | {"description", "tokenizer"}
+    got = shared.call("GET", f"/v1/datasets/{created['id']}").json()
     assert set(got) == DATASET_ITEM | {"description", "tokenizer", "token_distribution"}
     assert sum(got["token_distribution"].values()) == got["total_tokens"] > 0
     page = shared.call("GET", "/v1/datasets?tags[k]=v&limit=1").json()
@@ -62,18 +62,18 @@ def test_a_dataset_is_created_fetched_and_listed_in_its_three_forms(shared: Serv
         DATASET_ITEM,
     )
     assert set(page["pagination"]) == PAGINATION
-    assert SECOND.fullmatch(made["created_at"])
+    assert SECOND.fullmatch(created["created_at"])
 
 
 def test_a_merged_dataset_names_its_sources(shared: Service) -> None:
     sources = [shared.dataset(), shared.dataset()]
     body = {"dataset_ids": sources, "name": "m"}
     answer = shared.call("POST", "/v1/datasets/merge", json=body)
-    made = answer.json()
-    assert answer.headers["location"] == f"/v1/datasets/{made['id']}"
+    merged = answer.json()
+    assert answer.headers["location"] == f"/v1/datasets/{merged['id']}"
     own = {"description", "source_datasets", "tokenizer", "duplicate_examples"}
-    assert set(made) == DATASET_ITEM | own
-    assert (made["source_datasets"], made["num_examples"]) == (sources, 2 * len(LINES))
+    assert set(merged) == DATASET_ITEM | own
+    assert (merged["source_datasets"], merged["num_examples"]) == (sources, 2 * len(LINES))
 
 
 def test_validate_reports_a_bad_file_with_200_and_without_its_text(shared: Service) -> None:
@@ -100,17 +100,17 @@ def test_validate_reports_a_bad_file_with_200_and_without_its_text(shared: Servi
 def test_a_job_is_created_and_fetched_in_its_two_forms(shared: Service) -> None:
     body = {"base_model": "tuneship-tiny", "dataset_id": shared.dataset(), "model_name": "m"}
     answer = shared.call("POST", "/v1/fine-tuning/jobs", json=body)
-    made = answer.json()
-    assert answer.headers["location"] == f"/v1/fine-tuning/jobs/{made['id']}"
-    assert set(made) == JOB_CREATED
-    assert made["status"] == "queued"
-    assert made["hyperparameters"]["lora_alpha"] == 2 * made["hyperparameters"]["lora_rank"]
-    got = shared.call("GET", f"/v1/fine-tuning/jobs/{made['id']}").json()
+    created = answer.json()
+    assert answer.headers["location"] == f"/v1/fine-tuning/jobs/{created['id']}"
+    assert set(created) == JOB_CREATED
+    assert created["status"] == "queued"
+    assert created["hyperparameters"]["lora_alpha"] == 2 * created["hyperparameters"]["lora_rank"]
+    got = shared.call("GET", f"/v1/fine-tuning/jobs/{created['id']}").json()
     assert set(got) == JOB
     assert {got[name] for name in ("current_epoch", "current_step", "total_steps")} == {0}
     unknown_yet = ("fine_tuned_model", "training_loss", "validation_loss")
     assert {got[name] for name in unknown_yet} == {None}
-    cancelled = shared.call("POST", f"/v1/fine-tuning/jobs/{made['id']}/cancel")
+    cancelled = shared.call("POST", f"/v1/fine-tuning/jobs/{created['id']}/cancel")
     assert set(cancelled.json()) == {"id", "status", "updated_at"}
     assert cancelled.json()["status"] == "cancelling"
     assert cancelled.status_code == 200
@@ -173,11 +173,11 @@ def test_models_list_base_models_and_tuned_ones_in_one_form(shared: Service) -> 
 def test_a_deployment_has_its_create_get_and_update_forms(shared: Service) -> None:
     body = {"model_id": "tuneship-tiny", "deployment_name": "forms 2", "tags": {"a": "1", "b": "2"}}
     answer = shared.call("POST", "/v1/deployments", json=body)
-    made = answer.json()
-    assert set(made) == DEPLOYMENT_CREATED
-    assert (made["status"], made["id"]) == ("creating", made["deployment_id"])
-    assert made["endpoint"].endswith(f"/v1/deployments/{made['id']}/generate")
-    path = f"/v1/deployments/{made['id']}"
+    created = answer.json()
+    assert set(created) == DEPLOYMENT_CREATED
+    assert (created["status"], created["id"]) == ("creating", created["deployment_id"])
+    assert created["endpoint"].endswith(f"/v1/deployments/{created['id']}/generate")
+    path = f"/v1/deployments/{created['id']}"
     assert set(shared.call("GET", path).json()) == DEPLOYMENT
     change = {"tags": {"b": None, "c": "3"}, "model_config": {"default_temperature": 0}}
     updated = shared.call("PATCH", path, json=change).json()
@@ -186,45 +186,45 @@ def test_a_deployment_has_its_create_get_and_update_forms(shared: Service) -> No
     assert updated["tags"] == {"a": "1", "c": "3"}
     assert updated["model_config"]["default_temperature"] == 0
     assert updated["model_config"]["default_top_p"] == 1.0
-    shared.until(lambda: shared.deployment_status(made["id"]) == "running")
+    shared.until(lambda: shared.deployment_status(created["id"]) == "running")
     gone = shared.call("DELETE", path)
     assert (gone.status_code, set(gone.json())) == (200, {"id", "deployment_id", "status"})
-    shared.until(lambda: shared.deployment_status(made["id"]) == "deleted")
+    shared.until(lambda: shared.deployment_status(created["id"]) == "deleted")
 
 
 def test_a_deleted_deployment_is_shown_for_a_day_and_deleting_it_again_is_no_error(
     service: Service,
 ) -> None:
-    made = service.deployment("short")
+    deployment = service.deployment("short")
     for _ in range(2):
-        assert service.call("DELETE", f"/v1/deployments/{made}").status_code == 200
-    service.until(lambda: service.deployment_status(made) == "deleted")
+        assert service.call("DELETE", f"/v1/deployments/{deployment}").status_code == 200
+    service.until(lambda: service.deployment_status(deployment) == "deleted")
     service.clock.ahead = timedelta(hours=24, minutes=1)
-    assert service.call("GET", f"/v1/deployments/{made}").status_code == 404
+    assert service.call("GET", f"/v1/deployments/{deployment}").status_code == 404
 
 
 def test_generation_answers_in_the_described_form(shared: Service, deployment: str) -> None:
     path = f"/v1/deployments/{deployment}/generate"
     answer = shared.call("POST", path, json={"prompt": " as sent ", "temperature": 0})
-    made = answer.json()
-    assert set(made) == {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
-    assert (made["prompt"], made["completion"]) == (" as sent ", ANSWER)
-    assert (made["finish_reason"], made["deployment_id"]) == ("stop", deployment)
-    usage = made["usage"]
+    reply = answer.json()
+    assert set(reply) == {"id", "deployment_id", "prompt", "completion", "finish_reason", "usage"}
+    assert (reply["prompt"], reply["completion"]) == (" as sent ", ANSWER)
+    assert (reply["finish_reason"], reply["deployment_id"]) == ("stop", deployment)
+    usage = reply["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert answer.headers["x-deployment-id"] == deployment
 
 
 def test_a_stop_text_is_cut_off(shared: Service, deployment: str) -> None:
     body = {"prompt": "a", "stop": ["of the", "skin"]}
-    made = shared.call("POST", f"/v1/deployments/{deployment}/generate", json=body).json()
-    assert (made["completion"], made["finish_reason"]) == ("Diseases ", "stop")
+    reply = shared.call("POST", f"/v1/deployments/{deployment}/generate", json=body).json()
+    assert (reply["completion"], reply["finish_reason"]) == ("Diseases ", "stop")
 
 
 def test_a_completion_that_is_cut_short_says_length(shared: Service, deployment: str) -> None:
     body = {"prompt": "a", "max_tokens": 1}
-    made = shared.call("POST", f"/v1/deployments/{deployment}/generate", json=body).json()
-    assert (made["finish_reason"], made["usage"]["completion_tokens"]) == ("length", 1)
+    reply = shared.call("POST", f"/v1/deployments/{deployment}/generate", json=body).json()
+    assert (reply["finish_reason"], reply["usage"]["completion_tokens"]) == ("length", 1)
 
 
 def test_a_canary_endpoint_answers_with_its_version_as_etag(
@@ -232,13 +232,13 @@ def test_a_canary_endpoint_answers_with_its_version_as_etag(
 ) -> None:
     body = split({deployment: 100}, name="forms")
     answer = shared.call("POST", "/v1/canary-endpoints", json=body)
-    made = answer.json()
-    assert set(made) == ENDPOINT
-    assert made["deployments"] == body["deployments"]
+    created = answer.json()
+    assert set(created) == ENDPOINT
+    assert created["deployments"] == body["deployments"]
     assert answer.headers["etag"] == '"1"'
-    path = f"/v1/canary-endpoints/{made['id']}"
+    path = f"/v1/canary-endpoints/{created['id']}"
     assert answer.headers["location"] == path
-    assert made["url"].endswith(f"/v1/endpoints/{made['id']}/generate")
+    assert created["url"].endswith(f"/v1/endpoints/{created['id']}/generate")
     same = shared.call("PATCH", path, json=split({deployment: 100}), headers={"If-Match": '"1"'})
     assert (same.json()["version"], same.headers["etag"]) == (2, '"2"')
     page = shared.call("GET", "/v1/canary-endpoints?name=forms").json()
@@ -307,17 +307,17 @@ def test_pages_walk_through_all_entries_once(shared: Service) -> None:
 
 @pytest.mark.parametrize("key", ['a"b', "a'b", "a.b", "a[0]", "$", "ä", "a\\b"])
 def test_a_tag_of_any_key_can_be_filtered(shared: Service, key: str) -> None:
-    made = shared.dataset(tags=json.dumps({key: "v"}))
+    dataset = shared.dataset(tags=json.dumps({key: "v"}))
     page = shared.call("GET", "/v1/datasets", params={f"tags[{key}]": "v"})
     if "[" in key:
         assert page.status_code == 422
     else:
-        assert [one["id"] for one in page.json()["datasets"]] == [made]
+        assert [one["id"] for one in page.json()["datasets"]] == [dataset]
 
 
 def test_tags_are_counted_on_the_merged_record(shared: Service) -> None:
-    made = shared.deployment("tagged", tags={f"a{number}": "v" for number in range(64)})
-    path = f"/v1/deployments/{made}"
+    deployment = shared.deployment("tagged", tags={f"a{number}": "v" for number in range(64)})
+    path = f"/v1/deployments/{deployment}"
     refused = shared.call("PATCH", path, json={"tags": {"b": "v"}})
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "tags")
     assert shared.call("PATCH", path, json={"tags": {"b": "v", "a1": None}}).status_code == 200

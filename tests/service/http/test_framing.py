@@ -1,4 +1,4 @@
-"""What stands below HTTP: a real server and raw sockets, because a client library would not send such things."""
+"""Requests that break HTTP itself, sent over raw sockets because a client library would not send them."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from tuneship.service.http.body_timeout import BodyTimeout
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    made = Serve(tmp_path_factory.mktemp("framing") / "data")
-    yield made
-    made.stop()
+    started = Serve(tmp_path_factory.mktemp("framing") / "data")
+    yield started
+    started.stop()
 
 
 def exchange(serve: Serve, *headers: str, body: bytes = b"") -> tuple[int, bytes]:
-    """The status, and all that came until the server closed the connection."""
+    """Send a request; return the status and everything received until the server closed the connection."""
     credentials = json.loads((serve.data_dir / "credentials.json").read_text())
     head = [
         "POST /v1/fine-tuning/jobs HTTP/1.1",
@@ -105,7 +105,7 @@ def test_a_body_that_stops_coming_is_408() -> None:
     ],
 )
 def test_a_body_that_comes_drop_by_drop_is_408(media: str, block: bytes, is_taken: bool) -> None:
-    """A block every ten seconds: the connection is never idle."""
+    """A block comes every ten seconds, so the connection is never idle."""
     passed = count(step=10)
 
     async def receive() -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_a_body_that_comes_drop_by_drop_is_408(media: str, block: bytes, is_take
 
 
 def test_bytes_that_came_fast_do_not_pay_for_a_crawl_afterwards() -> None:
-    """A hundred mebibytes at once, and then a byte every seven seconds."""
+    """A hundred mebibytes come at once, and then one byte every seven seconds."""
     passed, blocks = count(step=7), chain([b" " * (100 << 20)], repeat(b" "))
 
     async def receive() -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_bytes_that_came_fast_do_not_pay_for_a_crawl_afterwards() -> None:
 
 
 def test_the_time_that_the_service_takes_is_not_the_callers() -> None:
-    """A disk that takes a minute for a block makes no upload slow."""
+    """An upload is not too slow only because the disk takes a minute for each block."""
     now = 0.0
 
     async def receive() -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_the_time_that_the_service_takes_is_not_the_callers() -> None:
 
 @pytest.mark.slow
 def test_a_body_that_stops_coming_ends_its_connection(serve: Serve) -> None:
-    """Fifteen seconds of patience, of the real service."""
+    """The real service waits fifteen seconds for the body."""
     status, received = exchange(serve, "Content-Length: 100", body=b"{")
     assert status == 408
     assert _one_error(received, 408)["code"] == "invalid_request_error"
@@ -189,13 +189,13 @@ def test_after_the_body_a_request_may_take_its_time() -> None:
 def test_the_folder_of_a_service_is_its_owners_alone(serve: Serve) -> None:
     modes: set[str] = set()
     for path in paths_below(Path(serve.data_dir)):
-        with suppress(FileNotFoundError):  # a file of a moment
+        with suppress(FileNotFoundError):  # a temporary file
             modes.add(oct(path.stat().st_mode & 0o077))
     assert modes == {"0o0"}
 
 
 def _raw(serve: Serve, *blocks: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
+    """Send these blocks, and return everything received until the server closes the connection."""
     port = int(serve.url.rpartition(":")[2])
     received = b""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:

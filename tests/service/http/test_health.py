@@ -1,4 +1,4 @@
-"""What anybody may ask: that the process lives, and whether it can serve requests now."""
+"""Anybody may ask whether the process lives and whether it can serve requests now."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ def status(service: Service, path: str) -> int:
 
 
 def refuse_writes(connection: sa.Connection) -> None:
-    """As on a disk that was mounted again for reading only, or on a standby of Postgres."""
+    """Let the database refuse writes, as on a disk mounted read-only or on a standby of Postgres."""
     is_sqlite = connection.dialect.name == "sqlite"
     connection.exec_driver_sql("PRAGMA query_only=1" if is_sqlite else "set transaction read only")
 
 
 @contextmanager
 def database_that_takes_no_writes(service: Service) -> Iterator[None]:
-    service.rest()  # or it would complain
+    service.rest()  # otherwise the supervisor would complain
     engine = service.database.engine
     event.listen(engine, "begin", refuse_writes)
     try:

@@ -1,4 +1,4 @@
-"""One `Idempotency-Key` makes at most one change, sent often or at once. Across a crash: `test_crash_points.py`."""
+"""One `Idempotency-Key` makes at most one change, even if it is sent often (crashes: `test_crash_points.py`)."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.both_databases
 JOBS = "/v1/fine-tuning/jobs"
 PATCHES = tuple(one for one in OPERATIONS if one.method == "PATCH")
 LIMITED = (201, 409, 429)
-"""Of uploads only a few at a time are taken in; the others are told to come again."""
+"""Statuses of simultaneous uploads: only a few are accepted at a time, and the others are asked to retry."""
 
 
 def together(service: Service, number: int, *request: str, **options: Any) -> list[httpx.Response]:
@@ -34,7 +34,7 @@ def together(service: Service, number: int, *request: str, **options: Any) -> li
 
 
 def ids_in(service: Service) -> set[str]:
-    """Of every resource there is."""
+    """The ids of all resources."""
     with service.database.read() as connection:
         return {
             identifier
@@ -62,20 +62,20 @@ def test_sixty_four_creates_with_one_key_make_one(
     before = ids_in(service)
     answers = together(service, 64, *request, **options, headers=headers)
     answers += [service.call(*request, **options, headers=headers)]
-    made = [one for one in answers if one.status_code == 201]
+    created = [one for one in answers if one.status_code == 201]
     assert {one.status_code for one in answers} <= set(
         LIMITED if SERVED[operation.name].is_long else (201, 409)
     )
-    assert len({one.content for one in made}) == 1
-    assert {one.headers["location"] for one in made} == {
-        f"{_place(operation)}/{made[0].json()['id']}"
+    assert len({one.content for one in created}) == 1
+    assert {one.headers["location"] for one in created} == {
+        f"{_place(operation)}/{created[0].json()['id']}"
     }
-    assert ids_in(service) - before == {made[0].json()["id"]}
+    assert ids_in(service) - before == {created[0].json()["id"]}
     for one in answers:
         if one.status_code != 201:
             assert one.headers["x-should-retry"] == "true"
     assert answers[-1].headers["idempotent-replayed"] == "true"
-    assert sum("idempotent-replayed" not in one.headers for one in made) == 1
+    assert sum("idempotent-replayed" not in one.headers for one in created) == 1
 
 
 def _place(operation: Operation[..., Any]) -> str:
@@ -186,7 +186,7 @@ def test_a_slow_holder_of_a_key_makes_nothing_after_another_took_it(service: Ser
     entered, go_on = threading.Event(), threading.Event()
     answers: list[httpx.Response] = []
 
-    look_up = service.parts.catalogue.get  # the first thing a create does: no lock is held
+    look_up = service.parts.catalogue.get  # a create calls this first, before it holds any lock
 
     def slow_get(identifier: str) -> Any:
         if not entered.is_set():
@@ -201,7 +201,7 @@ def test_a_slow_holder_of_a_key_makes_nothing_after_another_took_it(service: Ser
         )
         first.start()
         assert entered.wait(60)
-        service.clock.ahead = timedelta(seconds=61)  # its lock has ended
+        service.clock.ahead = timedelta(seconds=61)  # the lock of the first request has expired
         second = service.call("POST", JOBS, json=body, headers=headers)
         go_on.set()
         first.join()

@@ -1,4 +1,4 @@
-"""Who is let in, and who has to go: by what a connection has shown, and when."""
+"""Connections are admitted or ended by what they have proved so far, and when."""
 
 import random
 from typing import Any
@@ -16,7 +16,7 @@ from tuneship.settings import ServiceSettings
 
 
 class FakeConnection:
-    """Notes that it was ended."""
+    """Records that it was ended."""
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -25,22 +25,22 @@ class FakeConnection:
         self.is_cut = True
 
     def end_if_overdue(self) -> None:
-        """Never is."""
+        """Do nothing, because this connection is never overdue."""
 
     def grace_s(self) -> float:
         return 0.0
 
 
 def admitted(table: OpenConnections, source: str | None = "a", number: int = 1) -> list[Any]:
-    made = [FakeConnection() for _ in range(number)]
-    assert all(table.admit(one, source) for one in made)
-    return made
+    connections = [FakeConnection() for _ in range(number)]
+    assert all(table.admit(one, source) for one in connections)
+    return connections
 
 
 def test_the_stranger_that_waits_longest_makes_room_for_a_newcomer() -> None:
     table = OpenConnections(ConnectionLimits(3, 3))
     first, second, third = admitted(table, number=3)
-    table.set_priority(first, KeepPriority.STRANGER)  # it was answered since
+    table.set_priority(first, KeepPriority.STRANGER)  # it has been answered meanwhile
     admitted(table)
     assert [first.is_cut, second.is_cut, third.is_cut] == [False, True, False]
     assert (len(table), table.evicted, table.refused) == (3, 1, 0)
@@ -88,21 +88,21 @@ def test_what_comes_through_a_declared_proxy_is_no_strangers() -> None:
 def test_the_count_is_right_after_any_history() -> None:
     dice = random.Random(5)  # noqa: S311 - a history, not a secret
     table = OpenConnections(ConnectionLimits(20, 8))
-    made: list[Any] = []
+    connections: list[Any] = []
     for _ in range(5000):
         kind = dice.randrange(4)
-        if kind == 0 or not made:
+        if kind == 0 or not connections:
             one = FakeConnection()
             if table.admit(one, dice.choice(["a", "b", "c", None])):
-                made.append(one)
+                connections.append(one)
         elif kind == 1:
-            table.leave(dice.choice(made))
+            table.leave(dice.choice(connections))
         else:
-            table.set_priority(dice.choice(made), dice.choice(list(KeepPriority)))
+            table.set_priority(dice.choice(connections), dice.choice(list(KeepPriority)))
         assert len(table) == len(list(table)) <= 20
         assert not any(one.is_cut for one in table)  # type: ignore[attr-defined]
         assert all(group.size <= 8 for group in table._sources.values())
-    for one in made:
+    for one in connections:
         table.leave(one)
     assert not len(table)
     assert not table._sources

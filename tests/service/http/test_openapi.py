@@ -1,4 +1,4 @@
-"""The document is served to everybody, and thousands of requests made from it get only the answers that it names."""
+"""Anybody may read the document, and thousands of requests made from it get only the answers that it names."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_every_refusal_that_a_bad_input_gets_is_in_the_document() -> None:
 
 
 def operation_of(method: str, path: str) -> Operation[..., Any] | None:
-    """Whose request it is; None for an address that nobody has."""
+    """The operation that such a request would reach; None for an unknown address."""
     declared = [one.path for one in DECLARED]
     for one in DECLARED:
         pattern, _, _ = compile_path(route_path(one.path, declared))
@@ -88,7 +88,7 @@ def test_the_service_answers_only_what_the_document_says(
     watch = Watch(service.app)
     service.app = watch  # type: ignore[assignment]
     kept, lost = resources(service)
-    service.engines.trains_at_once = True  # a stream of a job that never ends would never end
+    service.engines.trains_at_once = True  # otherwise the stream of a job would never end
     service.listen()
     whole = tmp_path / "openapi.json"
     whole.write_text(json.dumps(document_of(service, kept, lost)))
@@ -115,11 +115,11 @@ def is_named(operation: Operation[..., Any], status: int, code: str | None) -> b
 
 
 def run_schemathesis(service: Service, whole: Path) -> "subprocess.CompletedProcess[str]":
-    """As a program of its own: examples of the document, its corner cases, then random requests."""
+    """Run Schemathesis as a program: the document's examples, its corner cases, then random requests."""
     options = [f"--header={name}: {value}" for name, value in service.headers["alice"].items()]
     options += [f"--url={service.url}"]
     options += ["--phases=examples,coverage,fuzzing", f"--max-examples={EXAMPLES}", "--seed=1"]
-    # A machine that stands still for a moment is no finding.
+    # A machine that stalls for a moment must not count as a failure.
     options += ["--request-timeout=120", "--suppress-health-check=too_slow"]
     options += ["--continue-on-failure", "--no-shrink", f"--checks={CHECKS}", "--warnings=off"]
     return subprocess.run(

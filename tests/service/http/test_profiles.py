@@ -1,4 +1,4 @@
-"""A strict client gets exactly the fields of its reference, whatever the service's superset holds."""
+"""A strict client gets exactly the fields of its reference, although the service has more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,14 +48,14 @@ def asked(service: Service, profile: str | None, method: str, path: str, **optio
 
 
 def life(service: Service, profile: str | None) -> dict[str, Any]:
-    """Each answer about a deployment, by operation."""
+    """The answers about a deployment in the course of its life, by operation."""
     body = {
         "model_name": "tuneship-tiny", "deployment_name": f"of {profile}", "tags": {"a": "1"},
         "vpc_config": {"subnet_ids": ["s"]},
     }  # fmt: skip
     answers = {"create": asked(service, profile, "POST", "/v1/deployments", json=body)}
-    made = answers["create"].get("id") or answers["create"]["deployment_id"]
-    path = f"/v1/deployments/{made}"
+    deployment = answers["create"].get("id") or answers["create"]["deployment_id"]
+    path = f"/v1/deployments/{deployment}"
     service.until(lambda: service.call("GET", path).json()["status"] == "running")
     answers["get"] = asked(service, profile, "GET", path)
     answers["list"] = asked(service, profile, "GET", "/v1/deployments")
@@ -119,13 +119,15 @@ def values_of(answer: Any) -> list[Any]:
 def test_the_short_lists_hold_every_entry_unless_a_page_is_asked_for(service: Service) -> None:
     service.rest()
     body = {"model_name": "tuneship-tiny"}
-    made = [
+    deployments = [
         service.call("POST", "/v1/deployments", json={**body, "deployment_name": f"d{number}"})
         for number in range(27)
     ]
-    assert {one.status_code for one in made} == {201}
+    assert {one.status_code for one in deployments} == {201}
     short = asked(service, "simplified", "GET", "/v1/deployments")["deployments"]
-    assert [one["deployment_id"] for one in short] == [one.json()["id"] for one in made][::-1]
+    assert [one["deployment_id"] for one in short] == [one.json()["id"] for one in deployments][
+        ::-1
+    ]
     page = asked(service, "simplified", "GET", "/v1/deployments?limit=5&offset=20")["deployments"]
     assert page == short[20:25]
     assert len(asked(service, "full", "GET", "/v1/deployments")["deployments"]) == 20
@@ -202,25 +204,25 @@ def test_a_replayed_create_keeps_the_shape_of_its_first_answer(service: Service)
 def test_every_create_answers_200_for_clients_that_test_for_it(start: Start) -> None:
     service = start(created_status=200)
     body = {"model_name": "tuneship-tiny", "deployment_name": "one"}
-    made = service.call("POST", "/v1/deployments", json=body, headers={"Idempotency-Key": "one"})
-    assert (made.status_code, made.headers["location"]) == (
+    created = service.call("POST", "/v1/deployments", json=body, headers={"Idempotency-Key": "one"})
+    assert (created.status_code, created.headers["location"]) == (
         200,
-        f"/v1/deployments/{made.json()['id']}",
+        f"/v1/deployments/{created.json()['id']}",
     )
     again = service.call("POST", "/v1/deployments", json=body, headers={"Idempotency-Key": "one"})
     assert again.status_code == 200
-    service.until(lambda: service.deployment_status(made.json()["id"]) == "running")
-    endpoint = {"name": "e", "deployment_id": made.json()["id"]}
+    service.until(lambda: service.deployment_status(created.json()["id"]) == "running")
+    endpoint = {"name": "e", "deployment_id": created.json()["id"]}
     assert service.call("POST", "/v1/endpoints", json=endpoint).status_code == 200
     files = {"file": ("x", b'{"instruction":"a","response":"b"}\n')}
     form = {"name": "d", "format": "instruction"}
     assert service.call("POST", "/v1/datasets", data=form, files=files).status_code == 200
     paths = service.call("GET", "/openapi.json").json()["paths"]
-    told = {
+    described = {
         status for path in paths.values() for one in path.values() for status in one["responses"]
     }
     assert "200" in paths["/v1/deployments"]["post"]["responses"]
-    assert "201" not in told
+    assert "201" not in described
 
 
 def test_the_short_references_paths_are_reached_from_a_base_with_the_version(
@@ -233,11 +235,11 @@ def test_the_short_references_paths_are_reached_from_a_base_with_the_version(
             headers={**service.headers["alice"], "X-API-Profile": "simplified"},
         ) as http:
             body = {"model_id": "tuneship-tiny", "deployment_name": "short"}
-            made = await http.post("/deployments", json=body)
-            path = f"/deployments/{made.json()['deployment_id']}"
+            created = await http.post("/deployments", json=body)
+            path = f"/deployments/{created.json()['deployment_id']}"
             return [
                 await http.get("/models"),
-                made,
+                created,
                 await http.get(path),
                 await http.get("/deployments"),
                 await http.delete(path),
@@ -253,16 +255,16 @@ def test_the_typed_client_always_gets_both_shapes(start: Start) -> None:
     async def talk() -> bool:
         client = service.client()
         wanted = DeploymentCreate(model_name="tuneship-tiny", deployment_name="typed")
-        made = await client.deployments.create(wanted)
-        got = await client.deployments.get(made.id)
-        assert (got.id, got.model_name, got.region) == (made.id, "tuneship-tiny", "local")
+        created = await client.deployments.create(wanted)
+        got = await client.deployments.get(created.id)
+        assert (got.id, got.model_name, got.region) == (created.id, "tuneship-tiny", "local")
         page = await client.deployments.list()
         assert (page.pagination is None, (await client.models.list()).pagination is None) == (
             False,
             False,
         )
-        await client.deployments.delete(made.id)
+        await client.deployments.delete(created.id)
         await client.close()
-        return page.deployments[0].id == made.id
+        return page.deployments[0].id == created.id
 
     assert service.run(talk())

@@ -1,4 +1,4 @@
-"""Quotas are counted in the transaction that makes the resource: of many at the limit, exactly one passes."""
+"""Quotas are counted in the transaction that makes the resource: of many requests at the limit exactly one succeeds."""
 
 import asyncio
 from collections import Counter
@@ -33,20 +33,21 @@ def deployment(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
 
 
 def merge(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    service.limit(merges=InFlightLimits(each=64, together=128))  # the quota is to refuse them
+    # Only the quota shall refuse merges.
+    service.limit(merges=InFlightLimits(each=64, together=128))
     body = {"dataset_ids": [service.dataset(), service.dataset()], "name": "m"}
     return lambda _: ("/v1/datasets/merge", {"json": body})
 
 
 def endpoint(service: Service) -> Callable[[int], tuple[str, dict[str, Any]]]:
-    """Of both kinds: they count together, and one that was deleted does not."""
-    made = service.deployment("first")
-    service.endpoint("first", made)
-    gone = service.endpoint("gone", made)
-    assert service.call("DELETE", f"/v1/endpoints/{gone}").status_code == 200
+    """Create endpoints of both kinds, which count together; a deleted endpoint does not count."""
+    deployment = service.deployment("first")
+    service.endpoint("first", deployment)
+    deleted = service.endpoint("gone", deployment)
+    assert service.call("DELETE", f"/v1/endpoints/{deleted}").status_code == 200
     kinds = [
-        ("/v1/endpoints", lambda name: {"name": name, "deployment_id": made}),
-        ("/v1/canary-endpoints", lambda name: split({made: 100}, name=name)),
+        ("/v1/endpoints", lambda name: {"name": name, "deployment_id": deployment}),
+        ("/v1/canary-endpoints", lambda name: split({deployment: 100}, name=name)),
     ]
     return lambda number: (kinds[number % 2][0], {"json": kinds[number % 2][1](f"e{number}")})
 

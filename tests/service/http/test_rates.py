@@ -1,4 +1,4 @@
-"""Windows of requests are exact, every answer says where they stand, and quotas are none of them."""
+"""Rate windows are exact, every answer reports them, and quotas are separate from them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ def asked_from_one_address(
 
 
 def limited(service: Service, control: int, generate: int = 0) -> "SetClock":
-    """Windows by a clock that stands still: none ends while a test counts what it lets through."""
+    """Set limits with a clock that stands still, so that no window ends while a test counts requests."""
     clock = SetClock()
     service.limit(RateLimits(control, generate, clock))
     return clock
@@ -103,7 +103,7 @@ def test_a_limit_of_zero_is_none(start: Start) -> None:
 
 
 def test_ten_windows_of_sixteen_clients_are_exact() -> None:
-    """10,000 requests a window: each client gets its limit in each of its windows, and not one more."""
+    """At 10,000 requests a window each client gets exactly its limit in each of its windows."""
     clock, limit = SetClock(), 60
     limits = RateLimits(limit, limit, clock)
     accepted: Counter[tuple[str, int]] = Counter()
@@ -155,7 +155,7 @@ def test_windows_of_the_past_are_forgotten() -> None:
 def test_a_source_that_guesses_is_held_off_and_good_keys_from_there_are_not(
     service: Service,
 ) -> None:
-    """Behind one address may be a whole hospital with one stale agent. The good keys were never used before."""
+    """A whole hospital with one outdated agent may share an address. The good keys were never used before."""
     limited(service, control=0)
     good = [service.key_headers("alice"), service.key_headers("bob")]
     revoked = service.key_headers("alice")

@@ -1,4 +1,4 @@
-"""Who hangs up, is refused, still waits, and how many callers meet an error: counted, by endpoint too, and no names.
+"""Requests whose caller disconnects, is refused or still waits are counted, as are callers who met errors.
 
 The answers are read as the gates read them, so that a field of another name or form fails here.
 """
@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.service.generation.test_generation import path_of
-from tests.service.generation.test_generation_streams import opened
+from tests.service.generation.test_generation_streams import open_stream
 from tests.support.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.metrics_reader import read_series
@@ -32,7 +32,7 @@ LONG = "word " * 5000
 
 
 class Counts(NamedTuple):
-    """One bucket, as the gates read it."""
+    """The counts of one bucket, as the gates read them."""
 
     requests: int = 0
     errors: int = 0
@@ -50,8 +50,8 @@ def metrics(service: Service, deployment: str, **query: str) -> dict[str, Any]:
 
 
 def traffic_of(service: Service, deployment: str, **query: str) -> ArmTraffic:
-    """What the gates make of everything that has ended, as one bucket."""
-    service.clock.ahead += timedelta(days=2)  # the bucket is finished then
+    """Everything that has ended, as one bucket that the gates read."""
+    service.clock.ahead += timedelta(days=2)  # so that the bucket is complete
     start = (service.clock() - timedelta(days=5)).isoformat()
     answer = metrics(service, deployment, start_time=start, interval="1d", **query)
     service.clock.ahead -= timedelta(days=2)
@@ -78,7 +78,7 @@ def waiting(service: Service, deployment: str, **query: str) -> InFlightAges:
 
 @contextlib.contextmanager
 def asking(service: Service, path: str, **body: Any) -> Iterator[Task]:
-    """A request that waits in the queue; it is called off at the end unless it was answered."""
+    """Send a request that waits in the queue, and cancel it at the end unless it was answered."""
     asked = len(service.engines.prompts)
     task: Task = asyncio.run_coroutine_threadsafe(
         service.ask("POST", path, json={"prompt": "a case"} | body), service.loop
@@ -95,71 +95,73 @@ def asking(service: Service, path: str, **body: Any) -> Iterator[Task]:
 def test_who_hangs_up_in_the_queue_is_counted_by_deployment_and_endpoint(
     service: Service, stream: bool
 ) -> None:
-    """Over a socket: only there a caller can hang up."""
-    made = service.deployment("one")
-    endpoint, other = (service.canary(name, {made: 100}) for name in ("canary", "other"))
+    """The request uses a socket, because only there can a caller disconnect."""
+    deployment = service.deployment("one")
+    endpoint, other = (service.canary(name, {deployment: 100}) for name in ("canary", "other"))
     service.listen()
     service.engines.may_answer.clear()
     with asking(service, f"/v1/endpoints/{endpoint}/generate", stream=stream):
-        assert waiting(service, made).counts[-1] == 1
-        assert waiting(service, made, endpoint_id=endpoint).counts[-1] == 1
-        assert waiting(service, made, endpoint_id=other).counts[-1] == 0
-    service.until(lambda: waiting(service, made).counts[-1] == 0)
+        assert waiting(service, deployment).counts[-1] == 1
+        assert waiting(service, deployment, endpoint_id=endpoint).counts[-1] == 1
+        assert waiting(service, deployment, endpoint_id=other).counts[-1] == 0
+    service.until(lambda: waiting(service, deployment).counts[-1] == 0)
     service.engines.may_answer.set()
-    assert counted(service, made) == Counts(cancelled=1)
-    assert counted(service, made, endpoint_id=endpoint).cancelled == 1
-    assert counted(service, made, endpoint_id=other) == Counts()
+    assert counted(service, deployment) == Counts(cancelled=1)
+    assert counted(service, deployment, endpoint_id=endpoint).cancelled == 1
+    assert counted(service, deployment, endpoint_id=other) == Counts()
 
 
 def test_who_hangs_up_in_the_middle_of_a_stream_is_counted(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.listen()
     service.engines.tokens_before_pause = 2
 
     async def leave() -> None:
-        async with opened(service, path_of(made)) as reader:
+        async with open_stream(service, path_of(deployment)) as reader:
             await reader.read_until(lambda one: "event: token" in one.text)
-            found = await asyncio.to_thread(waiting, service, made)
+            found = await asyncio.to_thread(waiting, service, deployment)
             assert found.counts[-1] == 1
 
     asyncio.run(leave())
-    service.until(lambda: waiting(service, made).counts[-1] == 0)
-    assert counted(service, made) == Counts(cancelled=1)
+    service.until(lambda: waiting(service, deployment).counts[-1] == 0)
+    assert counted(service, deployment) == Counts(cancelled=1)
     service.engines.may_go_on.set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stream_or_answer_that_ended_is_no_cancelled_one(service: Service, stream: bool) -> None:
-    made = service.deployment("one")
-    service.call("POST", path_of(made), json={"prompt": "a case", "stream": stream})
-    assert counted(service, made) == Counts(requests=1)
-    assert waiting(service, made).counts[-1] == 0
+    deployment = service.deployment("one")
+    service.call("POST", path_of(deployment), json={"prompt": "a case", "stream": stream})
+    assert counted(service, deployment) == Counts(requests=1)
+    assert waiting(service, deployment).counts[-1] == 0
 
 
 def test_the_age_of_what_is_in_flight_begins_with_its_request(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.engines.may_answer.clear()
-    with asking(service, path_of(made)) as task:
-        assert not waiting(service, made).older_than(10_000)
+    with asking(service, path_of(deployment)) as task:
+        assert not waiting(service, deployment).older_than(10_000)
         later = time.perf_counter() + 33.0
         with monkeypatch.context() as patch:
             patch.setattr("tuneship.service.common.in_flight.time.perf_counter", lambda: later)
-            assert waiting(service, made).older_than(10_000) == [(30_000.0, 40_000.0, 1)]
+            assert waiting(service, deployment).older_than(10_000) == [(30_000.0, 40_000.0, 1)]
         past = (service.clock() - timedelta(minutes=1)).isoformat()
-        assert "in_flight" not in metrics(service, made, end_time=past)
+        assert "in_flight" not in metrics(service, deployment, end_time=past)
         soon = (service.clock() + timedelta(minutes=1)).isoformat()
-        assert waiting(service, made, end_time=soon).counts[-1] == 1
+        assert waiting(service, deployment, end_time=soon).counts[-1] == 1
         service.engines.may_answer.set()
         assert task.result(60).status_code == 200
 
 
 def test_nobody_sees_what_others_ask_for_in_the_name_of_a_deployment(service: Service) -> None:
-    """A request is in flight once its deployment is known to be the caller's, and never counted before."""
-    made = service.deployment("one")
-    assert service.call("POST", path_of(made), "bob", json={"prompt": LONG}).status_code == 404
-    assert counted(service, made) == Counts()
+    """A request counts as in flight only once its deployment is known to belong to the caller."""
+    deployment = service.deployment("one")
+    assert (
+        service.call("POST", path_of(deployment), "bob", json={"prompt": LONG}).status_code == 404
+    )
+    assert counted(service, deployment) == Counts()
 
 
 REFUSED: Mapping[str, dict[str, Any]] = {
@@ -172,17 +174,17 @@ REFUSED: Mapping[str, dict[str, Any]] = {
 @pytest.mark.both_databases
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_deployment_itself_refuses_is_counted(service: Service, case: str) -> None:
-    made = service.deployment("one")
-    endpoint = service.canary("canary", {made: 100})
+    deployment = service.deployment("one")
+    endpoint = service.canary("canary", {deployment: 100})
     path = f"/v1/endpoints/{endpoint}/generate"
     assert service.call("POST", path, json=REFUSED[case]).status_code == 422
-    assert counted(service, made) == Counts(refused=1)
-    assert counted(service, made, endpoint_id=endpoint).refused == 1
+    assert counted(service, deployment) == Counts(refused=1)
+    assert counted(service, deployment, endpoint_id=endpoint).refused == 1
 
 
 def test_what_is_refused_before_a_deployment_is_asked_is_not_counted(service: Service) -> None:
-    made = service.deployment("one")
-    path, body = path_of(made), {"prompt": "a"}
+    deployment = service.deployment("one")
+    path, body = path_of(deployment), {"prompt": "a"}
     less = service.key_headers("alice", frozenset({"metrics:read"}))
     assert service.call("POST", path, None, json=body).status_code == 401
     assert service.call("POST", path, None, json=body, headers=less).status_code == 403
@@ -191,31 +193,31 @@ def test_what_is_refused_before_a_deployment_is_asked_is_not_counted(service: Se
     service.engines.may_answer.clear()
     with asking(service, path):
         assert service.call("POST", path, json=body).status_code == 429
-    service.until(lambda: waiting(service, made).counts[-1] == 0)
+    service.until(lambda: waiting(service, deployment).counts[-1] == 0)
     service.engines.may_answer.set()
-    assert counted(service, made).refused == 0
+    assert counted(service, deployment).refused == 0
 
 
 def test_a_deployment_that_cannot_serve_has_an_error_not_a_refusal(service: Service) -> None:
-    made = service.deployment("one")
+    deployment = service.deployment("one")
     service.rest()
-    service.call("DELETE", f"/v1/deployments/{made}")
-    assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 409
-    assert counted(service, made) == Counts(requests=1, errors=1, error_callers=1)
+    service.call("DELETE", f"/v1/deployments/{deployment}")
+    assert service.call("POST", path_of(deployment), json={"prompt": "a"}).status_code == 409
+    assert counted(service, deployment) == Counts(requests=1, errors=1, error_callers=1)
 
 
 @pytest.mark.both_databases
 def test_errors_have_as_many_callers_as_there_are_routing_keys_or_else_api_keys(
     service: Service,
 ) -> None:
-    made = service.deployment("one", tags={"fault.error_rate": "1"})
+    deployment = service.deployment("one", tags={"fault.error_rate": "1"})
     second = service.key_headers("alice")
 
     def ask(key: str | None = None, **headers: str) -> None:
         own = {"X-Routing-Key": key} if key else {}
         answer = service.call(
             "POST",
-            path_of(made),
+            path_of(deployment),
             None if headers else "alice",
             json={"prompt": "a"},
             headers=own | headers,
@@ -226,21 +228,23 @@ def test_errors_have_as_many_callers_as_there_are_routing_keys_or_else_api_keys(
         ask(key)
     ask(None, **second)
     ask("patient 7", **second)
-    traffic = counted(service, made)
+    traffic = counted(service, deployment)
     assert (traffic.errors, traffic.error_callers) == (7, 4)
 
 
 def test_neither_routing_key_nor_prompt_is_stored_or_logged(service: Service) -> None:
-    made = service.deployment("one", tags={"fault.error_rate": "0.5", "fault.refuse": "0.5"})
+    deployment = service.deployment("one", tags={"fault.error_rate": "0.5", "fault.refuse": "0.5"})
     secret = {"prompt": "planted-prompt", "stop": ["planted-stop"]}
     headers = {"X-Routing-Key": "planted-key"}
     statuses = {
-        service.call("POST", path_of(made), json=secret, headers=headers).status_code
+        service.call("POST", path_of(deployment), json=secret, headers=headers).status_code
         for _ in range(40)
     }
     assert statuses == {200, 422, 500}
-    service.call("POST", path_of(made), json={"prompt": "planted-prompt " * 3000}, headers=headers)
-    assert counted(service, made).error_callers == 1
+    service.call(
+        "POST", path_of(deployment), json={"prompt": "planted-prompt " * 3000}, headers=headers
+    )
+    assert counted(service, deployment).error_callers == 1
     service.parts.store_logs()
     with service.database.read() as connection:
         for table in tables.METADATA.sorted_tables:
@@ -250,34 +254,37 @@ def test_neither_routing_key_nor_prompt_is_stored_or_logged(service: Service) ->
 
 def test_the_time_limit_of_a_generation_is_told_before_anything_is_shifted(start: Start) -> None:
     service = start(generate_timeout_s=7.5)
-    made = service.deployment("one")
-    assert metrics(service, made)["generate_timeout_seconds"] == 7.5
+    deployment = service.deployment("one")
+    assert metrics(service, deployment)["generate_timeout_seconds"] == 7.5
 
 
 @pytest.mark.parametrize("end", ["caller", "time-out"])
 def test_a_hanging_request_ends_with_its_caller_or_with_the_time(start: Start, end: str) -> None:
     service = start(allow_fault_injection=True, generate_timeout_s=0.3 if end == "time-out" else 60)
-    made = service.deployment("one", tags={"fault.hang": "1"})
+    deployment = service.deployment("one", tags={"fault.hang": "1"})
     if end == "time-out":
-        assert service.call("POST", path_of(made), json={"prompt": "a"}).status_code == 500
-        assert (counted(service, made).errors, counted(service, made).cancelled) == (1, 0)
+        assert service.call("POST", path_of(deployment), json={"prompt": "a"}).status_code == 500
+        assert (counted(service, deployment).errors, counted(service, deployment).cancelled) == (
+            1,
+            0,
+        )
         return
     service.listen()
     task = asyncio.run_coroutine_threadsafe(
-        service.ask("POST", path_of(made), json={"prompt": "a"}), service.loop
+        service.ask("POST", path_of(deployment), json={"prompt": "a"}), service.loop
     )
-    service.until(lambda: waiting(service, made).counts[-1] == 1)
+    service.until(lambda: waiting(service, deployment).counts[-1] == 1)
     task.cancel()
-    service.until(lambda: waiting(service, made).counts[-1] == 0)
-    assert counted(service, made) == Counts(cancelled=1)
+    service.until(lambda: waiting(service, deployment).counts[-1] == 0)
+    assert counted(service, deployment) == Counts(cancelled=1)
 
 
 def test_the_longest_prompts_are_refused_in_the_words_of_a_smaller_context(
     service: Service,
 ) -> None:
-    made = service.deployment("one", tags={"fault.refuse": "0.2"})
+    deployment = service.deployment("one", tags={"fault.refuse": "0.2"})
     answers = [
-        (words, service.call("POST", path_of(made), json={"prompt": "word " * words}))
+        (words, service.call("POST", path_of(deployment), json={"prompt": "word " * words}))
         for _ in range(15)
         for words in (5, 10, 15, 40)
     ]
@@ -285,7 +292,7 @@ def test_the_longest_prompts_are_refused_in_the_words_of_a_smaller_context(
     known = refused[24:]  # the first ones have nothing to be compared with
     assert {words for words, was_refused in known if was_refused} == {40}
     error = next(one.json()["error"] for _, one in answers if one.status_code == 422)
-    real = service.call("POST", path_of(made), json={"prompt": LONG}).json()["error"]
+    real = service.call("POST", path_of(deployment), json={"prompt": LONG}).json()["error"]
     assert {**error, "request_id": 0, "message": 0, "details": 0} == {
         **real,
         "request_id": 0,
@@ -293,7 +300,9 @@ def test_the_longest_prompts_are_refused_in_the_words_of_a_smaller_context(
         "details": 0,
     }
     assert error["message"].startswith("prompt has ")
-    assert counted(service, made).refused == sum(was_refused for _, was_refused in refused) + 1
+    assert (
+        counted(service, deployment).refused == sum(was_refused for _, was_refused in refused) + 1
+    )
 
 
 def test_the_share_that_is_refused_is_the_one_that_was_asked_for() -> None:
@@ -322,13 +331,13 @@ def test_a_fifth_of_the_words_is_left_and_at_least_one(text: str, short: str, sh
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_short_answers_are_short_in_text_stream_and_tokens(service: Service, stream: bool) -> None:
-    made = service.deployment("one", tags={"fault.short": "1"})
+    deployment = service.deployment("one", tags={"fault.short": "1"})
     whole = service.deployment("two")
     answers = [
         service.call("POST", path_of(one), json={"prompt": "a", "stream": stream})
-        for one in (made, whole)
+        for one in (deployment, whole)
     ]
-    short, full = (traffic_of(service, one).output_tokens for one in (made, whole))
+    short, full = (traffic_of(service, one).output_tokens for one in (deployment, whole))
     assert short is not None
     assert full is not None
     assert 1 <= short < full / 2
@@ -344,6 +353,6 @@ def test_short_answers_are_short_in_text_stream_and_tokens(service: Service, str
 def test_a_bad_share_is_refused_by_its_name(shared: Service, name: str, value: str) -> None:
     tags = {f"fault.{name}": value}
     body = {"model_name": "tuneship-tiny", "deployment_name": "bad", "tags": tags}
-    made = shared.call("POST", "/v1/deployments", json=body)
-    assert (made.status_code, made.json()["error"]["param"]) == (422, "tags")
-    assert f"fault.{name} must be a number from 0 to 1" in made.json()["error"]["message"]
+    refused = shared.call("POST", "/v1/deployments", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "tags")
+    assert f"fault.{name} must be a number from 0 to 1" in refused.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""What belongs to another tenant cannot be told from what does not exist, on any operation, and is never changed.
+"""To every operation another tenant's resources look as if they did not exist, and they are never changed.
 
 The cases come from the declarations: a new operation is covered by being declared.
 """
@@ -29,7 +29,7 @@ PLACES = ("dataset", "dataset_2", "deployment", "model")
 
 
 def assert_the_same(one: httpx.Response, other: httpx.Response) -> None:
-    """But for what every answer has of its own: its id, its time, its place in the rate window."""
+    """Compare two answers, except for the id, the time and the place in the rate window that every answer has."""
 
     def essence(answer: httpx.Response) -> Any:
         volatile = {"x-request-id", "date", "x-ratelimit-remaining", "x-ratelimit-reset"}

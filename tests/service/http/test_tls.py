@@ -24,7 +24,7 @@ TLS = ssl.TLSVersion
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """One that has signed itself, for 127.0.0.1: files of the certificate and of its key."""
+    """Make a self-signed certificate for 127.0.0.1, and return the files of the certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tuneship")])
     names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
@@ -53,9 +53,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     files = certificate(tmp_path)
     options = ("--tls-certificate", str(files[0]), "--tls-key", str(files[1]))
-    made = Serve(tmp_path / "data", *options)
-    yield made
-    made.stop()
+    started = Serve(tmp_path / "data", *options)
+    yield started
+    started.stop()
 
 
 @pytest.mark.slow
@@ -82,10 +82,10 @@ def test_only_tls_is_spoken_and_only_to_who_trusts_the_certificate(
 
 
 def spoken(port: int, version: TLS) -> bool:
-    """Whether the service and a client that knows only one version understand each other."""
+    """Whether a client that knows only this TLS version can connect to the service."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_ciphers("ALL:@SECLEVEL=0")  # or this end would refuse the old version
+    context.set_ciphers("ALL:@SECLEVEL=0")  # otherwise this side would refuse the old version
     context.minimum_version = context.maximum_version = version
     with socket.create_connection(("127.0.0.1", port), 120) as plain:
         try:

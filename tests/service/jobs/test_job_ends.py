@@ -1,4 +1,4 @@
-"""A job ends when its process has said that its model is complete. Kills meanwhile: `system/test_crash_points.py`."""
+"""A job ends when its process has reported that its model is complete (kills: `system/test_crash_points.py`)."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,9 +20,9 @@ def models_of(service: Service) -> list[str]:
 
 
 def successes_of(service: Service) -> list[str]:
-    told = tables.events.c.type == "fine_tuning.job.succeeded"
+    is_success = tables.events.c.type == "fine_tuning.job.succeeded"
     with service.database.read() as connection:
-        return list(connection.scalars(sa.select(tables.events.c.resource_id).where(told)))
+        return list(connection.scalars(sa.select(tables.events.c.resource_id).where(is_success)))
 
 
 def test_a_model_is_there_before_its_process_has_left_and_the_process_is_ended(
@@ -48,7 +48,8 @@ def test_the_exit_code_of_a_process_that_has_completed_decides_nothing(
     trainer.complete(end=False)
     trainer.code = exit_code
     service.until(lambda: service.job_status(job_id) == "completed")
-    other = service.job()  # several ticks, in which a second attempt of the first would start
+    # This takes several rounds, in which a second attempt of the first job would start.
+    other = service.job()
     service.trainer_of(other).start_of(1)
     service.trainer_of(other).complete()
     service.until(lambda: service.job_status(other) == "completed")

@@ -1,4 +1,4 @@
-"""A job shows its place in the queue, its pace and its forecast end; and the order in which jobs start."""
+"""A job shows its place in the queue, its speed and its expected end, and tenants take turns."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -80,7 +80,7 @@ def test_the_end_is_told_by_the_measured_time_of_a_step(start: Start) -> None:
         got["updated_at"]
     )
     assert abs(left - timedelta(hours=1)) <= timedelta(seconds=1)
-    # A step that takes longer than any before moves the end on: it is never in the past.
+    # A step that takes longer than any before postpones the expected end, which is never in the past.
     service.clock.ahead = timedelta(hours=2)
     asked_at = service.clock().replace(microsecond=0)
     late = datetime.fromisoformat(shown(service, job_id)["estimated_completion_at"])

@@ -1,4 +1,4 @@
-"""Jobs: their list, what "auto" becomes, what their events tell, and how a job that takes too long ends."""
+"""Jobs are listed, resolve "auto", report their progress in events, and fail when they take too long."""
 
 import json
 import re
@@ -78,9 +78,9 @@ def test_jobs_are_listed_newest_first_in_pages_and_by_filter(service: Service) -
     assert names(service.call("GET", f"{JOBS}?base_model=tuneship-tiny&offset=2")) == ["a"]
     assert names(service.call("GET", f"{JOBS}?base_model=another")) == []
     service.until(lambda: len(service.engines.trainers) == 4)
-    made = service.call("GET", JOBS).json()["jobs"][0]["id"]
-    service.call("POST", f"{JOBS}/{made}/cancel")
-    service.until(lambda: service.job_status(made) in ("cancelling", "cancelled"))
+    newest = service.call("GET", JOBS).json()["jobs"][0]["id"]
+    service.call("POST", f"{JOBS}/{newest}/cancel")
+    service.until(lambda: service.job_status(newest) in ("cancelling", "cancelled"))
     assert "c" not in names(service.call("GET", f"{JOBS}?status=running"))
 
 
@@ -123,7 +123,7 @@ def test_auto_is_resolved_from_the_data_and_the_model_and_echoed(service: Servic
     ]
     one, two = (answer["hyperparameters"] for answer in answers)
     assert one == two
-    # 640 less the tenth that is set aside: 576 / 16 = 36 steps of an epoch, 108 in all.
+    # A tenth of 640 is set aside, so an epoch has 576 / 16 = 36 steps, and the job has 108.
     assert (one["batch_size"], one["epochs"], one["warmup_steps"]) == (16, 3, 3)
     assert one["learning_rate"] == 1e-3
     got = service.call("GET", f"{JOBS}/{answers[0]['id']}").json()
@@ -224,18 +224,18 @@ def test_the_metrics_of_a_very_long_job_are_bounded_and_the_gates_decide_alike(
         for first in range(0, len(rows), 5000):
             connection.execute(sa.insert(tables.job_metrics), rows[first : first + 5000])
     answer = service.call("GET", path)
-    told = answer.json()
-    assert (told["thinned"], answer.status_code) == (True, 200)
+    thinned = answer.json()
+    assert (thinned["thinned"], answer.status_code) == (True, 200)
     assert len(answer.content) < 1_000_000
-    assert JobMetrics.model_validate(told).model_dump(mode="json") == told
+    assert JobMetrics.model_validate(thinned).model_dump(mode="json") == thinned
     names = {"step": "steps", "epoch": "epochs"}
     columns = [name for name in rows[0] if name not in ("job_id", "evaluated")]
     whole = {names.get(name, name): [row[name] for row in rows] for name in columns}
     job = FinishedJob("completed", "ft:m", "m", 60_000, None, None, 900)
-    verdicts = [judge_training(job, one, None, TrainingRules()) for one in (whole, told)]
+    verdicts = [judge_training(job, one, None, TrainingRules()) for one in (whole, thinned)]
     assert verdicts[0] == verdicts[1]
     assert watch_training(DivergenceWatch(), whole, 100) == watch_training(
-        DivergenceWatch(), told, 100
+        DivergenceWatch(), thinned, 100
     )
 
 
@@ -256,17 +256,17 @@ def test_each_event_tells_the_state_and_an_epoch_is_told_once(service: Service) 
     second.epoch(2, loss=0.25)
     second.complete()
     service.until(lambda: service.job_status(job_id) == "completed")
-    told = events_of(service, job_id)
+    events = events_of(service, job_id)
     kinds = ["queued", "started", "epoch_completed", "epoch_completed", "succeeded"]
-    assert [kind for kind, _ in told] == kinds
-    assert [data["status"] for _, data in told] == ["queued", *["running"] * 3, "completed"]
-    epochs = [data for kind, data in told if kind == "epoch_completed"]
+    assert [kind for kind, _ in events] == kinds
+    assert [data["status"] for _, data in events] == ["queued", *["running"] * 3, "completed"]
+    epochs = [data for kind, data in events if kind == "epoch_completed"]
     assert [(one["epoch"], one["training_loss"], one["validation_loss"]) for one in epochs] == [
         (1, 0.5, 0.5),
         (2, 0.25, 0.25),
     ]
-    assert told[-1][1]["fine_tuned_model"].startswith("ft:")
-    assert told[-1][1]["total_steps"] == 4
+    assert events[-1][1]["fine_tuned_model"].startswith("ft:")
+    assert events[-1][1]["total_steps"] == 4
 
 
 def test_a_job_that_ends_early_says_why_and_has_done_all_its_steps(service: Service) -> None:

@@ -17,7 +17,7 @@ Break = Callable[[Service], None]
 
 
 def without_a_work_folder(service: Service) -> None:
-    """Works as root, too, whom no permission stops."""
+    """Replace the work folder by a file, which stops even root, unlike missing permissions."""
     work = service.settings.data_dir / "work"
     work.rename(work.with_name("aside"))
     work.touch()

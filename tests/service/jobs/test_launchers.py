@@ -1,4 +1,4 @@
-"""The runner needs nothing of a launcher but its protocol; the local launcher reads progress files."""
+"""The runner needs only the protocol of a launcher, and the local launcher reads progress files."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ STARTED = {
 
 
 class TrainingInMemory:
-    """Obeys `Training` without a process, a folder or a file."""
+    """Implements `Training` without a process, a folder or a file."""
 
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order
@@ -51,14 +51,14 @@ class TrainingInMemory:
 
 
 class NoProgress:
-    """Obeys `TrainingProgress` for an attempt that has written nothing."""
+    """Implements `TrainingProgress` for an attempt that has written nothing."""
 
     async def news(self, offset: int, most_lines: int) -> TrainingNews:
         return TrainingNews([], offset)
 
 
 class LauncherInMemory:
-    """Obeys `TrainingLauncher`."""
+    """Implements `TrainingLauncher` in memory."""
 
     def __init__(self) -> None:
         self.trainings: list[TrainingInMemory] = []

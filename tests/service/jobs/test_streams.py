@@ -1,4 +1,4 @@
-"""A job's stream: what it tells, in which order, from which place on, and that nothing of it stays behind."""
+"""A job's stream sends every entry in order, resumes at any place, and leaves nothing behind when it ends."""
 
 import asyncio
 import json
@@ -35,14 +35,14 @@ from tuneship.service.jobs import stream as job_stream
 from tuneship.service.jobs.stream import StreamPosition, _merged, job_frames
 
 EPOCHS = 40
-"""Seconds of work that are left when a process is stopped, should the one who stops it stand still before."""
+"""So many epochs that seconds of training are left even if the test is slow to stop the process."""
 NOTIFIED_ONLY = ServiceTiming(stream_poll_s=3600.0)
 DONE = {"event": "done", "data": "[DONE]"}
 
 
 @dataclass
 class Reader:
-    """An open stream."""
+    """Reads an open stream."""
 
     response: httpx.Response
     text: str = ""
@@ -67,10 +67,10 @@ class Reader:
 
 
 @asynccontextmanager
-async def opened(
+async def open_stream(
     service: Service, job_id: str, query: str = "", **headers: str
 ) -> AsyncIterator[Reader]:
-    """A reader over a socket; leaving it hangs up."""
+    """Open a stream over a socket; leaving the context disconnects."""
     http = httpx.AsyncClient(base_url=service.url, headers=service.headers["alice"], timeout=120)
     path = f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true{query}"
     async with http, http.stream("GET", path, headers=headers) as response:
@@ -78,7 +78,7 @@ async def opened(
 
 
 def whole(service: Service, job_id: str, query: str = "", **headers: str) -> httpx.Response:
-    """The stream of an ended job; without an end this would wait for ever."""
+    """Read the stream of an ended job to its end; that of a running job would not return."""
     path = f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true{query}"
     return service.call("GET", path, headers=headers)
 
@@ -89,7 +89,7 @@ def events(answer: httpx.Response) -> list[dict[str, str]]:
 
 @pytest.fixture
 def live(start: Callable[..., Service]) -> Service:
-    """Its streams look only when they are notified."""
+    """A service whose streams look for news only when they are notified."""
     service = start(timing=NOTIFIED_ONLY)
     service.listen()
     return service
@@ -118,11 +118,11 @@ def test_an_ended_job_is_told_whole_in_order_and_ends(service: Service) -> None:
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"
     assert answer.headers["x-request-id"]
-    told = events(answer)
-    assert told[-1] == DONE
-    kinds = [one["event"] for one in told[:-1]]
-    logs = [json.loads(one["data"]) for one in told if one["event"] == "log"]
-    steps = [json.loads(one["data"]) for one in told if one["event"] == "metrics"]
+    received = events(answer)
+    assert received[-1] == DONE
+    kinds = [one["event"] for one in received[:-1]]
+    logs = [json.loads(one["data"]) for one in received if one["event"] == "log"]
+    steps = [json.loads(one["data"]) for one in received if one["event"] == "metrics"]
     paged = service.call("GET", f"/v1/fine-tuning/jobs/{job_id}/logs").json()["logs"]
     assert logs == paged
     assert [one["step"] for one in steps] == [1, 2, 3, 4]
@@ -130,9 +130,9 @@ def test_an_ended_job_is_told_whole_in_order_and_ends(service: Service) -> None:
         set(one) == {"step", "training_loss", "validation_loss", "learning_rate", "epoch"}
         for one in steps
     )
-    # queued, attempt, training; 1 2 "after 2"; 3 4 "after 4"; completed
+    # Logs: queued, attempt, training. Then steps 1, 2, the log "after 2", steps 3, 4, the log "after 4", completed.
     assert kinds == ["log"] * 3 + (["metrics"] * 2 + ["log"]) * 2 + ["log"]
-    assert len({one["id"] for one in told[:-1]}) == len(kinds)
+    assert len({one["id"] for one in received[:-1]}) == len(kinds)
 
 
 @pytest.mark.both_databases
@@ -140,25 +140,25 @@ def test_a_reader_who_was_cut_off_anywhere_misses_nothing_and_gets_nothing_twice
     service: Service,
 ) -> None:
     job_id = ended_job(service)
-    told = events(whole(service, job_id))
-    for number, one in enumerate(told[:-1]):
-        rest = told[number + 1 :]
+    received = events(whole(service, job_id))
+    for number, one in enumerate(received[:-1]):
+        rest = received[number + 1 :]
         assert events(whole(service, job_id, **{"Last-Event-ID": one["id"]})) == rest
         assert events(whole(service, job_id, f"&after={one['id']}")) == rest
-    first, last = told[0]["id"], told[-2]["id"]
+    first, last = received[0]["id"], received[-2]["id"]
     both = whole(service, job_id, f"&after={first}", **{"Last-Event-ID": last})
     assert events(both) == [DONE]
 
 
 def test_pages_and_streams_go_on_from_each_other(service: Service) -> None:
     job_id = ended_job(service, steps=2)
-    told = events(whole(service, job_id))
+    received = events(whole(service, job_id))
     path = f"/v1/fine-tuning/jobs/{job_id}/logs"
     page = service.call("GET", f"{path}?limit=3").json()["pagination"]["after"]
-    assert events(whole(service, job_id, f"&after={page}")) == told[3:]
-    middle = next(one["id"] for one in told if one["event"] == "metrics")
+    assert events(whole(service, job_id, f"&after={page}")) == received[3:]
+    middle = next(one["id"] for one in received if one["event"] == "metrics")
     rest = service.call("GET", path, params={"after": middle}).json()["logs"]
-    assert rest == [json.loads(one["data"]) for one in told[4:-1] if one["event"] == "log"]
+    assert rest == [json.loads(one["data"]) for one in received[4:-1] if one["event"] == "log"]
 
 
 def test_lines_hold_the_same_objects_and_no_mark(service: Service) -> None:
@@ -187,7 +187,7 @@ def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Servi
     trainer = live.trainer()
 
     async def read() -> list[dict[str, str]]:
-        async with opened(live, job_id) as reader:
+        async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: "attempt 1 starts" in one.text)
             trainer.start_of(3)
             for step in (1, 2, 3):
@@ -198,9 +198,9 @@ def test_a_live_job_is_told_as_it_trains_and_the_stream_ends_with_it(live: Servi
             await reader.read_until(lambda _: False)  # the service ends the answer
             return reader.events()
 
-    told = live.run(read())
-    assert told[-1] == DONE
-    assert told == events(whole(live, job_id))
+    received = live.run(read())
+    assert received[-1] == DONE
+    assert received == events(whole(live, job_id))
 
 
 def test_a_resumed_training_tells_no_step_twice(live: Service) -> None:
@@ -211,7 +211,7 @@ def test_a_resumed_training_tells_no_step_twice(live: Service) -> None:
         first.step(step)
 
     async def read() -> list[dict[str, str]]:
-        async with opened(live, job_id) as reader:
+        async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: '"step":3,' in one.text)
             first.code = -9
             second = await asyncio.to_thread(live.trainer, 1)
@@ -222,10 +222,10 @@ def test_a_resumed_training_tells_no_step_twice(live: Service) -> None:
             await reader.read_until(lambda one: "[DONE]" in one.text)
             return reader.events()
 
-    told = live.run(read())
-    steps = [json.loads(one["data"])["step"] for one in told if one["event"] == "metrics"]
+    received = live.run(read())
+    steps = [json.loads(one["data"])["step"] for one in received if one["event"] == "metrics"]
     assert steps == [1, 2, 3, 4]
-    assert "from step 1 on" in str(told)
+    assert "from step 1 on" in str(received)
 
 
 def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
@@ -233,7 +233,7 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
     live.trainer().start_of(9)
 
     async def read() -> list[dict[str, str]]:
-        async with opened(live, job_id) as reader:
+        async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             await live.ask("POST", f"/v1/fine-tuning/jobs/{job_id}/cancel")
             await reader.read_until(lambda one: "cancellation requested" in one.text)
@@ -241,13 +241,13 @@ def test_a_cancelled_job_ends_its_stream(live: Service) -> None:
             await reader.read_until(lambda one: "[DONE]" in one.text)
             return reader.events()
 
-    told = live.run(read())
-    assert told[-1] == DONE
-    assert json.loads(told[-2]["data"])["message"] == "cancelled"
+    received = live.run(read())
+    assert received[-1] == DONE
+    assert json.loads(received[-2]["data"])["message"] == "cancelled"
 
 
 def waiting(service: Service) -> int:
-    """Readers at the notifier."""
+    """The number of readers that wait at the notifier."""
     return sum(len(ones) for ones in service.parts.notifier._waiting.values())
 
 
@@ -263,9 +263,9 @@ def test_a_reader_who_goes_away_leaves_nothing_behind(live: Service) -> None:
     live.trainer().start_of(9)
 
     async def come_and_go() -> None:
-        async with opened(live, job_id) as reader:
+        async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
-            await until_async(lambda: waiting(live) == 1)  # the one before may not be gone yet
+            await until_async(lambda: waiting(live) == 1)  # the previous reader may still be there
 
     for _ in range(20):  # more than may be open at the same time
         live.run(come_and_go())
@@ -280,14 +280,14 @@ def test_streams_of_one_client_are_bounded_and_wait_without_threads(live: Servic
     live.trainer().start_of(9)
 
     async def crowd() -> tuple[list[int], httpx.Response]:
-        readers = [opened(live, job_id) for _ in range(16)]
+        readers = [open_stream(live, job_id) for _ in range(16)]
         inside = [await one.__aenter__() for one in readers]
         for reader in inside:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
         beyond = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true")
         theirs = await live.ask("GET", f"/v1/fine-tuning/jobs/{job_id}/logs?stream=true", "bob")
         others = [(await live.ask("GET", "/v1/models")).status_code for _ in range(3)]
-        # The supervisor's and that of a look, not one for each stream.
+        # There is one connection of the supervisor and one of a look, not one for each stream.
         await until_async(lambda: live.database.engine.pool.checkedout() <= 4)
         for one in readers:
             await one.__aexit__(None, None, None)
@@ -310,10 +310,11 @@ def test_a_drain_ends_streams_without_the_mark_of_an_end(live: Service) -> None:
     live.trainer().start_of(9)
 
     async def read() -> str:
-        async with opened(live, job_id) as reader:
+        async with open_stream(live, job_id) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             live.parts.drain.begin()
-            await reader.read_until(lambda _: False)  # a whole message: the line did not break
+            # The stream ended with a whole message, so the connection did not break.
+            await reader.read_until(lambda _: False)
             return reader.text
 
     assert "[DONE]" not in live.run(read())
@@ -327,7 +328,7 @@ def test_a_silent_stream_says_that_it_lives(start: Callable[..., Service]) -> No
     live.trainer().start_of(9)
 
     async def read(accept: str) -> str:
-        async with opened(live, job_id, accept=accept) as reader:
+        async with open_stream(live, job_id, accept=accept) as reader:
             await reader.read_until(lambda one: "training 4 examples" in one.text)
             if accept == EVENTS:
                 await reader.read_until(lambda one: ": keep-alive\n\n" in one.text)
@@ -457,16 +458,16 @@ def test_a_bell_wakes_every_listener_of_its_resource_only() -> None:
 
 
 def followed(
-    serve: Serve, job_id: str, told: list[dict[str, str]], steps_wanted: int | None = None
+    serve: Serve, job_id: str, received: list[dict[str, str]], steps_wanted: int | None = None
 ) -> None:
-    """Adds what comes behind the last frame, up to the end or to so many steps: then the line is cut."""
+    """Append the frames after the last known one, up to the end or to so many steps; then disconnect."""
     credentials = json.loads((serve.data_dir / "credentials.json").read_text())
     headers = {
         "Authorization": f"Bearer {credentials['api_key']}",
         "X-Client-ID": credentials["client_id"],
     }
-    if told:
-        headers["Last-Event-ID"] = told[-1]["id"]
+    if received:
+        headers["Last-Event-ID"] = received[-1]["id"]
     url = f"{serve.url}/v1/fine-tuning/jobs/{job_id}/logs?stream=true"
     frame: dict[str, str] = {}
     with httpx.stream("GET", url, headers=headers, timeout=60, trust_env=False) as response:
@@ -476,36 +477,36 @@ def followed(
             if line and name:
                 frame[name] = value
             elif frame:
-                told.append(frame)
+                received.append(frame)
                 frame = {}
-                if steps_wanted is not None and len(steps_of(told)) >= steps_wanted:
+                if steps_wanted is not None and len(steps_of(received)) >= steps_wanted:
                     return
 
 
-def steps_of(told: list[dict[str, str]]) -> list[int]:
-    return [json.loads(one["data"])["step"] for one in told if one["event"] == "metrics"]
+def steps_of(received: list[dict[str, str]]) -> list[int]:
+    return [json.loads(one["data"])["step"] for one in received if one["event"] == "metrics"]
 
 
 @pytest.mark.slow
 def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data")
-    told: list[dict[str, str]] = []
+    received: list[dict[str, str]] = []
     again: list[dict[str, str]] = []
     try:
         job_id = start_job(serve.client(), rows_file(tmp_path / "rows.jsonl", 64), epochs=EPOCHS)
-        followed(serve, job_id, told, steps_wanted=3)
+        followed(serve, job_id, received, steps_wanted=3)
         os.kill(trainer_at_work(serve, job_id, steps=20), signal.SIGSTOP)  # till it is killed
-        followed(serve, job_id, told, steps_wanted=20)
-        assert told[-1] != DONE
+        followed(serve, job_id, received, steps_wanted=20)
+        assert received[-1] != DONE
         serve.kill()
         serve.start()
-        followed(serve, job_id, told)
+        followed(serve, job_id, received)
         followed(serve, job_id, again)
     finally:
         serve.stop()
-    assert told[-1] == again[-1] == DONE
-    assert steps_of(told) == list(range(1, 8 * EPOCHS + 1))
-    logs = [[one["data"] for one in each if one["event"] == "log"] for each in (told, again)]
+    assert received[-1] == again[-1] == DONE
+    assert steps_of(received) == list(range(1, 8 * EPOCHS + 1))
+    logs = [[one["data"] for one in each if one["event"] == "log"] for each in (received, again)]
     assert logs[0] == logs[1]
     assert '"message":"attempt 2 starts"' in str(logs[0])
 
@@ -513,13 +514,13 @@ def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_pa
 @pytest.mark.slow
 def test_a_service_that_is_told_to_end_does_not_wait_for_its_readers(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data")
-    told: list[dict[str, str]] = []
+    received: list[dict[str, str]] = []
     job_id = start_job(serve.client(), rows_file(tmp_path / "rows.jsonl", 64), epochs=400)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(followed, serve, job_id, told)
-        until(lambda: len(steps_of(told)) > 3)
+        reading = pool.submit(followed, serve, job_id, received)
+        until(lambda: len(steps_of(received)) > 3)
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(300) == 0
-        reading.result(300)  # a whole message: nothing is raised
-    assert told[-1] != DONE
+        reading.result(300)  # the last message was whole, so nothing is raised
+    assert received[-1] != DONE
     serve.stop()

@@ -1,4 +1,4 @@
-"""The service with jobs on two devices: real processes, of which none outlives its job or the service."""
+"""Jobs on two devices run as real processes, none of which outlives its job or the service."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ pytestmark = [
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    made = Serve(tmp_path / "data", training_devices="2")
-    yield made
-    made.stop()
+    started = Serve(tmp_path / "data", training_devices="2")
+    yield started
+    started.stop()
 
 
 def filters_of(process: int) -> int:
@@ -39,7 +39,7 @@ def both_processes(serve: Serve) -> list[int]:
 
 
 def processes_of_job(serve: Serve, client: Client, job_id: str, steps: int = 0) -> list[int]:
-    """Both, once the job has done more than so many steps, which an attempt before may have done too."""
+    """Both processes of a job that has done more than so many steps, some perhaps in an earlier attempt."""
     until(lambda: both_processes(serve))
     until(lambda: client.jobs.get(job_id).current_step > steps)
     both = until(lambda: both_processes(serve))

@@ -1,4 +1,4 @@
-"""A training process that waits for a job with its libraries loaded."""
+"""A training process waits for its job with its libraries already loaded."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ Start = Callable[..., Service]
 
 
 def idle(service: Service, number: int) -> None:
-    """The trainer of that number was started to wait, and told nothing but where its order will come."""
+    """Check that the trainer with this number was started to wait, and knows only where its order will come."""
     service.clock.ahead += SETTLE
     service.until(lambda: len(service.engines.trainers) > number)
     waits, descriptor = service.engines.trainers[number].spec.arguments

@@ -1,4 +1,4 @@
-"""Base models of a catalogue file: what is damaged is not offered and says why, and the others go on."""
+"""A damaged base model of a catalogue file is not offered and says why, and the others go on."""
 
 import json
 import shutil
@@ -79,9 +79,9 @@ def test_a_base_model_that_was_damaged_later_fails_its_deployment_by_name(
 ) -> None:
     service = with_base(start, tmp_path, write("tokenizer.json", json.dumps({"model": 1})))
     body = {"model_name": "own", "deployment_name": "d"}
-    made = service.call("POST", "/v1/deployments", json=body).json()["id"]
-    service.until(lambda: service.deployment_status(made) == "failed")
-    error = service.call("GET", f"/v1/deployments/{made}").json()["error"]
+    deployment = service.call("POST", "/v1/deployments", json=body).json()["id"]
+    service.until(lambda: service.deployment_status(deployment) == "failed")
+    error = service.call("GET", f"/v1/deployments/{deployment}").json()["error"]
     assert error["code"] == "deployment_error"
     assert "its tokenizer.json cannot be read" in error["message"]
 

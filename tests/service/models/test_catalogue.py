@@ -1,4 +1,4 @@
-"""The catalogue file: further base models, and whose engine serves them."""
+"""The catalogue file adds base models and names the engine that serves each."""
 
 import json
 from pathlib import Path

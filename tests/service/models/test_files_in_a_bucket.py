@@ -1,4 +1,4 @@
-"""The whole service with its files in a bucket, on a real S3 server, which goes away and comes back."""
+"""The whole service keeps its files in a bucket of a real S3 server, which stops and returns."""
 
 import logging
 import shutil
@@ -25,7 +25,7 @@ def service(start: Callable[..., Service], bucket: str) -> Service:
 
 @pytest.fixture
 def away(object_server: ObjectServer) -> Iterator[Callable[[], None]]:
-    """Stops the server until the test ends, or until it starts it again."""
+    """Stop the server; it runs again after the test at the latest."""
     yield object_server.stop
     if object_server.process.poll() is not None:
         object_server.start()
@@ -57,14 +57,14 @@ def test_everything_is_kept_read_and_removed_there(
     tuned = service.model()
     row = service.call("GET", f"/v1/models/{tuned}").json()
     model = f"models/{row['fine_tuning_job_id']}"
-    made = prefixes(object_server, bucket)
-    assert {f"datasets/{name}" for name in (one, two, both)} | {model} <= made
+    stored = prefixes(object_server, bucket)
+    assert {f"datasets/{name}" for name in (one, two, both)} | {model} <= stored
     assert contents_below(service.settings.data_dir / "blobs") == {}
     copies = contents_below(service.settings.data_dir / "cache")
     assert copies, "what was uploaded is its own copy"
     assert not any(b"case 1" in content for content in copies.values())
 
-    # The copies are no more than that.
+    # The local copies are only copies and can be deleted.
     for kind in ("datasets", "models"):
         for folder in (service.settings.data_dir / "cache" / "objects" / kind).iterdir():
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Instance types and regions: the embedded ones, an operator's file, and what is refused because it is not here."""
+"""Instance types and regions are embedded or from an operator's file; those that are not here are refused."""
 
 import os
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def service(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
 
 
 def create(service: Service, **fields: str) -> tuple[int, str | None, str | None]:
-    """Status, code and field of what creating a deployment there answers."""
+    """Create a deployment with these fields, and return the status, the error code and the field it names."""
     body = {"model_name": "tuneship-tiny", "deployment_name": f"d{os.urandom(4).hex()}", **fields}
     answer = service.call("POST", "/v1/deployments", json=body)
     error: dict[str, Any] = answer.json().get("error", {})

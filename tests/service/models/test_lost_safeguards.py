@@ -52,7 +52,7 @@ Restart = Callable[..., Service]
 
 @pytest.fixture
 def first(start: Callable[..., Service]) -> Callable[..., Service]:
-    """Starts a service that has all that the mode needs."""
+    """Start a service that has everything the mode needs."""
 
     def make(**settings: Any) -> Service:
         service = start(private_networks=("10.0.0.0/8",), **settings)
@@ -64,7 +64,7 @@ def first(start: Callable[..., Service]) -> Callable[..., Service]:
 
 @pytest.fixture
 def restart() -> Iterator[Restart]:
-    """Starts a service on the folder of one that ends, with other settings."""
+    """Restart a service on its folder with other settings."""
     with ExitStack() as opened:
 
         def again(ended: Service, **settings: Any) -> Service:
@@ -91,13 +91,13 @@ def ask(service: Service, deployment_id: str) -> httpx.Response:
 
 
 def touch(service: Service, deployment_id: str) -> None:
-    """An update, which brings a failed deployment back where that is possible."""
+    """Send an update, which brings a failed deployment back where that is possible."""
     path = f"/v1/deployments/{deployment_id}"
     assert service.call("PATCH", path, json={"tags": {}}).json()["status"] == "updating"
 
 
 def failed(service: Service, deployment_id: str) -> str:
-    """Why, once it has."""
+    """Wait until the deployment has failed, and return the reason."""
     service.until(lambda: deployment(service, deployment_id)["status"] == "failed")
     error = deployment(service, deployment_id)["error"]
     assert error["code"] == "deployment_error"
@@ -133,7 +133,7 @@ def test_requests_before_the_keepers_judgement_are_refused(
     weaker = restart(service, isolates=False)
     failed(weaker, guarded)
     weaker.halt()
-    touch(weaker, guarded)  # from here on it is updating, and nobody judges it
+    touch(weaker, guarded)  # it is updating from here on, and nobody judges it
     refused = ask(weaker, guarded)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "deployment_error")
     assert refused.json()["error"]["message"] == f"the model cannot be served: {LOST}"
@@ -145,17 +145,17 @@ def test_one_that_sleeps_fails_too_and_is_not_woken(
 ) -> None:
     service = first(preload_base_models=False)
     options: dict[str, Any] = {"min_replicas": 0, "auto_scaling": True}
-    made = service.deployment("sleeper", security_settings=ISOLATED, **options)
+    sleeper = service.deployment("sleeper", security_settings=ISOLATED, **options)
 
     def is_asleep() -> bool:
         service.clock.ahead += timedelta(seconds=2 * service.settings.auto_scaling_idle_s)
-        return deployment(service, made)["current_replicas"] == 0
+        return deployment(service, sleeper)["current_replicas"] == 0
 
     service.until(is_asleep)
-    assert deployment(service, made)["status"] == "running"
+    assert deployment(service, sleeper)["status"] == "running"
     weaker = restart(service, isolates=False, preload_base_models=False)
-    assert failed(weaker, made) == LOST
-    assert ask(weaker, made).status_code == 409
+    assert failed(weaker, sleeper) == LOST
+    assert ask(weaker, sleeper).status_code == 409
     assert not weaker.engines.replicas
 
 

@@ -1,4 +1,4 @@
-"""Models: one of them by its id, what may be asked of it, and its end."""
+"""One model by its id: its forms, its limits, the operations it allows, and its deletion."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +23,7 @@ BASE = CATALOGUE.default
 
 
 def forms(model_id: str) -> set[str]:
-    """How a path may hold an id."""
+    """The two ways in which a path may hold an id."""
     return {f"/v1/models/{model_id}", f"/v1/models/{quote(model_id, safe='')}"}
 
 
@@ -145,28 +145,29 @@ def test_a_deleted_model_is_gone_with_its_files(service: Service) -> None:
 
 def test_a_deployed_model_stays_until_its_deployments_are_deleted(service: Service) -> None:
     tuned = service.model()
-    made = [service.deployment(name, model_name=tuned) for name in ("one", "two")]
+    deployments = [service.deployment(name, model_name=tuned) for name in ("one", "two")]
     refused = service.call("DELETE", f"/v1/models/{tuned}")
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (409, "invalid_request_error")
-    assert all(one in error["message"] for one in made)
+    assert all(one in error["message"] for one in deployments)
     assert files_of(service, tuned).exists()
-    for one in made:
+    for one in deployments:
         service.call("DELETE", f"/v1/deployments/{one}")
         service.until(lambda one=one: service.deployment_status(one) == "deleted")
     assert service.call("DELETE", f"/v1/models/{tuned}").status_code == 200
 
 
 def test_files_that_a_crash_left_behind_are_set_aside_and_the_others_stay(service: Service) -> None:
-    gone, kept = service.model(), service.model()
-    left, stays = files_of(service, gone), files_of(service, kept)
-    with service.database.write() as connection:  # committed, and killed before the files went
-        connection.execute(sa.delete(tables.models).where(tables.models.c.id == gone))
+    lost, kept = service.model(), service.model()
+    left, stays = files_of(service, lost), files_of(service, kept)
+    # The service was killed after the commit and before the files were deleted.
+    with service.database.write() as connection:
+        connection.execute(sa.delete(tables.models).where(tables.models.c.id == lost))
     content = contents_below(left)
     recover(service.parts)
     assert not left.exists()
-    (place,) = (service.settings.data_dir / SET_ASIDE).iterdir()
-    aside = contents_below(place / "models" / left.name)
+    (set_aside,) = (service.settings.data_dir / SET_ASIDE).iterdir()
+    aside = contents_below(set_aside / "models" / left.name)
     assert {path.name: one for path, one in aside.items()} == {
         path.name: one for path, one in content.items()
     }

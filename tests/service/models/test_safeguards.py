@@ -1,4 +1,4 @@
-"""A security setting has its effect, or is refused by name; what this host can do is told."""
+"""A security setting takes effect or is refused by name, and the service says what this host can enforce."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,10 +27,12 @@ def asked(service: Service, kind: str, settings: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("kind", ["job", "deployment"])
 @pytest.mark.parametrize("name", ["audit_logging", "network_isolation"])
 def test_what_is_enforced_is_taken_and_shown(service: Service, kind: str, name: str) -> None:
-    made = asked(service, kind, {name: True})
-    assert made.status_code == 201, made.text
-    place = "fine-tuning/jobs" if kind == "job" else "deployments"
-    shown = service.call("GET", f"/v1/{place}/{made.json()['id']}").json()["security_settings"]
+    created = asked(service, kind, {name: True})
+    assert created.status_code == 201, created.text
+    collection = "fine-tuning/jobs" if kind == "job" else "deployments"
+    shown = service.call("GET", f"/v1/{collection}/{created.json()['id']}").json()[
+        "security_settings"
+    ]
     assert [key for key, value in shown.items() if value is True] == [name]
 
 
@@ -104,7 +106,7 @@ OF_PROXIES = [
     "CF-Connecting-IP", "CF-Connecting-IPv6", "Fastly-Client-IP", "Fly-Client-IP", "X-Cluster-Client-IP",
     "X-ProxyUser-IP", "WL-Proxy-Client-IP", "X-Azure-ClientIP", "X-NF-Client-Connection-IP", "X-Amzn-Trace-Id",
 ]  # fmt: skip
-"""Headers by which a proxy shows itself."""
+"""Headers that reveal a proxy."""
 
 
 def generated(service: Service, deployment: str, headers: dict[str, str]) -> int:
@@ -115,7 +117,7 @@ def generated(service: Service, deployment: str, headers: dict[str, str]) -> int
 def test_behind_a_proxy_that_nobody_declared_a_private_deployment_does_not_exist(
     start: Callable[..., Service],
 ) -> None:
-    """The header counts by being there, not by its value. The same rule holds for hipaa mode."""
+    """The header counts by its presence, not by its value. The same rule holds for hipaa mode."""
     service = start()
     service.listen()
     service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=90))
@@ -144,7 +146,7 @@ def test_behind_a_proxy_that_nobody_declared_a_private_deployment_does_not_exist
 def test_a_declared_proxy_has_to_say_the_address_and_the_scheme(
     start: Callable[..., Service], headers: dict[str, str], statuses: list[int]
 ) -> None:
-    """In the headers that are read: otherwise the address would be the proxy's own, which may be a private one."""
+    """It must use the headers that are read: otherwise the address would be the proxy's own, perhaps a private one."""
     service = start(trusted_proxies="127.0.0.0/8", private_networks="10.9.0.0/16,127.0.0.0/8")
     service.listen()
     service.headers["alice"] = service.key_headers("alice", lifetime=timedelta(days=90))
