@@ -60,9 +60,8 @@ def _run(environment: Mapping[str, str], *arguments: str) -> None:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="deployments.set_up", description=__doc__).parse_args()
-    if (
-        not get_current_settings().api.url
-    ):  # Prefect would set up a server that ends with the command
+    # Without a named server, Prefect would set up one that ends with the command.
+    if not get_current_settings().api.url:
         sys.exit("no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api")
     try:
         register(embedded_service_environment())

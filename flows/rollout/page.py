@@ -30,9 +30,8 @@ def report_look(split: RolloutSplit, look: Look) -> None:
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
     report("canary", look.weight, 100, f"look {look.number}: {look.verdict} {why}{needed}")
-    if (
-        look.verdict is Verdict.HOLD
-    ):  # most looks hold: a line and a page for each would bury the rest
+    # Most looks hold: a line and a page for each would bury the rest.
+    if look.verdict is Verdict.HOLD:
         return
     gates: list[str] = []
     for gate in look.gates:

@@ -52,9 +52,8 @@ def record_answer(split: RolloutSplit) -> None:
     if record.phase is not Phase.WAIT:
         return
     asked, known = record.asked, record.answer
-    if (
-        asked is None or asked.until is None
-    ):  # the rollout was paused since, and a person resumed it
+    # The rollout was paused since, and a person resumed it.
+    if asked is None or asked.until is None:
         ask_for_approval(split)
         return
     now = datetime.now(UTC)

@@ -49,9 +49,8 @@ def _descriptors(process: int) -> None:
 def _vector(name: str, process: int) -> None:
     piece = ctypes.create_string_buffer(8)
     vector = (ctypes.c_void_p * 2)(ctypes.addressof(piece), 8)
-    nowhere = (ctypes.c_void_p * 2)(
-        1, 8
-    )  # an address that no process has: EFAULT, had it been allowed
+    # An address that no process has: EFAULT, had it been allowed.
+    nowhere = (ctypes.c_void_p * 2)(1, 8)
     reaches(name, process, vector, 1, nowhere, 1, 0)
 
 

@@ -30,9 +30,8 @@ def choose(
     if sampled:
         divisors = torch.tensor([temperatures[row] for row in sampled])
         below_best = logits[sampled] - logits[sampled, best[sampled], None]
-        probabilities = (below_best / divisors[:, None]).softmax(
-            -1
-        )  # the highest stays 0: no overflow
+        # The highest stays 0: no overflow.
+        probabilities = (below_best / divisors[:, None]).softmax(-1)
         for row, likely in zip(sampled, probabilities, strict=True):
             tokens[row] = _draw(likely, top_ps[row], draws[row])
     return values[np.arange(len(values)), best].tolist(), tokens

@@ -62,9 +62,8 @@ def revert_lapsed(
         try:
             # A savepoint: a row that cannot be changed undoes nothing of the others.
             with connection.begin_nested():
-                fallback = cast(
-                    "list[dict[str, Any]]", row["lease_fallback"]
-                )  # every lease has one
+                # Every lease has a fallback.
+                fallback = cast("list[dict[str, Any]]", row["lease_fallback"])
                 swap(connection, row, fallback, None, now)
                 emit(
                     connection,
