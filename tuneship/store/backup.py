@@ -67,6 +67,9 @@ class Backup:
     missing: list[str] = field(default_factory=list[str])
     copied: int = 0
     """Number of files that the folder did not hold yet."""
+    # The files of the previous backup that were found to be good: with `verifies` each is read once.
+    _good: set[str] = field(default_factory=set[str])
+    _pinned: set[str] = field(default_factory=set[str])
 
     @property
     def _stamp(self) -> str:
@@ -121,6 +124,10 @@ class Backup:
             objects = list(stored_objects(connection))
         for stored in objects:
             for path, digest in stored.files.items():
+                kept = self.folder / BLOBS / path
+                # A damaged copy, or one that a killed backup left, must not pass for the file of the bucket.
+                if not self._has(path, digest) and kept.exists() and sha256_of(kept) != digest:
+                    kept.unlink()
                 self._pin(path, digest, self.folder / BLOBS)
 
     def _identity(self) -> str:
@@ -191,24 +198,32 @@ class Backup:
         if self._has(path, digest) or pin.exists():
             return True
         pin.parent.mkdir(parents=True, exist_ok=True)
-        return self.source.blobs.copy_out(path, pin)
+        if not self.source.blobs.copy_out(path, pin):
+            return False
+        self._pinned.add(path)
+        return True
 
     def _has(self, path: str, digest: str) -> bool:
         """Whether the previous backup holds the file; a file never changes under its name."""
+        if path in self._good:
+            return True
         known = None if self.previous is None else self.previous.files.get(path)
         file = self.folder / BLOBS / path
         if known is None or known.sha256 != digest or not file.is_file():
             return False
         if file.stat().st_size != known.bytes:
             return False
-        return not self.verifies or sha256_of(file) == digest
+        if self.verifies and sha256_of(file) != digest:
+            return False
+        self._good.add(path)
+        return True
 
     def _copy_files(self, pins: Path, digests: dict[str, str]) -> None:
         """Copy the pinned files; a damaged one counts as missing."""
         (self.folder / BLOBS).mkdir(mode=0o700, exist_ok=True)
         for path, digest in digests.items():
             file, pin = self.folder / BLOBS / path, pins / path
-            if pin.exists() and not self._has(path, digest):
+            if path in self._pinned:
                 if sha256_of(pin) != digest:
                     self.missing.append(path)
                     continue

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tuneship.runtime.replica_protocol import FilesAway
 from tuneship.store.blobs import BlobsAway
 from tuneship.store.database import is_away
 
@@ -42,7 +43,7 @@ class BackgroundRetries:
         """Note a failure and return the number of those that count; `counts` is false for what passes by itself."""
         before, now = self._by_name.get(name), self._clock()
         consecutive, counted = (before.consecutive, before.counted) if before else (0, 0)
-        counted += counts and not (is_away(error) or isinstance(error, BlobsAway))
+        counted += counts and not passes_by_itself(error)
         pause = min(LONGEST_PAUSE, timedelta(seconds=2 ** min(consecutive, 10)))
         if counted == self._tries and before and counted > before.counted:
             pause = timedelta()  # there is no retry to wait for: the owner only has to be told
@@ -77,6 +78,11 @@ class BackgroundRetries:
             f"{failure.counted} tries ended with an internal error ({failure.kind}); the operator finds more in the "
             "service's log"
         )
+
+
+def passes_by_itself(error: Exception) -> bool:
+    """Whether the database or the store of files is away, which is no fault of the work that met it."""
+    return is_away(error) or isinstance(error, (BlobsAway, FilesAway))
 
 
 def error_kind(error: Exception) -> str:

@@ -96,7 +96,7 @@ class DeploymentKeeper:
                     await self._load(row, served)
         except Exception as error:  # one deployment must not stop the others
             logger.exception("a deployment could not be settled: %s", row["id"])
-            self._retries.add(row["id"], error, counts=not isinstance(error, FilesAway))
+            self._retries.add(row["id"], error)
         else:
             self._retries.end(row["id"])
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.errors import DeploymentError, ModelNotFound
 from tuneship.host.thread_pools import Threads
-from tuneship.runtime.replica_protocol import Adapter, FilesAway, ReplicaGroup
+from tuneship.runtime.replica_protocol import Adapter, ReplicaGroup
 from tuneship.service.common.background_retries import BackgroundRetries, error_kind
 from tuneship.service.context.context import Parts
 from tuneship.service.deployments.replica_log import Listener, ReplicaNews
@@ -32,7 +32,7 @@ from tuneship.store.queries import Row
 
 logger = logging.getLogger(__name__)
 
-# States in which a deployment needs replicas.
+# The checks read no more: rows are wide, and all deployments are read each second.
 ROW_COLUMNS = (
     "id",
     "client_id",
@@ -231,8 +231,7 @@ class HealthChecks:
         return changes
 
     def _failed_start(self, deployment: WatchedDeployment, error: Exception) -> dict[str, Any]:
-        # Files that cannot be had now are no fault of the replicas: they are asked for again.
-        failures = self._retries.add(deployment.id, error, counts=not isinstance(error, FilesAway))
+        failures = self._retries.add(deployment.id, error)
         if isinstance(error, OSError):
             why = "a stored file cannot be read"
         elif isinstance(error, ServingError):

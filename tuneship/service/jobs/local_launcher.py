@@ -8,10 +8,9 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tuneship.host.thread_pools import Threads
 from tuneship.runtime.worker_protocol import Runtime, Worker
@@ -71,12 +70,13 @@ class LocalTraining(LocalProgress):
     """A training process that this service has started."""
 
     def __init__(
-        self, folder: Path, threads: Threads, worker: Worker, files: "TrainingFiles"
+        self, folder: Path, threads: Threads, worker: Worker, blobs: Blobs, held: ExitStack
     ) -> None:
-        """`folder` is the attempt's; adapters are stored in the blobs of `files`."""
+        """`folder` is the attempt's; adapters are stored in `blobs`; `held` keeps the files that it reads."""
         super().__init__(folder, threads)
         self._worker = worker
-        self._files = files
+        self._blobs = blobs
+        self._held = held
         self._is_killed = False
 
     @property
@@ -108,7 +108,7 @@ class LocalTraining(LocalProgress):
     def _store_adapter(self, key: str) -> Mapping[str, str]:
         adapter = self._folder / OUTPUT / "adapter"
         return {
-            file.name: self._files.blobs.put(file, f"{key}/{file.name}")
+            file.name: self._blobs.put(file, f"{key}/{file.name}")
             for file in sorted(adapter.iterdir())
         }
 
@@ -120,15 +120,7 @@ class LocalTraining(LocalProgress):
         """Kill the process group, from any thread."""
         self._worker.kill()
         self._is_killed = True
-        self._files.held.close()
-
-
-@dataclass(frozen=True)
-class TrainingFiles:
-    """The store of files, and the holds on those that a training reads."""
-
-    blobs: Blobs
-    held: ExitStack
+        self._held.close()
 
 
 class LocalTrainingLauncher:
@@ -156,9 +148,7 @@ class LocalTrainingLauncher:
         with held:
             worker = self._spawn(Order(folder, order.keys))
             held = held.pop_all()  # from now on they are the training's
-        training = LocalTraining(
-            folder, self._threads, worker, TrainingFiles(self._parts.blobs, held)
-        )
+        training = LocalTraining(folder, self._threads, worker, self._parts.blobs, held)
         self._running = [*(one for one in self._running if one.is_running), training]
         return training
 
@@ -179,17 +169,17 @@ class LocalTrainingLauncher:
 
     def _write_spec(self, folder: Path, order: TrainingOrder) -> ExitStack:
         """Write paths and numbers: no address and no secret. Returns the holds on the files that it names."""
-        job = order.job
+        job, blobs = order.job, self._parts.blobs
         hyperparameters = {**job["hyperparameters"]}
         hyperparameters["target_modules"] = tuple(hyperparameters["target_modules"])
         with ExitStack() as held:
-            training, validation = (
-                None if one is None else held.enter_context(dataset_file(self._parts.blobs, one))
-                for one in (order.training, order.validation)
-            )
+            training = held.enter_context(dataset_file(blobs, order.training))
+            validation = None
+            if order.validation is not None:
+                validation = held.enter_context(dataset_file(blobs, order.validation))
             spec = TrainingSpec(
                 base_model=str(order.base),
-                training_file=cast("Path", training),
+                training_file=training,
                 validation_file=validation,
                 dataset_format=order.training["format"],
                 output_dir=folder / OUTPUT,

@@ -14,7 +14,11 @@ from datetime import datetime, timedelta
 from tuneship.contract.jobs import JobStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.security.sealed_files import ObjectDamaged
-from tuneship.service.common.background_retries import BackgroundRetries, error_kind
+from tuneship.service.common.background_retries import (
+    BackgroundRetries,
+    error_kind,
+    passes_by_itself,
+)
 from tuneship.service.context.context import Parts
 from tuneship.service.jobs import ends, record_progress
 from tuneship.service.jobs.attempts import Attempt, RunningAttempt, remaining_seconds
@@ -24,8 +28,6 @@ from tuneship.service.models.safeguards import SafeguardLost
 from tuneship.store import job_leases as leases
 from tuneship.store import job_queue, job_records, tables
 from tuneship.store import queries as rows
-from tuneship.store.blobs import BlobsAway
-from tuneship.store.database import is_away
 from tuneship.store.job_leases import JobLease, LeaseLost
 from tuneship.store.row_types import JobRow
 from tuneship.training.progress_file import NEEDS_LESS_MEMORY, Reason
@@ -200,8 +202,7 @@ class TrainingKeeper:
         """Queue a job whose training could not be started, or give up after three attempts without progress."""
         why, now = error_kind(error), self._parts.clock()
         # A database or a store that does not answer is no attempt: it would fail every waiting job.
-        is_fruitless = not (is_away(error) or isinstance(error, BlobsAway))
-        fruitless = job["attempts_without_progress"] + is_fruitless
+        fruitless = job["attempts_without_progress"] + (not passes_by_itself(error))
         if fruitless >= FRUITLESS_ATTEMPTS:
             message = (
                 f"{fruitless} attempts ended without progress: the training process could not be started ({why}); "
