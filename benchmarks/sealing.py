@@ -57,7 +57,7 @@ def upload_sealed(blobs: Blobs, content: bytes) -> tuple[Path, str]:
         for start in range(0, len(content), UPLOAD_PIECE_BYTES):
             staged.write(content[start : start + UPLOAD_PIECE_BYTES])
         blobs.keep(staged, f"datasets/ds_1/{DATA_FILE}")
-    return blobs.path_of(f"datasets/ds_1/{DATA_FILE}"), staged.key
+    return blobs.path_of("datasets/ds_1") / DATA_FILE, staged.key
 
 
 def read(path: Path, key: str | None, sha256: str) -> None:

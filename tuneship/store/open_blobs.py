@@ -20,7 +20,7 @@ def blobs_of(settings: ServiceSettings) -> Blobs:
             f"blob_url needs `pip install 'tuneship[objects]'` (missing: {error.name})"
         ) from None
     cache = BlobCache(settings.data_dir, settings.blob_cache_bytes)
-    return ObjectBlobs(settings.blob_url, settings.data_dir / "scratch", cache)
+    return ObjectBlobs(settings.blob_url, cache)
 
 
 def readable_root(settings: ServiceSettings) -> Path:

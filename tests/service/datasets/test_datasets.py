@@ -52,7 +52,7 @@ def merge(service: Service, *sources: str) -> httpx.Response:
 
 
 def blob(service: Service, dataset_id: str) -> Path:
-    return service.parts.blobs.path_of(f"datasets/{dataset_id}/data.jsonl")
+    return service.parts.blobs.path_of(f"datasets/{dataset_id}") / "data.jsonl"
 
 
 def stored(service: Service, dataset_id: str) -> bytes:

@@ -16,10 +16,19 @@ import obstore
 import pytest
 
 from tests.support.object_server import READER, ObjectServer
+from tests.support.waiting import until
 from tuneship.security.sealed_files import read_plain
 from tuneship.settings import ServiceSettings
 from tuneship.store.blob_cache import BlobCache
-from tuneship.store.blobs import Blobs, BlobsAway, FileDamaged, ObjectRef, StoreRefused, sha256_of
+from tuneship.store.blobs import (
+    STAGED,
+    Blobs,
+    BlobsAway,
+    FileDamaged,
+    ObjectRef,
+    StoreRefused,
+    sha256_of,
+)
 from tuneship.store.database import Database, sqlite_url
 from tuneship.store.local_blobs import LocalBlobs
 from tuneship.store.open_blobs import blobs_of
@@ -65,7 +74,7 @@ def test_a_file_is_at_its_key_only_when_it_is_whole(
         assert read_plain(path, staged.key) == b"half and half"
     assert blobs.digest_of("datasets/ds_1/data.jsonl") == staged.sha256
     assert staged.content_sha256 == hashlib.sha256(b"half and half").hexdigest()
-    assert list((settings.data_dir / "scratch").iterdir()) == []
+    assert list(settings.data_dir.rglob(f"{STAGED}*")) == []
     assert blobs.names() == {"datasets/ds_1"}
     assert blobs.has_any(["datasets/ds_1", "datasets/ds_2"])
     blobs.delete("datasets/ds_1")
@@ -90,9 +99,7 @@ def test_what_was_put_comes_back(blobs: Blobs, tmp_path: Path, content: bytes) -
         blobs.digest_of("models/ft_1/nothing")
 
 
-def test_a_missing_file_and_a_damaged_one_are_told_apart(
-    blobs: Blobs, settings: ServiceSettings, tmp_path: Path
-) -> None:
+def test_a_missing_file_and_a_damaged_one_are_told_apart(blobs: Blobs, tmp_path: Path) -> None:
     digest = put(blobs, tmp_path)
     other = hashlib.sha256(b"other").hexdigest()
     with pytest.raises(FileDamaged) as caught, blobs.fetched(
@@ -117,7 +124,7 @@ def test_no_file_is_fetched_inside_a_write_transaction(blobs: Blobs, tmp_path: P
 
 
 def test_what_is_old_is_set_aside_and_what_is_young_is_not_old(
-    blobs: Blobs, settings: ServiceSettings, stored_files: Callable[[], set[str]], tmp_path: Path
+    blobs: Blobs, stored_files: Callable[[], set[str]], tmp_path: Path
 ) -> None:
     put(blobs, tmp_path, "models/ft_1/weights")
     put(blobs, tmp_path, "datasets/ds_1/data.jsonl")
@@ -156,7 +163,6 @@ def test_a_killed_upload_leaves_nothing_that_anybody_sees(
 import hashlib, os, signal
 from pathlib import Path
 from tuneship.settings import ServiceSettings
-from tuneship.store import blobs as shared
 from tuneship.store.open_blobs import blobs_of
 blobs = blobs_of(ServiceSettings(data_dir=Path({str(settings.data_dir)!r}), blob_url={settings.blob_url!r}))
 class Deadly:
@@ -172,7 +178,7 @@ blobs.put(Path({str(file)!r}), "models/ft_1/weights")
     assert run.returncode == -9
     assert blobs.names() == set()
     blobs.sweep()
-    assert list((settings.data_dir / "scratch").iterdir()) == []
+    assert list(settings.data_dir.rglob(f"{STAGED}*")) == []
 
 
 def test_a_killed_writer_leaves_no_final_name_and_its_rest_is_swept(tmp_path: Path) -> None:
@@ -299,8 +305,7 @@ def test_a_killed_download_is_swept_and_a_running_one_is_not(tmp_path: Path) -> 
     downloads.may_end.clear()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(use, cache, downloads, "a")
-        while not downloads.asked:
-            pass
+        until(lambda: downloads.asked)
         BlobCache(tmp_path, 1000).sweep()
         downloads.may_end.set()
         assert running.result(60) == b"a" * 40
@@ -361,9 +366,8 @@ class TestBucket:
         assert object_server.address not in str(caught.value)
         assert object_server.objects(bucket) == set()
 
-    def test_a_bucket_that_is_gone_is_no_missing_file(
-        self, bucket: str, object_server: ObjectServer, tmp_path: Path
-    ) -> None:
+    @pytest.mark.usefixtures("bucket")
+    def test_a_bucket_that_is_gone_is_no_missing_file(self, tmp_path: Path) -> None:
         url = "s3://never-made/1"
         blobs = blobs_of(ServiceSettings(data_dir=tmp_path, blob_url=url))
         with pytest.raises(BlobsAway, match="NoSuchBucket"), blobs.fetched(
