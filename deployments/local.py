@@ -107,8 +107,8 @@ class Local:
             "prefect-server": ("127.0.0.1", self._local.prefect_port, "TUNESHIP_PREFECT_PORT"),
             "bridge": ("127.0.0.1", self._local.bridge_port, "TUNESHIP_BRIDGE_PORT"),
         }
-        if self._other_service():
-            del ports["service"]
+        if self._processes.running("service") is None and self._is_served():
+            del ports["service"]  # that service is used as it is
         for name, (host, port, setting) in ports.items():
             if self._processes.running(name) is not None:
                 continue
@@ -119,8 +119,8 @@ class Local:
                 why = os.strerror(error.errno or 0)
                 raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None
 
-    def _other_service(self) -> bool:
-        """Whether a service that this program did not start answers on the data directory."""
+    def _is_served(self) -> bool:
+        """Whether a service answers on the data directory, whoever started it."""
         url = written_url(self._service.data_dir)
         # The file outlives a service that was killed, so its address has to answer.
         return url is not None and _answers(f"{url}/healthz")
@@ -133,7 +133,7 @@ class Local:
     def _start_service(self) -> None:
         command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
         service_file = self._service.data_dir / "service.json"
-        if self._other_service():
+        if self._is_served():
             _say("another `tuneship serve` on this data directory is used as it is")
             return
         # One that is left of a killed service would look like a service that is ready.
