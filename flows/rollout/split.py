@@ -290,5 +290,5 @@ def split_of_record(
 def describe(error: Exception) -> str:
     """Describe an error for a log line: its status and code, never a body."""
     if isinstance(error, ApiError):
-        return f"{error.status} {error.unknown_code or error.code}"
+        return f"{error.status} {error.sent_code}"
     return type(error).__name__
