@@ -28,8 +28,9 @@ from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitInte
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
 
-# With these pauses a shift is tried for a minute, because a rollback can still follow it; a return, which nothing
-# follows but the end of the lease, for eight minutes.
+# At the default time between two looks, a shift is tried for a minute, because a rollback can still follow it; a
+# return, which nothing follows but the end of the lease, for eight minutes. No pause is longer than that time, so with
+# fewer than 30 s between looks both give up sooner.
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 # One or two failures are usual while the service restarts.
