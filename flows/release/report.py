@@ -251,9 +251,10 @@ def _traffic(
         lines += ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
     if "rollout.png" in pictures:
         lines += ["![Traffic, errors and latency](rollout.png)", ""]
-        cells, text = rows(loads), explained(loads)
-        lines += [text, ""] if cells and text else []
-        lines += _table(LOAD_TITLES, cells) if cells else []
+        if cells := rows(loads):
+            text = explained(loads)
+            lines += [text, ""] if text else []
+            lines += _table(LOAD_TITLES, cells)
     return lines
 
 
