@@ -57,8 +57,8 @@ class Calls:
     get: Callable[[str], CanaryEndpoint]
     update: Update
     renew: Callable[[str, int], CanaryEndpoint]
+    # Renews the lease at every look, as a part of the look's own node on the run page.
     keep: Callable[[str, int], CanaryEndpoint] = renew_canary_lease.fn
-    """Renews the lease at every look, as a part of the look's own node on the run page."""
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
