@@ -6,7 +6,6 @@ server is set up with is in `deployments/set_up.py`.
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -19,13 +18,14 @@ from pydantic import ValidationError
 from deployments.background_processes import AtWork, NotStarted, ProcessFolder
 from deployments.set_up import WORK_POOL, SetUpFailed, register
 from deployments.webhook import ensure_webhook
-from flows.script.local_processes import PREFECT_SERVER
+from flows.script.local_processes import PREFECT_SERVER, settings_at
 from tuneship.client import ApiError, TuneshipError
 from tuneship.settings import (
     ClientSettings,
     LocalSettings,
     ServiceSettings,
     embedded_service_environment,
+    written_url,
 )
 
 # In the order in which they start; they end in the other one.
@@ -107,8 +107,8 @@ class Local:
             "prefect-server": ("127.0.0.1", self._local.prefect_port, "TUNESHIP_PREFECT_PORT"),
             "bridge": ("127.0.0.1", self._local.bridge_port, "TUNESHIP_BRIDGE_PORT"),
         }
-        if self._other_service():
-            del ports["service"]
+        if self._processes.running("service") is None and self._is_served():
+            del ports["service"]  # that service is used as it is
         for name, (host, port, setting) in ports.items():
             if self._processes.running(name) is not None:
                 continue
@@ -119,15 +119,11 @@ class Local:
                 why = os.strerror(error.errno or 0)
                 raise NotStarted(f"port {port}: {why} ({setting} chooses another one)") from None
 
-    def _other_service(self) -> bool:
-        """Whether a service that this program did not start answers on the data directory."""
-        place = self._service.data_dir / "service.json"
-        try:
-            url = str(json.loads(place.read_text())["url"])
-        except (OSError, ValueError, KeyError):
-            return False
+    def _is_served(self) -> bool:
+        """Whether a service answers on the data directory, whoever started it."""
+        url = written_url(self._service.data_dir)
         # The file outlives a service that was killed, so its address has to answer.
-        return bool(url) and _answers(f"{url}/healthz")
+        return url is not None and _answers(f"{url}/healthz")
 
     def _ensure(self, name: str, start: Callable[[], None]) -> None:
         if self._processes.running(name) is None:
@@ -137,7 +133,7 @@ class Local:
     def _start_service(self) -> None:
         command = [sys.executable, "-m", "tuneship.cli.main", "serve"]
         service_file = self._service.data_dir / "service.json"
-        if self._other_service():
+        if self._is_served():
             _say("another `tuneship serve` on this data directory is used as it is")
             return
         # One that is left of a killed service would look like a service that is ready.
@@ -173,9 +169,12 @@ class Local:
         )
 
     def _client(self) -> ClientSettings:
-        service = json.loads((self._service.data_dir / "service.json").read_text())
-        credentials = ClientSettings.from_credentials(self._service.data_dir / "credentials.json")
-        return credentials.model_copy(update={"url": service["url"]})
+        """Read how the service is reached. Raises `NotStarted` where its address is not written down."""
+        data_dir = self._service.data_dir
+        url = written_url(data_dir)
+        if url is None:
+            raise NotStarted(f"{data_dir / 'service.json'} does not name the service's URL")
+        return settings_at(url, data_dir)
 
     def down(self) -> None:
         """End what `up` started, nothing else. Raises `AtWork`."""

@@ -27,7 +27,7 @@ from tuneship.client import (
     TuneshipError,
     base_url,
 )
-from tuneship.settings import ClientSettings, PipelineSettings
+from tuneship.settings import ClientSettings, PipelineSettings, written_url
 
 # For each try of a task, with all its requests, pages and pauses: the longest `Retry-After` (300 s)
 # and two slow answers fit in. The client enforces it, because Prefect's `timeout_seconds` stops a
@@ -57,10 +57,9 @@ def connect(settings: ClientSettings, client: Client | None = None) -> None:
     # A service elsewhere keeps its address as its name, because other hosts do not have its data directory.
     if urlsplit(address).hostname in LOOPBACK:
         data_dir = PipelineSettings().data_dir.expanduser().resolve()
-        with suppress(OSError, ValueError):  # no service has run there
-            written = json.loads((data_dir / "service.json").read_text())
-            if one_address(str(written.get("url"))) == address:
-                name = str(data_dir)
+        written = written_url(data_dir)
+        if written is not None and one_address(written) == address:
+            name = str(data_dir)
     _connected.append(_Connection(client or Client(settings), name, address))
 
 

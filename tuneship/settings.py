@@ -240,6 +240,14 @@ class ClientSettings(BaseSettings):
         return cls(url=fields["base_url"], api_key=fields["api_key"], client_id=fields["client_id"])
 
 
+def written_url(data_dir: Path) -> str | None:
+    """The address that the last service on a data directory wrote down; it may have ended since."""
+    try:
+        return str(json.loads((data_dir / "service.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 class PipelineSettings(BaseSettings):
     """The folders in which the flows keep records and reports."""
 

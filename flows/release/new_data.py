@@ -33,8 +33,8 @@ class Part:
 
     file: str | None
     dataset_id: str | None
+    # The digest of a file; the id of a dataset, and the digest of its file where it has one.
     content: frozenset[str]
-    """The digest of a file; the id of a dataset, and the digest of its file where it has one."""
     since: datetime
     examples: int
 

@@ -164,8 +164,10 @@ def _draw_split(axes: Axes, shares: Sequence[tuple[float, int]], end: float) -> 
 
 def _mark_steps(axes: Axes, shares: Sequence[tuple[float, int]], end: float) -> None:
     """Draw a line where the split changes, and grey where the candidate has all load and no baseline to compare."""
+    if not shares:  # no change has a time
+        return
     later = [*(time for time, _ in shares[1:]), end]
-    for (start, share), stop in zip(shares, later, strict=False):
+    for (start, share), stop in zip(shares, later, strict=True):
         axes.axvline(start, color="grey", linewidth=0.8, alpha=0.5)
         if share == 100 and stop > start:
             axes.axvspan(start, stop, color="grey", alpha=0.12, linewidth=0)

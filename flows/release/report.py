@@ -251,14 +251,15 @@ def _traffic(
         lines += ["## Traffic", "", *_table(["time", "split", "why"], changes), ""]
     if "rollout.png" in pictures:
         lines += ["![Traffic, errors and latency](rollout.png)", ""]
-        cells, text = rows(loads), explained(loads)
-        lines += [text, ""] if cells and text else []
-        lines += _table(LOAD_TITLES, cells) if cells else []
+        if cells := rows(loads):
+            text = explained(loads)
+            lines += [text, ""] if text else []
+            lines += _table(LOAD_TITLES, cells)
     return lines
 
 
 def _decisions(result: ReleaseResult) -> list[str]:
-    """The gates at the last comparison, then the latest looks that changed the split."""
+    """The gates at the last comparison, then the latest looks with another verdict than `hold`."""
     lines = ["## Gates at the last comparison", "", *_list(result.in_words)]
     # After a bake the looks see traffic of the candidate only.
     compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
@@ -275,12 +276,12 @@ def _decisions(result: ReleaseResult) -> list[str]:
             for name, gate in compared[-1]["gates"].items()
         ]
         lines += _table(GATE_TITLES, gates)
-    moved = [look for look in result.decisions if look["verdict"] != "hold"]
+    decided = [look for look in result.decisions if look["verdict"] != "hold"]
     looks = [
         [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
-        for look in moved[-DECISIONS_SHOWN:]
+        for look in decided[-DECISIONS_SHOWN:]
     ]
-    count = f"{len(result.decisions)} looks, {len(moved)} of them moved something."
+    count = f"{len(result.decisions)} looks, {len(decided)} of them with another verdict than hold."
     return [*lines, "## Decisions", "", count, "", *_table(DECISION_TITLES, looks)]
 
 

@@ -65,9 +65,10 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
             if isinstance(file, Damaged):
                 notes.append(file.why)
                 continue
-            abandoned, unwritten = _finish(file, watch)
-            found += abandoned
-            notes += unwritten
+            if finished := _finish(file, watch):
+                abandoned, unwritten = finished
+                found.append(abandoned)
+                notes += unwritten
         except TuneshipError as error:
             notes.append(f"{path.stem} is left as it is ({describe(error)})")
         except Exception as error:  # no single record may stop the others
@@ -76,26 +77,26 @@ def finish_abandoned(watch: GuardView) -> tuple[list[AbandonedRollout], list[str
     return found, notes
 
 
-def _finish(file: RecordFile, watch: GuardView) -> tuple[list[AbandonedRollout], list[str]]:
-    """End the rollout unless it is alive, paused in time, or over. Returns its end, and notes on an unwritten record.
+def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[str]] | None:
+    """End the rollout; None where it is alive, paused in time, or over. Notes tell what its record lacks.
 
     A rollout that is `rollback_incomplete` stays open for the next guard.
     """
     if not file.record.facts or not file.may_have_traffic:
-        return [], []
+        return None
     plan = CanaryPlan.recorded(file.record.begun.plan)
     with watch.folder.lock(plan) as is_free:
         # Its driver may have ended it while it was read; from here on the lock keeps every driver away.
         file = RecordFile(file.path)
         if not is_free or not file.may_have_traffic:
-            return [], []
+            return None
         # The lock tells of this host only; a driver on another one shows by the looks that it writes.
         written = datetime.fromtimestamp(file.path.stat().st_mtime, UTC)
         patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
         if file.is_paused:  # nothing is written while a person thinks
             patience = timedelta(seconds=plan.approval_timeout_seconds)
         if watch.now - written <= patience:
-            return [], []
+            return None
 
         try:
             ended = _end(plan, file, watch)
@@ -111,7 +112,7 @@ def _finish(file: RecordFile, watch: GuardView) -> tuple[list[AbandonedRollout],
             outcome=ended.outcome,
             reason=ended.reason,
         )
-        return [end], file.unwritten
+        return end, file.unwritten
 
 
 def _end(plan: CanaryPlan, file: RecordFile, watch: GuardView) -> Ended:

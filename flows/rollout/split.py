@@ -28,8 +28,9 @@ from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitInte
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[[str, Mapping[str, int], int, int | None, LeaseRequest | None], CanaryEndpoint]
 
-# With these pauses a shift is tried for a minute, because a rollback can still follow it; a return, which nothing
-# follows but the end of the lease, for eight minutes.
+# At the default time between two looks, a shift is tried for a minute, because a rollback can still follow it; a
+# return, which nothing follows but the end of the lease, for eight minutes. No pause is longer than that time, so with
+# fewer than 30 s between looks both give up sooner.
 SHIFT_TRIES, RETURN_TRIES = 6, 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 # One or two failures are usual while the service restarts.
@@ -56,8 +57,8 @@ class Calls:
     get: Callable[[str], CanaryEndpoint]
     update: Update
     renew: Callable[[str, int], CanaryEndpoint]
+    # Renews the lease at every look, as a part of the look's own node on the run page.
     keep: Callable[[str, int], CanaryEndpoint] = renew_canary_lease.fn
-    """Renews the lease at every look, as a part of the look's own node on the run page."""
 
 
 AS_TASKS = Calls(get_canary_endpoint, update_canary_endpoint, renew_canary_lease)
@@ -290,5 +291,5 @@ def split_of_record(
 def describe(error: Exception) -> str:
     """Describe an error for a log line: its status and code, never a body."""
     if isinstance(error, ApiError):
-        return f"{error.status} {error.unknown_code or error.code}"
+        return f"{error.status} {error.sent_code}"
     return type(error).__name__

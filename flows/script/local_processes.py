@@ -4,7 +4,6 @@ Both run in a session of their own, so that Ctrl-C in the terminal reaches the s
 clean-up is done. Next: `flows/script/main.py`.
 """
 
-import json
 import socket
 import subprocess
 import sys
@@ -18,7 +17,12 @@ import httpx
 
 from flows.shared.signals import uninterrupted
 from tuneship.client import ApiError, Client, ServiceUnreachable
-from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
+from tuneship.settings import (
+    ClientSettings,
+    PipelineSettings,
+    embedded_service_environment,
+    written_url,
+)
 
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 40.0
@@ -56,7 +60,7 @@ def embedded_service(
         while reached is None:
             url = started.enter_context(_service_process(settings, environment, log))
             reached = (
-                _settings_at(url, settings.data_dir)
+                settings_at(url, settings.data_dir)
                 if url
                 else _reach_running(settings.data_dir, end)
             )
@@ -97,13 +101,12 @@ def _service_process(
 
 def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
     """Reach the service that holds this directory; None, after a pause, where it does not answer and may be ending."""
-    try:
-        url = str(json.loads((data_dir / "service.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
+    url = written_url(data_dir)
+    if url is None:
         raise CompanionFailed(
             f"another service holds {data_dir}, and its service.json does not name its URL"
-        ) from None
-    settings = _settings_at(url, data_dir)
+        )
+    settings = settings_at(url, data_dir)
     try:
         with Client(settings) as client:
             client.with_options(tries=1).models.list(limit=1)
@@ -123,7 +126,8 @@ def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:
     return None
 
 
-def _settings_at(url: str, data_dir: Path) -> ClientSettings:
+def settings_at(url: str, data_dir: Path) -> ClientSettings:
+    """The settings by which a client reaches the service of a data directory at this address."""
     credentials = ClientSettings.from_credentials(data_dir / "credentials.json")
     return credentials.model_copy(update={"url": url})
 

@@ -60,7 +60,7 @@ REPEATED = "a key is repeated in one mapping"
 # `<<: *anchor` may stand in a mapping more than once.
 MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
-# Reasons in the result; every other expected error has "failed".
+# Reasons in the result. A refusal has the service's code instead, and every other expected error "failed".
 REASONS = (
     (BadInput, "bad_input"),
     (ServiceUnreachable, "service_unreachable"),
@@ -295,10 +295,7 @@ def _ending_after(error: BaseException) -> Ending:
         return _stopped(error)
     if isinstance(error, EXPECTED):
         message = _message(error)
-        reason = next((name for kind, name in REASONS if isinstance(error, kind)), "failed")
-        if isinstance(error, ApiError):
-            reason = error.unknown_code or error.code
-        return Ending(_aborted(reason, message), message, 1)
+        return Ending(_aborted(_reason(error), message), message, 1)
     # The text of an unexpected error may quote a dataset, so it goes to a file of this machine only.
     log = PipelineSettings().reports.expanduser() / "error.log"
     details = str(log)
@@ -313,6 +310,12 @@ def _ending_after(error: BaseException) -> Ending:
     return Ending(_aborted("internal_error", message), message, 1)
 
 
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        return error.sent_code
+    return next((name for kind, name in REASONS if isinstance(error, kind)), "failed")
+
+
 def _aborted(reason: str, message: str) -> dict[str, Any]:
     return {"outcome": "aborted", "reason": reason, "message": message}
 
@@ -324,7 +327,7 @@ def _message(error: BaseException) -> str:
         return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
     if not isinstance(error, ApiError):
         return str(error)
-    lines = [f"the service refused ({error.status} {error.unknown_code or error.code}): {error}"]
+    lines = [f"the service refused ({error.status} {error.sent_code}): {error}"]
     for detail in error.details[:20]:
         line = f"line {detail.line}, " if detail.line is not None else ""
         lines.append(f"  {line}{detail.field or 'request'}: {detail.code}: {detail.message}")

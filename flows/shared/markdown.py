@@ -21,8 +21,10 @@ def plain(text: object) -> str:
 
 
 def number(value: float | None) -> str:
-    """Show a measured value in four digits, or a dash where it was not measured."""
-    return "-" if value is None else f"{value:.4g}"
+    """Show a count as it is, a measured value in four digits, and a dash where there is none."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def code(text: object) -> str:

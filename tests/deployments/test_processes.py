@@ -117,6 +117,14 @@ def test_nothing_is_started_where_a_port_is_taken(
     assert not (tmp_path / "data_dir").exists()
 
 
+def test_a_service_whose_address_is_not_written_down_is_an_error_that_names_the_file(
+    tmp_path: Path,
+) -> None:
+    local = Local(LocalSettings(), ServiceSettings(data_dir=tmp_path))
+    with pytest.raises(NotStarted, match=r"service\.json does not name the service's URL"):
+        local._client()
+
+
 def test_a_service_that_may_not_call_the_bridge_is_told_how_to_start(tmp_path: Path) -> None:
     """A service that was started by a script, for example, does not allow calls to the bridge."""
     local = Local(LocalSettings(bridge_port=14_299), ServiceSettings())

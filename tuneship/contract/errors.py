@@ -85,6 +85,11 @@ class ApiError(TuneshipError):
         self.unknown_code: str | None = None
         self.headers: dict[str, str] = {}
 
+    @property
+    def sent_code(self) -> str:
+        """The code that the server sent, even if no class here has it."""
+        return self.unknown_code or self.code
+
     def as_json(self, request_id: str | None) -> dict[str, Any]:
         """The one body shape of every refusal."""
         return {

@@ -258,6 +258,13 @@ def test_without_any_time_there_is_no_rollout_picture(tmp_path: Path) -> None:
     assert not (tmp_path / "rollout.png").exists()
 
 
+def test_a_rollout_without_times_is_drawn_from_its_metrics_alone(tmp_path: Path) -> None:
+    timeless = [Change(at=None, weights={"dep_c": 10}, why="first step")]
+    series = read_series(answer(0), answer(4), "1s")
+    assert plot_rollout(timeless, series, "dep_c", tmp_path / "rollout.png")
+    assert size(tmp_path / "rollout.png") == (880, 880)
+
+
 def test_the_pictures_of_the_prefect_page_stand_in_its_text(tmp_path: Path) -> None:
     (tmp_path / "loss.png").write_bytes(b"\x89PNG")
     text = with_pictures("# A\n\n![Loss curves](loss.png)\n\n[a link](other.md)\n", tmp_path)

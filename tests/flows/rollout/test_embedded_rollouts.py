@@ -22,7 +22,7 @@ from tests.support.processes import running_deployment
 from tuneship.client import Client
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.gates.plan import CanaryPlan
-from tuneship.settings import ClientSettings, PipelineSettings
+from tuneship.settings import ClientSettings, PipelineSettings, written_url
 
 BASE_MODEL = "tuneship-tiny"
 
@@ -101,6 +101,14 @@ def test_the_service_of_the_data_directory_is_known_by_every_name_of_this_host(
 ) -> None:
     runs_at(data_dir, "http://127.0.0.1:41001")
     assert name_of_service("http://localhost:41001/v1") == str(data_dir)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"url": "http://127.0.0.1'])
+def test_a_damaged_file_of_the_data_directory_names_no_service(data_dir: Path, text: str) -> None:
+    (data_dir / "service.json").write_text(text)
+    assert written_url(data_dir) is None
+    url = "http://127.0.0.1:41001"
+    assert name_of_service(url) == url
 
 
 def test_an_address_that_other_hosts_know_stays_the_name(data_dir: Path) -> None:

@@ -12,6 +12,7 @@ from flows.script.main import _ending_after, load_parameters
 from flows.shared.errors import BadInput
 from tests.flows.conftest import SCRIPT
 from tuneship.client import ServiceUnreachable
+from tuneship.contract.errors import error_from_answer
 
 
 def test_a_result_that_could_not_be_written_stops_the_run_before_it_begins(tmp_path: Path) -> None:
@@ -117,6 +118,13 @@ def test_a_service_that_does_not_answer_is_named_without_its_password(
     message = _ending_after(ServiceUnreachable("get_job: no answer (ConnectError)")).message
     assert "models.example:8700 (TUNESHIP_URL)" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize("code", ["quota_exceeded", "a_code_of_a_later_version"])
+def test_the_reason_of_a_refusal_is_the_code_of_the_service(code: str) -> None:
+    ending = _ending_after(error_from_answer(429, {"error": {"code": code, "message": "full"}}))
+    assert ending.result["reason"] == code
+    assert ending.message == f"the service refused (429 {code}): full"
 
 
 SAYS_AND_SHOWS = """

@@ -16,7 +16,7 @@ from flows.rollout import promotion_approval as asking
 from flows.rollout.page import page
 from flows.rollout.result import Change
 from flows.shared.approval import Approval
-from flows.shared.markdown import plain
+from flows.shared.markdown import number, plain
 from tests.flows.conftest import plan
 from tests.support.payloads import BREAKS, SCRIPTS
 from tuneship.gates.plan import CanaryPlan
@@ -146,6 +146,16 @@ def test_a_person_reads_exactly_what_was_typed(text: str) -> None:
 def test_a_text_that_looks_like_a_picture_is_no_file_of_the_report(tmp_path: Path) -> None:
     text = report(result_of("![x](missing.png)"), release_of("![x](missing.png)"), [])
     assert with_pictures(text, tmp_path) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(12_345, "12345"), (0, "0"), (1.23456, "1.235"), (0.000123456, "0.0001235"), (None, "-")],
+)
+def test_a_count_is_shown_whole_and_a_measured_value_in_four_digits(
+    value: float | None, shown: str
+) -> None:
+    assert number(value) == shown
 
 
 @pytest.mark.parametrize("sign", ["\r\n", "\n", "\r", "\x1b[2J", "\x00"])
