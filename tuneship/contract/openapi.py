@@ -315,7 +315,8 @@ REFUSAL_TEXTS = {
 
 def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
-    # These three are refused before it is known whose rate they count against.
+    # A request that is too long is refused before its caller is known. A 401 does carry these headers,
+    # but they count the failures of its address, and the document describes the rate of a client.
     headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
     headers += ["Retry-After"] if status in (408, 409, 429, 503) else ()
     headers += ["WWW-Authenticate"] if status == 401 else ()
