@@ -231,7 +231,7 @@ def _hanging(
 ) -> Mapping[Arm, tuple[int, ...]]:
     """Requests that wait too long now. A replayed look brings its own, because a snapshot is never published again."""
     if recorded is not None:
-        return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
+        return recorded.hanging
     if view.formula < 2 or view.limits is None:
         return {}
     age_ms = max(HANGING_MS, HANGING_LIMITS * view.limits.very_slow_ms)
