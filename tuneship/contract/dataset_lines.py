@@ -68,7 +68,6 @@ def parse_example(line: Mapping[str, Any], dataset_format: DatasetFormat) -> lis
     response = _required(line, "response")
     system = _optional(line, "system")
     context = _optional(line, "input")
-
     if not isinstance(line.get("metadata", {}), dict):
         raise ExampleProblem("wrong_type", "metadata", "must be an object")
     turns = instruction_messages(instruction, system=system, context=context)

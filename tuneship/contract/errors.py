@@ -41,7 +41,6 @@ class ErrorDetail:
     def as_json(self) -> dict[str, Any]:
         """The wire form; `line` only where there is one."""
         body: dict[str, Any] = {"field": self.field, "code": self.code, "message": self.message}
-
         return body if self.line is None else {"line": self.line, **body}
 
 

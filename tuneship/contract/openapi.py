@@ -7,7 +7,7 @@ schemas: `openapi_schemas.py`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tuneship.contract.errors import BY_CODE, ApiError, ErrorDetail
@@ -315,15 +315,18 @@ REFUSAL_TEXTS = {
 
 def _refusal_response(status: int, codes: tuple[str, ...]) -> Json:
     headers = ["X-Request-ID", "X-Should-Retry"]
-    # These three are refused before it is known whose rate they count against.
+    # A request that is too long is refused before its caller is known. A 401 does carry these headers,
+    # but they count the failures of its address, and the document describes the rate of a client.
     headers += ON_EVERY_ANSWER[1:] if status not in (401, 414, 431) else ()
     headers += ["Retry-After"] if status in (408, 409, 429, 503) else ()
     headers += ["WWW-Authenticate"] if status == 401 else ()
-    kinds: Mapping[str, type[ApiError]] = {code: BY_CODE[code] for code in codes}
-    notes = [f"`{code}`: {(kind.__doc__ or '').splitlines()[0]}" for code, kind in kinds.items()]
+    notes: list[str] = []
     examples: Json = {}
-    for code, kind in kinds.items():
-        usual = (kind.__doc__ or "").partition("\n")[0].removesuffix(".").lower()
+    for code in codes:
+        kind: type[ApiError] = BY_CODE[code]
+        meaning = (kind.__doc__ or "").partition("\n")[0]
+        notes.append(f"`{code}`: {meaning}")
+        usual = meaning.removesuffix(".").lower()
         message, param = REFUSAL_TEXTS.get((code, status), (usual, None))
         details = [ErrorDetail(param, "out_of_range", message.partition(" ")[2])] if param else []
         # A real error renders it, so that the example has the shape of what is sent.

@@ -29,6 +29,8 @@ TICK_S = 0.2
 IN_FLIGHT = 2
 # Attempts in flight in all, since each holds a socket. Healthy receivers come first.
 MAX_IN_FLIGHT = 256
+# The longest pause before a failed write is retried. Until the outcome is recorded, its delivery takes
+# one of the receiver's places.
 LONGEST_PAUSE_S = 30.0
 
 
@@ -40,7 +42,8 @@ class DeliveryTiming:
     waits: Sequence[timedelta] = WAITS
     # How long a shutdown waits for attempts in flight; the others are due again after the restart.
     drain_s: float = 5.0
-    # The pause before a failed read or write of ours is retried: it doubles up to `LONGEST_PAUSE_S`.
+    # The pause before a failed read or write of ours is retried. For a write it doubles at each failure,
+    # up to `LONGEST_PAUSE_S`.
     record_again_s: float = 1.0
 
 

@@ -19,7 +19,7 @@ def next_try(
     now: datetime,
     draw: float,
     retry_after: timedelta | None,
-    waits: Sequence[timedelta] = WAITS,
+    waits: Sequence[timedelta],
 ) -> datetime | None:
     """The time of the next attempt after `attempts` failed ones; None after the last. `draw`: random, in [0, 1).
 

@@ -157,7 +157,6 @@ def _needed(view: View, ruling: Ruling) -> str:
     with_data = sum(look.brought_data for look in view.step_looks) + view.brought_data
     if not (view.step_requests and with_data):
         return f"{lacking} more requests"
-
     # Looks without new data bring no requests, so the rate is counted by those that did. Rounded up.
     looks = -(-lacking * with_data // view.step_requests)
     return f"{lacking} more requests, about {looks} looks"

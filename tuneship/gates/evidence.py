@@ -332,7 +332,7 @@ def _early_z(buckets: tuple[BucketCounts, ...], limits: Limits) -> float | None:
 
 def early_warning(buckets: Sequence[BucketCounts], limits: Limits) -> bool:
     """Whether z speaks against the candidate: that holds the exposure, but is no proof and never rolls back."""
-    z = _early_z(tuple(buckets), limits)
+    z = early_z(buckets, limits)
     return z is not None and z > Z_WARN and sum(b.x_c for b in buckets) >= Z_MIN_BAD
 
 

@@ -165,6 +165,11 @@ class Look:
         return {"baseline": self.unvalued_baseline, "candidate": self.unvalued_candidate}
 
     @property
+    def hanging(self) -> Mapping[Arm, tuple[int, ...]]:
+        """Per arm the requests that had been open for too long, by the bucket of their arrival, the newest first."""
+        return {"baseline": self.hanging_baseline, "candidate": self.hanging_candidate}
+
+    @property
     def is_missing(self) -> bool:
         """Whether the look counts towards `missing_looks`."""
         return self.missing is not None or self.standing

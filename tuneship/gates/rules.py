@@ -43,7 +43,7 @@ def baseline_gone(view: View) -> Ruling | None:
 
 def circuit_breaker(view: View) -> Ruling | None:
     """Roll back when half of a bucket fails while the baseline is fine: that needs no statistics."""
-    broken = _probes_say_broken(view)
+    broken = Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",))
     pooled = error_share(view.span.compared, "baseline")
     for bucket in view.span.compared if view.has_baseline else view.span.baked:
         requests, errors = bucket.candidate.requests, bucket.candidate.errors
@@ -56,8 +56,9 @@ def circuit_breaker(view: View) -> Ruling | None:
             # An outage that both share is no reason to go back. At 100 % the baseline has no traffic
             # to compare with, and the time before has to do.
             beside = error_share([bucket], "baseline") if bucket.baseline.requests else pooled
-            broken = broken or beside < BREAKER_BASELINE_SHARE
-    return Ruling(Verdict.ROLLBACK, "error_rate", ("circuit_breaker",)) if broken else None
+            if beside < BREAKER_BASELINE_SHARE:
+                return broken
+    return broken if _probes_say_broken(view) else None
 
 
 def _probes_say_broken(view: View) -> bool:

@@ -175,21 +175,19 @@ def _bad_answers(bad: Mapping[str, int], gate: Gate, requests: int) -> int:
 
 
 def term_marks(record: RolloutRecord) -> list[Mark]:
-    """Indexes at which the terms of the present phase start: each compared step; in a wait or bake every fifth look."""
-    phase = record.phase  # derived from all facts, so ask once and not once a look
+    """Moments at which the terms of the present phase start: each compared step; in a wait or bake every fifth look."""
+    phase = record.phase
     if phase is Phase.COMPARE:
         return list(record.step_marks().values())
-    weight = record.weight
     # A wait begins when a person is asked, a bake when its weight is first confirmed.
-    began = [
-        mark
-        for fact, mark in record.marked()
-        if (
-            isinstance(fact, ApprovalAsked)
-            if phase is Phase.WAIT
-            else isinstance(fact, SplitConfirmed) and fact.candidate_weight == weight
-        )
-    ]
+    if phase is Phase.WAIT:
+        began = [mark for fact, mark in record.marked() if isinstance(fact, ApprovalAsked)]
+    else:
+        began = [
+            mark
+            for fact, mark in record.marked()
+            if isinstance(fact, SplitConfirmed) and fact.candidate_weight == record.weight
+        ]
     looks = [look for look in record.looks if look.phase is phase]
     later = looks[LOOKS_PER_TERM - 1 :: LOOKS_PER_TERM]
     return began[:1] + [Mark(look.horizon, look.number) for look in later]

@@ -387,8 +387,8 @@ def judge_smoke(baseline: Sequence[SmokeAnswer], candidate: Sequence[SmokeAnswer
     if not candidate:
         return GateResult(name, "hold", note="no answers")
     for number, answer in enumerate(candidate, start=1):
-        if answer.problem:
-            return GateResult(name, "reject", note=f"prompt {number}: {answer.problem}")
+        if problem := answer.problem:
+            return GateResult(name, "reject", note=f"prompt {number}: {problem}")
     pairs = zip(candidate, baseline, strict=False)
     times = [(ours.ms_per_token, theirs.ms_per_token) for ours, theirs in pairs]
     ratios = [ours / theirs for ours, theirs in times if ours and theirs]

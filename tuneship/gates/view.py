@@ -214,7 +214,7 @@ def make_view(
         limits=limits,
         tokens=tallies.token_ratio(view.span.compared),
         standing=_stands_still(view, known),
-        hanging=_hanging(replace(view, limits=limits), known, recorded),
+        hanging=_hanging(view, known, limits, recorded),
     )
     # Counts that are gone make the whole look a missing one: a verdict by the other gates alone would
     # let a candidate advance because one of them was silenced.
@@ -227,15 +227,15 @@ def make_view(
 
 
 def _hanging(
-    view: View, series: RolloutSeries, recorded: Look | None
+    view: View, series: RolloutSeries, limits: LatencyLimits | None, recorded: Look | None
 ) -> Mapping[Arm, tuple[int, ...]]:
     """Requests that wait too long now. A replayed look brings its own, because a snapshot is never published again."""
     if recorded is not None:
-        return {"baseline": recorded.hanging_baseline, "candidate": recorded.hanging_candidate}
-    if view.formula < 2 or view.limits is None:
-        return {}
-    age_ms = max(HANGING_MS, HANGING_LIMITS * view.limits.very_slow_ms)
+        return recorded.hanging
     at, buckets = series.at, view.span.all
+    if view.formula < 2 or limits is None or not buckets:
+        return {}
+    age_ms = max(HANGING_MS, HANGING_LIMITS * limits.very_slow_ms)
     hanging: dict[Arm, tuple[int, ...]] = {}
     for arm in ARMS:
         snapshot = series.in_flight.get(arm)
@@ -248,7 +248,7 @@ def _hanging(
             # Only a range of ages is known. Spread over its buckets, no single one of them can decide
             # by requests that did not arrive together.
             places = range(min(first, len(buckets) - 1), min(last, len(buckets) - 1) + 1)
-            for i in range(requests if buckets else 0):
+            for i in range(requests):
                 found[places[-1 - i % len(places)]] += 1
         found.reverse()
         # A look keeps what it found in the record, where most of the buckets would be zeros.

@@ -73,18 +73,18 @@ def test_a_sealed_secret_opens_only_with_its_key_and_for_its_row() -> None:
 def test_ten_tries_end_after_three_days_and_a_quarter() -> None:
     moment, times = NOW, list[timedelta]()
     for attempts in range(1, 10):
-        following = next_try(attempts, moment, 0.5, None)
+        following = next_try(attempts, moment, 0.5, None, WAITS)
         assert following is not None
         moment = following
         times.append(moment - NOW)
-    assert next_try(10, moment, 0.5, None) is None
+    assert next_try(10, moment, 0.5, None, WAITS) is None
     assert times[0] == timedelta(seconds=5)
     assert times[-1] == timedelta(hours=75, minutes=35, seconds=5)
 
 
 @pytest.mark.parametrize("attempts", range(1, 10))
 def test_jitter_moves_a_try_by_a_tenth_at_most(attempts: int) -> None:
-    waits = [next_try(attempts, NOW, draw, None) for draw in (0.0, 0.999999)]
+    waits = [next_try(attempts, NOW, draw, None, WAITS) for draw in (0.0, 0.999999)]
     assert [round((one - NOW) / WAITS[attempts], 3) for one in waits if one] == [
         1 - JITTER,
         1 + JITTER,
@@ -92,8 +92,8 @@ def test_jitter_moves_a_try_by_a_tenth_at_most(attempts: int) -> None:
 
 
 def test_a_receiver_may_ask_for_more_time_but_not_for_less() -> None:
-    assert next_try(1, NOW, 0.5, timedelta(hours=1)) == NOW + timedelta(hours=1)
-    assert next_try(5, NOW, 0.5, timedelta(seconds=1)) == NOW + WAITS[5]
+    assert next_try(1, NOW, 0.5, timedelta(hours=1), WAITS) == NOW + timedelta(hours=1)
+    assert next_try(5, NOW, 0.5, timedelta(seconds=1), WAITS) == NOW + WAITS[5]
 
 
 @pytest.mark.parametrize(
