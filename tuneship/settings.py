@@ -33,8 +33,6 @@ def _split_command(value: object) -> object:
     return shlex.split(value) if isinstance(value, str) else value
 
 
-# The kinds of object stores that `blob_url` may name.
-BUCKET_SCHEMES = ("s3", "gs", "az")
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split_list)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_command)]
@@ -199,14 +197,14 @@ class ServiceSettings(BaseSettings):
         return self.master_key_file or self.data_dir / "master.key"
 
     @model_validator(mode="after")
-    def _bucket_without_secrets(self) -> "ServiceSettings":
+    def _check_blob_url(self) -> "ServiceSettings":
         # Messages and logs name the URL, so it must hold nothing that opens the bucket. The texts do not repeat it.
         place = urlsplit(self.blob_url)
         if "@" in place.netloc or place.query or place.fragment:
             raise ValueError(
                 "blob_url must be a bucket and a prefix only: give credentials in the cloud's own variables"
             )
-        if self.blob_url and (place.scheme not in BUCKET_SCHEMES or not place.netloc):
+        if self.blob_url and (place.scheme not in ("s3", "gs", "az") or not place.netloc):
             raise ValueError("blob_url must begin with s3://, gs:// or az:// and name a bucket")
         return self
 

@@ -18,9 +18,9 @@ from tuneship.security.sealed_files import read_plain, write_sealed
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-TOKENIZER_FILE = "tokenizer_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The files that a template is loaded from; each may be missing.
-TEMPLATE_FILES = (TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
+TEMPLATE_FILES = (TEMPLATE_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE)
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 # For a base model without a template. Each turn ends in the end token or a blank line.
@@ -82,7 +82,7 @@ class PromptTemplate:
 
         `key` opens sealed files. Raises TemplateFailed.
         """
-        tokenizer_config = _read_json(directory / TOKENIZER_FILE, key)
+        tokenizer_config = _read_json(directory / TOKENIZER_CONFIG_FILE, key)
         file = directory / TEMPLATE_FILE
         if file.is_file():
             source = read_plain(file, key).decode()

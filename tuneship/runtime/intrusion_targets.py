@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuneship.runtime.socket_folder import socket_folder
+
 DECOY = "decoy"
-MAX_FOLDER_LENGTH = 75
-"""The path of a Unix socket may have 107 bytes (man 7 unix); this leaves room for the name of the file."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,13 @@ class Targets:
         return json.dumps(asdict(self))
 
 
-def socket_folder() -> str:
-    """A folder for Unix sockets. Temporary files lie in the data directory, whose path may be too long for them."""
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new folder is made in it
-        if len(os.fsencode(folder)) <= MAX_FOLDER_LENGTH and os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    raise ValueError("no writable folder has a path that is short enough for a Unix socket")
-
-
 @contextmanager
 def opened(folder: Path, **more: Any) -> Generator[Targets]:
     """Open listeners and make decoys; `more`: the remaining fields of `Targets`."""
     with ExitStack() as held:
-        sockets = tempfile.TemporaryDirectory(dir=socket_folder(), prefix="tuneship-")
+        # Temporary files lie in the data directory, whose path may be too long for a socket.
+        parent = socket_folder(tempfile.gettempdir())
+        sockets = tempfile.TemporaryDirectory(dir=parent, prefix="tuneship-")
         place = Path(held.enter_context(sockets))
         decoys = Path(held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="worker-")))
         (decoys / DECOY).write_text("decoy")

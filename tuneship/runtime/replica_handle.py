@@ -1,7 +1,8 @@
 """One live replica: its adapters, its health checks, and its end. Its group is `replica_set.py`."""
 
 import asyncio
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
 from zlib import crc32
 
 from tuneship.host.thread_pools import Threads
@@ -35,6 +36,9 @@ class ReplicaHandle:
         self.slots = 1
         """Requests that it runs at once."""
         self._changing = asyncio.Lock()
+        self._threads = Threads("files of an adapter", 1)
+        self._entering: asyncio.Task[Path] | None = None
+        """The latest entering of a hold, which goes on if nobody waits for it any more."""
 
     @property
     def is_live(self) -> bool:
@@ -76,7 +80,7 @@ class ReplicaHandle:
             with ExitStack() as held:
                 if adapter.hold is not None:
                     try:
-                        await asyncio.to_thread(held.enter_context, adapter.hold())
+                        await self._enter(adapter.hold(), held)
                     except OSError as error:
                         text = f"adapter files cannot be read: {type(error).__name__}"
                         raise ReplicaRefused(text) from error
@@ -84,6 +88,22 @@ class ReplicaHandle:
                         raise FilesAway("the adapter's files cannot be had now") from error
                 await self.link.load(adapter.name, adapter.path, adapter.key)
             self.adapters.add(adapter.name)
+
+    async def _enter(self, hold: AbstractContextManager[Path], held: ExitStack) -> None:
+        """Enter the hold on a stack in a thread of its own, since files may be downloaded for long.
+
+        The thread cannot be cancelled: if the waiting is, the stack is closed as soon as the thread has ended.
+        """
+        # An abandoned download may still run. It is waited for here and not in the queue for the thread, which a
+        # cancellation would leave filled with downloads that nobody wants.
+        if self._entering is not None:
+            await asyncio.wait([self._entering])
+        self._entering = asyncio.create_task(self._threads.run(held.enter_context, hold))
+        try:
+            await asyncio.shield(self._entering)
+        except asyncio.CancelledError:
+            self._entering.add_done_callback(lambda _: held.close())
+            raise
 
     async def unload(self, adapter: str) -> None:
         """Unload an adapter. It gets no more requests at once, but stays loaded while one in flight uses it."""

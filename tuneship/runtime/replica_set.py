@@ -191,8 +191,15 @@ class ReplicaSet:
         if not self._is_backing_off:
             self._start_missing(wanted)
 
-    def _retire(self, replica: ReplicaHandle, *, is_lost: bool = False) -> None:
-        """Give a replica no more requests, and end it when those in flight have ended: a lost one at once."""
+    def _retire(self, replica: ReplicaHandle) -> None:
+        """Give a replica no more requests, and end it when those in flight have ended: a lost one at once.
+
+        The process of a lost one is reaped then.
+        """
+        # Read once: a replica that ends while it is drained has ended as it should.
+        is_lost = not replica.is_live
+        if is_lost:
+            self._emit("error", "replica lost", replica, is_end=True)
         self._replicas.remove(replica)
         # `close` ends those that are leaving, in case it cancels this first.
         self._leaving.append(replica)
@@ -208,10 +215,9 @@ class ReplicaSet:
         self._spawn(end())
 
     def _remove_dead(self) -> None:
-        """Report and remove replicas whose process has ended, and reap the processes."""
+        """Retire the replicas whose process has ended."""
         for replica in [replica for replica in self._replicas if not replica.is_live]:
-            self._emit("error", "replica lost", replica, is_end=True)
-            self._retire(replica, is_lost=True)
+            self._retire(replica)
 
     @property
     def _is_backing_off(self) -> bool:

@@ -6,7 +6,6 @@ guards `/v1` only, and loading adapters at run time is meant for trusted callers
 """
 
 import asyncio
-import os
 import secrets
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ import httpx
 
 from tuneship.runtime.openai_link import BASE, OpenAiLink
 from tuneship.runtime.replica_protocol import OpenedReplica, OpenReplica
+from tuneship.runtime.socket_folder import socket_folder
 from tuneship.runtime.worker_protocol import Runtime, Worker, WorkerSpec
 from tuneship.serving.replica_client import ReplicaLost, ReplicaRefused
 
@@ -26,7 +26,7 @@ HEALTH_POLL_S = 0.25
 # one.
 KEEPALIVE_S = 2.0
 SOCKET = "socket"
-MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a private folder there
+MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private folder there
 # Different adapters in one step, adapters in main memory, largest rank. The options of a base model
 # come later on the command line and take precedence.
 ADAPTERS = ("--enable-lora", "--max-loras", "8", "--max-cpu-loras", "64", "--max-lora-rank", "64")
@@ -65,10 +65,8 @@ def vllm_replica(
 
     async def open_replica(base: Path, log: Path) -> OpenedReplica:
         key = new_key()
-        # In memory where possible, since the server gets decrypted adapters there. Not in the data
-        # directory: the path of a socket has at most 107 bytes.
-        parent = MEMORY if os.access(MEMORY, os.W_OK) else Path("/tmp")  # noqa: S108 - as above
-        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=parent))
+        # In memory where possible, since the server gets decrypted adapters there.
+        folder = Path(tempfile.mkdtemp(prefix="tuneship-", dir=socket_folder(MEMORY)))
         try:
             worker = runtime.start(_worker_spec(server, base, log, folder, key))
         except BaseException:

@@ -1,6 +1,6 @@
 """The additive masks of the attention over the KV cache, each made once for all layers of a step.
 
-Knows positions and windows, no keys and no values; `kv_cache` adds the masks to its scores.
+Knows positions and windows, no keys and no values; `kv_cache` keeps the masks, `attention` adds them to its scores.
 """
 
 import math

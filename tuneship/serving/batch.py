@@ -1,7 +1,7 @@
 """The input of one forward pass: the tokens of all sequences one after the other, without padding.
 
 First come the decoding sequences with one token each, then the chunks of prompts that are prefilled in this step.
-`engine` builds it, `kv_cache` attends over it, `lora` routes its tokens to adapters.
+`engine` builds it, `kv_cache` stores its keys and values and calls `attention`, `lora` routes its tokens to adapters.
 """
 
 from collections.abc import Sequence as Items

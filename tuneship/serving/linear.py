@@ -44,7 +44,10 @@ def _multiply(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> T
 
 @dataclass(frozen=True, slots=True)
 class PackedLibrary:
-    """A library that multiplies with packed weights, as it is measured."""
+    """A library that multiplies with packed weights, which the measurement compares with plain products.
+
+    Only the measurement can be given another one: products always use oneDNN.
+    """
 
     pack: Callable[[Tensor], Tensor] = _pack
     """Pack a weight [out, in]."""
@@ -123,7 +126,7 @@ class Product:
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight, in place of a loaded model's own layer."""
 
-    def __init__(self, linear: nn.Linear, *, shared: bool, packing: Packing = AS_MEASURED) -> None:
+    def __init__(self, linear: nn.Linear, *, shared: bool, packing: Packing) -> None:
         """Copy the weight like `Product`: the caller may drop it, but a large shared one is used as it is."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -136,7 +139,7 @@ class PackedLinear(nn.Linear):
         return _multiply_padded(input, self.weight, self.bias)
 
 
-def pack_layers(model: nn.Module, packing: Packing = AS_MEASURED) -> None:
+def pack_layers(model: nn.Module, packing: Packing) -> None:
     """Replace the linear layers of a model that are faster with packed weights."""
     tensors = [id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False)]
     for name, module in list(model.named_modules()):
@@ -162,7 +165,7 @@ def product_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> flo
 
 
 @cache
-def _trial_seconds(dtype: torch.dtype, library: PackedLibrary = ONE_DNN) -> tuple[float, float]:
+def _trial_seconds(dtype: torch.dtype, library: PackedLibrary) -> tuple[float, float]:
     """Measure plain and packed products; packed ones take infinitely long where they are missing or wrong."""
     numbers = torch.linspace(-1, 1, _TRIAL_TOKENS * _TRIAL_WIDTH)
     tokens = numbers.view(_TRIAL_TOKENS, _TRIAL_WIDTH).to(dtype)

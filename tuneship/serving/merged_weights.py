@@ -24,14 +24,11 @@ class Merged:
     """The merged products of at most one adapter; each step merges one more of them, so that no step is long."""
 
     def __init__(
-        self,
-        products: Items[Product | None],
-        dtype: torch.dtype,
-        most_bytes: int = MERGED_BYTES,
+        self, products: Items[Product | None], dtype: torch.dtype, merged_bytes: int
     ) -> None:
         """Allocate nothing before a merge begins; None in `products` is a product that the model keeps to itself."""
         known = [product for product in products if product is not None]
-        is_small = sum(product.nbytes for product in known) <= most_bytes
+        is_small = sum(product.nbytes for product in known) <= merged_bytes
         # A weight has eight significant bits in bfloat16, and a small delta would be rounded away.
         is_exact = dtype == torch.float32
         is_mergeable = is_small and is_exact and len(known) == len(products)

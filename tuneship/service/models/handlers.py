@@ -205,7 +205,8 @@ def find_model(
         key = parts.keyring.find(connection, client_id, row["blob"])
     except ObjectDamaged as damage:
         raise _cannot_be_served(damage) from damage
-    # Files in the data directory are where they are read; others must be here while a replica reads them.
+    # Files in the data directory are where they are read; others must be here while a replica reads them. A hold is
+    # entered in a thread, since it may download files: loading local ones does without both.
     hold = partial(parts.blobs.fetched, files) if parts.blobs.is_remote else None
     adapter = Adapter(identifier, parts.blobs.path_of(files.prefix), key, hold)
     return FoundModel(base, adapter, files)
