@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pydantic import SecretStr
 
@@ -71,8 +72,6 @@ def run(data_dir: Path, url: str) -> None:
     engines.trains_at_once = True
     if (data_dir / NOBODY_WORKS).exists():
         engines.may_start.clear()
-    serve.Processes = lambda **_: engines  # type: ignore[assignment, misc]
-    serve.can_isolate = lambda _: True  # the check concerns real workers
     settings = ServiceSettings(
         data_dir=data_dir,
         port=0,
@@ -82,9 +81,12 @@ def run(data_dir: Path, url: str) -> None:
         maximum_deployments=10**6,
         maximum_datasets=10**6,
     )
-    serve.serve(
-        settings, with_parent=os.getppid()
-    )  # so that a failing test leaves no process running
+    with (
+        patch.object(serve, "LocalProcesses", lambda **_: engines),
+        patch.object(serve, "can_isolate", lambda _: True),  # the check concerns real workers
+    ):
+        # With its parent, so that a failing test leaves no process running.
+        serve.serve(settings, with_parent=os.getppid())
 
 
 def main() -> None:
