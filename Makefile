@@ -23,13 +23,13 @@ down: $(VENV)/service.stamp ## end what `make up` started
 	@$(BIN)/python -m deployments.local down
 
 test: $(VENV)/dev.stamp ## what every change must pass: the fast tests and one of each kind of the slow ones
-	$(PYTEST) -n 2 -m "(not slow and not soak) or essential" $(TESTS)
+	$(PYTEST) -n 3 -m "(not slow and not soak) or essential" $(TESTS)
 
 test-all: $(VENV)/dev.stamp coverage ## every other test but `make soak`
-	$(PYTEST) -n 2 -m "slow and not soak and not essential" $(TESTS)
+	$(PYTEST) -n 3 -m "slow and not soak and not essential" $(TESTS)
 
 coverage: $(VENV)/dev.stamp ## branch coverage of the pure packages by their own tests
-	$(PYTEST) -n 2 -m "not slow and not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
+	$(PYTEST) -n 3 -m "not slow and not soak" $(PURE:%=--cov=tuneship.%) --cov-branch --cov-report=term:skip-covered \
 	  --cov-fail-under=95 $(PURE:%=tests/unit/%)
 
 soak: $(VENV)/dev.stamp ## what takes too long for every commit: the rest of the kill matrix, 600 random kills, new examples
