@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -67,7 +68,7 @@ def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
 def parse_columns(text: str) -> dict[str, str]:
     """Read `instruction=question,response=answer`; a part with a comma stands in double quotes, as in CSV."""
     try:
-        parts = next(csv.reader([text], strict=True), [])
+        parts = next(csv.reader([text], strict=True), list[str]())
     except csv.Error:
         raise SourceError("columns: a double quote is not closed") from None
     columns: dict[str, str] = {}
@@ -224,8 +225,9 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
 
 def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:
     try:
-        import pyarrow  # noqa: PLC0415 - an extra
-        import pyarrow.parquet as parquet  # noqa: PLC0415
+        # An extra, and without types.
+        pyarrow: Any = import_module("pyarrow")
+        parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         message = "reading Parquet takes pyarrow: pip install 'tuneship[parquet]'"
         raise SourceError(f"{name}: {message}") from None
@@ -331,7 +333,7 @@ def _plain(value: object) -> object:
     """A value in the types of JSON, None if it is missing. Raises `_Unfit`."""
     if isinstance(value, str):
         try:
-            value.isascii() or value.encode()
+            value.encode()
         except UnicodeEncodeError:
             raise _Unfit("holds half of a surrogate pair") from None
         return value

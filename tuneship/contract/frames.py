@@ -27,15 +27,13 @@ def job_frame(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]
     return pd.DataFrame(columns, index=index, dtype="float64")
 
 
-def deployment_frame(
-    series: Mapping[str, Mapping[str, Any]],
-) -> pd.DataFrame:
+def deployment_frame(series: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """One row a bucket, by its start; a float column `<series>_<field>` for each array of numbers, and `complete`.
 
     Each series has its own times, so a bucket that one of them leaves out is NaN there.
     """
-    parts: list[pd.DataFrame] = []
-    flags: list[pd.Series[Any]] = []
+    parts: list[Any] = []
+    flags: list[Any] = []
     for name, fields in series.items():
         times: list[datetime | None] = fields["timestamps"] or []
         index = pd.DatetimeIndex(times, name="time", tz="UTC")

@@ -22,9 +22,9 @@ def html_table(name: str, fields: Iterable[tuple[str | None, Any]]) -> str:
 
 
 def _cell(value: object) -> str:
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    entries = cast("list[Any]", value if isinstance(value, list) else [])
     if not entries or not all(hasattr(entry, "__repr_args__") for entry in entries):
-        return _text(value)
+        return _text(cast("object", value))
     shown = [dict(entry.__repr_args__()) for entry in entries[:MOST_ROWS]]
     head = "".join(f"<th>{escape(field)}</th>" for field in shown[0])
     rows = "".join(

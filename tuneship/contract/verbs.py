@@ -105,7 +105,7 @@ class Uploading(Protocol[Form_contra, R_co]):
     def __call__(self, form: Form_contra, file: Source, columns: Columns | None = None) -> R_co: ...
 
 
-class Upload(Verb[..., R], Generic[Form, R]):
+class UploadVerb(Verb[..., R], Generic[Form, R]):
     """`datasets.upload` and the like: makes JSON Lines of what the caller has, and sends them."""
 
     @overload
