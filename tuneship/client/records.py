@@ -232,8 +232,8 @@ def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterato
         message = "reading Parquet takes pyarrow: pip install 'tuneship[parquet]'"
         raise SourceError(f"{name}: {message}") from None
     try:
-        # With a buffer, a column is not read as a whole: most files have one group of a million rows.
-        table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES)
+        # Otherwise a group of rows is read as a whole, and most files have a single one.
+        table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)
         chosen = _chosen(name, table.schema_arrow.names, columns)
         batches = table.iter_batches(ROWS_AT_A_TIME, columns=[*set(chosen.values())])
         yield from _from_columns(
