@@ -93,8 +93,16 @@ class RowFrame(Protocol):
     def itertuples(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
+class RowDataset(Protocol):
+    """The part of a Hugging Face dataset by which an upload knows it."""
+
+    @property
+    def column_names(self) -> Any: ...
+    def iter(self, batch_size: int) -> Any: ...
+
+
 # What an upload is made of: a path, an open file of JSON Lines, a pandas frame, a Hugging Face dataset, or rows.
-Source = str | PathLike[str] | BinaryIO | RowFrame | Iterable[Mapping[str, Any]]
+Source = str | PathLike[str] | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
 # The column of each field, e.g. `{"instruction": "question"}`.
 Columns = Mapping[str, str]
 
