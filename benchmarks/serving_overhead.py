@@ -18,6 +18,7 @@ import socket
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -158,8 +159,11 @@ async def _measure(
 
 def _cpu_ms(pid: int) -> float:
     """CPU milliseconds of one process without its children, to the nanosecond."""
-    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(file.read_text(encoding="ascii").split()[0]) for file in files) / 1e6
+    spent = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(FileNotFoundError):  # the thread has ended
+            spent += int(file.read_text(encoding="ascii").split()[0])
+    return spent / 1e6
 
 
 async def _chunks(line: ReplicaLine, request: GenerateRequest) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -141,33 +142,30 @@ def test_a_full_service_refuses_at_once_and_one_client_cannot_fill_it(service: S
     deployment = service.deployment("one")
     service.limit(generations=InFlightLimits(each=2, together=3))
     theirs = service.deployment("theirs", "bob")
+    prompts = service.engines.prompts
+
+    def start(client: str, target: str) -> Future[httpx.Response]:
+        """Start a generation that waits; one at a time, because a client's share depends on who came before it."""
+        before = len(prompts)
+        asking = service.ask("POST", path_of(target), client, json={"prompt": "a"})
+        running = asyncio.run_coroutine_threadsafe(asking, service.loop)
+        service.until(lambda: len(prompts) > before)
+        return running
+
     service.engines.may_answer.clear()
-    places = [("alice", deployment)] * 2 + [("bob", theirs)]
-
-    async def fill() -> list[httpx.Response]:
-        return await asyncio.gather(
-            *(
-                service.ask("POST", path_of(target), client, json={"prompt": "a"})
-                for client, target in places
-            )
-        )
-
-    filling = asyncio.run_coroutine_threadsafe(fill(), service.loop)
-    service.until(lambda: len(service.engines.prompts) == 3)
+    running = [start("alice", deployment), start("alice", deployment), start("bob", theirs)]
     full = service.call("POST", path_of(theirs), "bob", json={"prompt": "a"})
     assert (full.status_code, full.json()["error"]["code"]) == (503, "internal_error")
     assert full.headers["x-should-retry"] == "true"
     assert 1 <= int(full.headers["retry-after"]) <= 120
     service.engines.may_answer.set()
-    assert [one.status_code for one in filling.result(120)] == [200] * 3
+    assert [one.result(120).status_code for one in running] == [200] * 3
     service.engines.may_answer.clear()
-    places[:] = [("alice", deployment)] * 2
-    filling = asyncio.run_coroutine_threadsafe(fill(), service.loop)
-    service.until(lambda: len(service.engines.prompts) == 5)
+    running = [start("alice", deployment), start("alice", deployment)]
     mine = service.call("POST", path_of(deployment), json={"prompt": "a"})
     assert (mine.status_code, mine.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     service.engines.may_answer.set()
-    filling.result(120)
+    assert [one.result(120).status_code for one in running] == [200] * 2
 
 
 def test_what_outlasts_the_deadline_is_an_error_of_the_deployment(start: Start) -> None:
