@@ -175,7 +175,7 @@ def arguments_of(spec: TrainingSpec, *, grouped: bool) -> dict[str, Any]:
 
 def plain_trainer(model: Any, choices: dict[str, Any], data: Data, spec: TrainingSpec) -> Any:
     """The `Trainer` of transformers."""
-    rows = [
+    rows: Any = [
         {"input_ids": tokens, "labels": labels, "attention_mask": [1] * len(tokens)}
         for tokens, labels in in_our_order(data, spec)
     ]

@@ -5,11 +5,13 @@ Operations and their verbs are declared in `tuneship/contract/`; `core.py` decid
 
 from tuneship.client.base import Options, base_url
 from tuneship.client.clients import AsyncClient, Client
+from tuneship.client.records import parse_columns, records
 from tuneship.contract.errors import (
     ApiError,
     BadResponse,
     DeadlineExceeded,
     ServiceUnreachable,
+    SourceError,
     TuneshipError,
 )
 
@@ -21,6 +23,9 @@ __all__ = [
     "DeadlineExceeded",
     "Options",
     "ServiceUnreachable",
+    "SourceError",
     "TuneshipError",
     "base_url",
+    "parse_columns",
+    "records",
 ]

@@ -13,16 +13,18 @@ from dataclasses import replace
 from typing import Any, ParamSpec, Self, TypeVar
 
 import httpx
+from pydantic import BaseModel
 
 from tuneship.client.base import ENCODING_HEADERS, BaseClient, Options
 from tuneship.client.core import HttpAnswer, Pause
 from tuneship.client.following import Block, Followed, Following, Read
+from tuneship.client.uploads import upload_file
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.job_reports import JobLogEntry, JobStep
 from tuneship.contract.operation import Call, Operation
 from tuneship.contract.pages import Arguments, Paged, Walk
 from tuneship.contract.resources import Api
-from tuneship.contract.verbs import Asynchronous, Blocking
+from tuneship.contract.verbs import Asynchronous, Blocking, Columns, Source
 from tuneship.settings import ClientSettings
 
 P = ParamSpec("P")
@@ -93,6 +95,18 @@ class Client(BaseClient, Blocking, Api[Blocking]):
                 request=response.request,
             )
         )
+
+    def upload(
+        self,
+        operation: Operation[..., R],
+        form: BaseModel,
+        source: Source,
+        columns: Columns | None = None,
+    ) -> R:
+        """Do what `client.datasets.upload(form, source)` does. Raises `SourceError` before anything is sent."""
+        with upload_file(source, columns) as (file, fill):
+            fill()
+            return self.call(operation, form, file)
 
     def walk(self, paged: Paged[R, T], given: Arguments) -> Iterator[T]:
         """Yield every entry of a list operation; usually called as `client.jobs.iterate(...)`."""
@@ -196,6 +210,19 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
             return HttpAnswer(failure=failure)
         except TimeoutError:
             return HttpAnswer(failure=httpx.ReadTimeout("no answer before the deadline"))
+
+    async def upload(
+        self,
+        operation: Operation[..., R],
+        form: BaseModel,
+        source: Source,
+        columns: Columns | None = None,
+    ) -> R:
+        """Do what `client.datasets.upload(form, source)` does. Raises `SourceError` before anything is sent."""
+        with upload_file(source, columns) as (file, fill):
+            # If this is cancelled, the file closes, and the thread ends at its next row.
+            await asyncio.to_thread(fill)
+            return await self.call(operation, form, file)
 
     async def walk(self, paged: Paged[R, T], given: Arguments) -> AsyncIterator[T]:
         """Yield every entry of a list operation; usually called as `client.jobs.iterate(...)`."""

@@ -1,9 +1,19 @@
-"""A file that reports how much of it has been uploaded."""
+"""The file of an upload: what the caller has, as JSON Lines, and a report of how much of it has been sent."""
 
+import json
 import os
-from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, BinaryIO, Protocol, cast
 
+from tuneship.client.records import is_json_lines, opened, records
+from tuneship.contract.errors import SourceError
+from tuneship.contract.verbs import Columns, Source
+
+BLOCK = 1 << 20
 # Called with the bytes read so far and the bytes in all; a retry starts at the front again.
 Progress = Callable[[int, int], None]
 
@@ -42,3 +52,57 @@ class WatchedFile:
     def tell(self) -> int:
         """Position in the file, in bytes."""
         return self._file.tell()
+
+
+@contextmanager
+def upload_file(
+    source: Source, columns: Columns | None
+) -> Generator[tuple[BinaryIO, Callable[[], None]]]:
+    """The file to send, and a call that fills it first, which may take as long as the source is big.
+
+    JSON Lines are sent as they are. Anything else is written to a file without a name, as a retry must send the same
+    bytes: it is gone with the process, however that ends.
+    """
+    with ExitStack() as stack:
+        file = _own_file(source, stack) if columns is None else None
+        if file is not None and file.seekable():
+            yield file, _nothing
+            return
+        spool = TemporaryFile()  # noqa: SIM115 - closing it may fail
+        stack.callback(_discard, spool)
+        # What comes through a pipe cannot be read a second time.
+        rows = _json_lines(source, columns) if file is None else iter(lambda: file.read(BLOCK), b"")
+        yield spool, partial(_fill, rows, spool)
+
+
+def _own_file(source: Source, stack: ExitStack) -> BinaryIO | None:
+    """The file that a source is or names, if it holds JSON Lines."""
+    given: Any = source
+    if isinstance(given, str | os.PathLike):
+        path = Path(cast("str", given))
+        return stack.enter_context(opened(path)) if is_json_lines(path) else None
+    return given if hasattr(given, "read") and not hasattr(given, "encoding") else None
+
+
+def _nothing() -> None:
+    """Fill nothing."""
+
+
+def _discard(spool: IO[bytes]) -> None:
+    # A full disk fails once more here; it has been told before.
+    with suppress(OSError):
+        spool.close()
+
+
+def _json_lines(source: Source, columns: Columns | None) -> Iterator[bytes]:
+    for record in records(source, columns):
+        yield json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _fill(lines: Iterable[bytes], spool: IO[bytes]) -> None:
+    try:
+        spool.writelines(lines)
+        spool.seek(0)
+    except OSError as error:
+        message = f"the rows cannot be copied to the temporary folder ({error.strerror})"
+        raise SourceError(message) from None

@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from tuneship.contract.notebook_table import html_table
+
 # Validation context of the service. Ids are opaque to a client (§1), so only the service checks
 # their form.
 SERVICE = "service"
@@ -66,6 +68,10 @@ class Reply(BaseModel):
 
     # A newer service may send more, within one version of the API.
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), hide_input_in_errors=True)
+
+    def _repr_html_(self) -> str:
+        """Show the reply in a notebook, with no more than its `repr` has."""
+        return html_table(type(self).__name__, self.__repr_args__())
 
 
 class LogCursor(Reply):

@@ -17,6 +17,10 @@ ALIASES = {
     "instruction": ("instruction", "prompt", "question"),
     "response": ("response", "completion", "output", "answer"),
 }
+# Fields whose values are no text but lists or objects.
+STRUCTURED_FIELDS = ("messages", "conversations", "tools", "metadata")
+# Every field that a line may have; others are ignored.
+FIELDS = (*ALIASES["instruction"], *ALIASES["response"], "system", "input", *STRUCTURED_FIELDS)
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
 

@@ -28,7 +28,7 @@ from tuneship.contract.errors import (
 )
 from tuneship.contract.examples import BASE, DATASET, NOON, OTHER_DATASET, PAGE, TAGS
 from tuneship.contract.operation import Example, operation
-from tuneship.contract.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.verbs import C_co, Pages, Resource, UploadVerb, Verb
 
 
 class DatasetStatus(StrEnum):
@@ -345,8 +345,8 @@ def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
 class Datasets(Resource[C_co]):
     """Training data."""
 
-    validate = Verb(validate_dataset)
-    upload = Verb(upload_dataset)
+    validate = UploadVerb[DatasetValidate, DatasetValidation](validate_dataset)
+    upload = UploadVerb[DatasetUpload, DatasetCreated](upload_dataset)
     get = Verb(get_dataset)
     list = Verb(list_datasets)
     iterate = Pages(list_datasets, lambda page: page.datasets)

@@ -17,6 +17,7 @@ The service raises a refusal and renders it; the client reads it from the answer
      |   |- QuotaExceeded             quota_exceeded             429
      |   |- FineTuningError           fine_tuning_error          only inside the record of a failed job
      |   `- InternalError             internal_error             500 (503)
+     |- SourceError                   the caller's rows cannot be sent as JSON Lines (client only)
      |- BadResponse                   the answer is not of this contract (client only)
      `- ServiceUnreachable            no answer came (client only)
          `- DeadlineExceeded          none came before the caller's deadline (client only)
@@ -197,6 +198,12 @@ class InternalError(ApiError):
 
     code = "internal_error"
     statuses = (500, 503)
+
+
+class SourceError(TuneshipError):
+    """Rows to upload cannot be read, or not be written as JSON Lines (client only). The message names the place."""
+
+    retryable = False
 
 
 class BadResponse(TuneshipError):

@@ -1,6 +1,6 @@
 """Reports of a job on the wire: its metrics by step, its log, and the stream of both."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,12 @@ class JobMetrics(Reply):
             "and every nth between.",
         ),
     ] = None
+
+    def frame(self) -> Any:
+        """A pandas frame: one row a step, one float column for each array; null is NaN."""
+        from tuneship.contract.frames import JOB_COLUMNS, job_frame  # noqa: PLC0415 - loads pandas
+
+        return job_frame(self.steps, {name: getattr(self, name) for name in JOB_COLUMNS})
 
 
 class JobLogEntry(Reply):

@@ -6,7 +6,7 @@ Additive to the description: `complete`, `latency.histogram`, all counts of `err
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -199,6 +199,13 @@ class DeploymentMetrics(Reply):
             "in `error_count` no sooner.",
         ),
     ] = None
+
+    def frame(self) -> Any:
+        """A pandas frame: one row a bucket by its start, columns such as `latency_p95`, `error_rate_percentage`."""
+        from tuneship.contract.frames import deployment_frame  # noqa: PLC0415 - loads pandas
+
+        series = {name: dict(one) for name, one in self.metrics if one is not None}
+        return deployment_frame(series)
 
 
 Interval = Annotated[

@@ -15,11 +15,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
+    Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from os import PathLike
+from typing import Any, BinaryIO, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.operation import Operation
@@ -28,6 +31,9 @@ from tuneship.contract.pages import NextPage, Paged, by_offset
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+Form = TypeVar("Form")
+Form_contra = TypeVar("Form_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Blocking:
@@ -75,6 +81,59 @@ class Verb(Generic[P, R]):
             return client.call(self.operation, *args, **kwargs)
 
         return call
+
+
+class RowFrame(Protocol):
+    """The part of a pandas frame that an upload uses."""
+
+    @property
+    def columns(self) -> Any: ...
+    @property
+    def iloc(self) -> Any: ...
+    def itertuples(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class RowDataset(Protocol):
+    """The part of a Hugging Face dataset by which an upload knows it."""
+
+    @property
+    def column_names(self) -> Any: ...
+    def iter(self, batch_size: int) -> Any: ...
+
+
+# What an upload is made of: a path, an open file of JSON Lines, a pandas frame, a Hugging Face dataset, or rows.
+Source = str | PathLike[str] | BinaryIO | RowFrame | RowDataset | Iterable[Mapping[str, Any]]
+# The column of each field, e.g. `{"instruction": "question"}`.
+Columns = Mapping[str, str]
+
+
+class Uploading(Protocol[Form_contra, R_co]):
+    """An upload as a method: a form, and what the file is made of."""
+
+    def __call__(self, form: Form_contra, file: Source, columns: Columns | None = None) -> R_co: ...
+
+
+class UploadVerb(Verb[..., R], Generic[Form, R]):
+    """`datasets.upload` and the like: makes JSON Lines of what the caller has, and sends them."""
+
+    @overload
+    def __get__(self, resource: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, resource: Resource[Blocking], owner: type) -> Uploading[Form, R]: ...
+    @overload
+    def __get__(
+        self, resource: Resource[Asynchronous], owner: type
+    ) -> Uploading[Form, Awaitable[R]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: type) -> Any:
+        """Bind the verb to the resource's client."""
+        if resource is None:
+            return self
+        client = resource.client
+
+        def upload(form: Form, file: Source, columns: Columns | None = None) -> Any:
+            return client.upload(self.operation, form, file, columns)
+
+        return upload
 
 
 class Streamed(Generic[P]):

@@ -1,6 +1,6 @@
 """Metric series as pandas frames: a job's metrics for the training gates, a rollout's buckets for reports and plots.
 
-The only module here that touches pandas, which ships no complete types: what leaves it is typed.
+The only module of the gates that touches pandas, which ships no complete types: what leaves it is typed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false, reportMissingTypeStubs=false
@@ -13,16 +13,8 @@ from typing import Any, cast
 
 import pandas as pd
 
+from tuneship.contract.frames import JOB_COLUMNS, job_frame
 from tuneship.gates.series import ARMS, RolloutSeries
-
-JOB_COLUMNS = (
-    "training_loss",
-    "validation_loss",
-    "learning_rate",
-    "epochs",
-    "accuracy",
-    "perplexity",
-)
 
 
 class UnreadableMetrics(ValueError):
@@ -86,8 +78,7 @@ def read_curve(metrics: Mapping[str, Any]) -> MetricCurve:
     whole = [step for step in steps if type(step) is int]
     if len(whole) != len(steps) or any(a >= b for a, b in pairwise(whole)):
         raise UnreadableMetrics("steps do not rise strictly")
-    index = pd.Index(whole, name="step", dtype="int64")
-    return MetricCurve(pd.DataFrame(columns, index=index, dtype="float64"))
+    return MetricCurve(job_frame(whole, columns))
 
 
 def series_frame(series: RolloutSeries) -> pd.DataFrame:

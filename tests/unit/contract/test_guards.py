@@ -79,6 +79,10 @@ def test_the_library_side_of_the_pipeline_loads_no_service(statement: str) -> No
     assert not loaded & {f"tuneship.{room}" for room in rooms}
 
 
+def test_the_client_loads_pandas_and_pyarrow_only_when_they_are_needed() -> None:
+    assert not loaded_by("import tuneship.client") & {"pandas", "pyarrow", "datasets"}
+
+
 def test_flows_and_tasks_load_none_of_the_services_rooms() -> None:
     loaded = loaded_by("import flows.tune_and_deploy, tasks.jobs, tasks.endpoints")
     rooms = {"service", "store", "training", "serving", "runtime"}

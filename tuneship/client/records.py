@@ -1,0 +1,370 @@
+"""Rows of a dataset from what people have: CSV, Parquet, pandas frames, Hugging Face datasets, iterables of mappings.
+
+Each source has a function that yields its rows as JSON objects and holds a few of them at a time. A missing value (an
+empty cell of a CSV file, NaN, null) is left out of its row. Errors name the place and never a cell, nor the name of a
+column that the caller did not give: without a header, the first line of a file is data.
+"""
+
+import csv
+import math
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tuneship.contract import strict_json
+from tuneship.contract.dataset_lines import (
+    ALIASES,
+    FIELDS,
+    STRUCTURED_FIELDS,
+    ExampleProblem,
+    decode_line,
+)
+from tuneship.contract.errors import SourceError
+from tuneship.contract.verbs import Columns, Source
+
+Record = dict[str, Any]
+# The service takes no longer line, and a quote that is not closed would make one field of the rest of a file.
+LONGEST_LINE_BYTES = 8 << 20
+# Rows in memory at a time, where a source hands out several. A row may have megabytes.
+ROWS_AT_A_TIME = 100
+PARQUET_BUFFER_BYTES = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class _Unfit(Exception):
+    """A value that JSON does not have; the message is the end of a sentence about it."""
+
+
+def records(source: Source, columns: Columns | None = None) -> Iterator[Record]:
+    """The rows of a source as the service reads them; `columns` maps fields to columns and leaves the others out.
+
+    A path ending in `.csv` or `.parquet` is read as such, any other path and any open file as JSON Lines. Raises
+    `SourceError`, some of them only at the row that is at fault.
+    """
+    _check_fields(columns)
+    given: Any = source
+    if isinstance(given, str | os.PathLike):
+        return _from_path(Path(cast("str", given)), columns)
+    if hasattr(given, "encoding"):
+        raise SourceError("the file: open it in binary mode, as in open(path, 'rb')")
+    if hasattr(given, "read"):
+        return _from_json_lines(given, "the file", columns)
+    if hasattr(given, "itertuples"):
+        return _from_frame(given, columns)
+    if isinstance(given, Mapping):
+        message = "a mapping is not rows; of a DatasetDict choose one split, as in data['train']"
+        raise SourceError(message)
+    if getattr(given, "column_names", None) is not None:
+        return _from_dataset(given, columns)
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
+        return _from_mappings(cast("Iterable[object]", given), columns)
+    kinds = "a path, an open file, a frame, a dataset or an iterable of mappings"
+    raise SourceError(f"the source is of type {type(given).__name__}, and must be {kinds}")
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Read `instruction=question,response=answer`; a part with a comma stands in double quotes, as in CSV."""
+    try:
+        parts = next(csv.reader([text], strict=True), list[str]())
+    except csv.Error:
+        raise SourceError("columns: a double quote is not closed") from None
+    columns: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        field, equals, column = (piece.strip() for piece in part.partition("="))
+        if not (field and equals and column):
+            raise SourceError(f"columns: part {number} must be of the form field=column")
+        if field in columns:
+            raise SourceError(f"columns: part {number} gives {_shown(field)} a second time")
+        columns[field] = column
+    _check_fields(columns)
+    return columns
+
+
+def is_json_lines(path: str | os.PathLike[str]) -> bool:
+    """Whether a file counts as JSON Lines, as its name does not say that it is something else."""
+    return Path(path).suffix.lower() not in READERS
+
+
+def _shown(field: str) -> str:
+    return field if field in FIELDS else "a field"
+
+
+def _check_fields(columns: Columns | None) -> None:
+    if columns is None:
+        return
+    if not columns:
+        raise SourceError("columns: name at least one field with its column")
+    for number, field in enumerate(columns, 1):
+        if field not in FIELDS:
+            message = f"columns: part {number} names no field; the fields are {', '.join(FIELDS)}"
+            raise SourceError(message)
+
+
+@contextmanager
+def opened(path: Path) -> Generator[BinaryIO]:
+    """A file of the caller's, open for reading. Raises `SourceError`."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise SourceError(f"{path}: no such file") from None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    with file:
+        yield file
+
+
+def _from_path(path: Path, columns: Columns | None) -> Iterator[Record]:
+    reader = READERS.get(path.suffix.lower(), _from_json_lines)
+    with opened(path) as file:
+        yield from reader(file, str(path), columns)
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a file without a byte order mark. One that is too long must not fill the memory."""
+    number = 0
+    while line := file.readline(LONGEST_LINE_BYTES + 1):
+        number += 1
+        if len(line) > LONGEST_LINE_BYTES:
+            raise SourceError(f"{name}, line {number}: is longer than 8 MiB")
+        yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+
+
+def _from_json_lines(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, line in enumerate(_lines(file, name), 1):
+            if line.strip():
+                try:
+                    yield f"{name}, line {number}", decode_line(line.strip())
+                except ExampleProblem as problem:
+                    raise SourceError(f"{name}, line {number}: {problem.message}") from None
+
+    if columns is None:
+        # The service reads these lines as they are, and says itself what is wrong with them.
+        return (dict(row) for _, row in rows())
+    return _from_objects(rows(), name, columns)
+
+
+def _from_mappings(source: Iterable[object], columns: Columns | None) -> Iterator[Record]:
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, row in enumerate(source, 1):
+            if not isinstance(row, Mapping):
+                raise SourceError(f"row {number}: is no mapping from fields to values")
+            fields = cast("Mapping[str, Any]", row)
+            if columns is None:
+                _check_extra(f"row {number}", list(fields))
+            yield f"row {number}", fields
+
+    return _from_objects(rows(), "the rows", columns)
+
+
+def _from_objects(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], name: str, columns: Columns | None
+) -> Iterator[Record]:
+    """The records of rows that each have names of their own, so that a column may be missing in some of them."""
+    sought = set[str]() if columns is None else set(columns.values())
+    for where, row in rows:
+        sought.difference_update(row)
+        if columns is None:
+            yield _record(where, row.items())
+        else:
+            yield _record(where, [(field, row.get(column)) for field, column in columns.items()])
+    if columns is not None and sought:
+        missing = " or ".join(map(str, sorted(sought)))
+        raise SourceError(f"{name}: no row has a column {missing}")
+
+
+def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:
+    # One limit holds for all readers of the process, at first 128 KiB. It is raised and never lowered, since others
+    # may rely on a higher one.
+    csv.field_size_limit(max(LONGEST_LINE_BYTES, csv.field_size_limit()))
+    reader = csv.reader(_decoded(_lines(file, name), name), strict=True)
+    places: dict[str, int] | None = None
+    width, start = 0, 1
+    try:
+        for cells in reader:
+            where, start = f"{name}, line {start}", reader.line_num + 1
+            if places is None:
+                places, width = _header(where, cells, columns), len(cells)
+            elif cells and len(cells) != width:
+                raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
+            elif cells:  # a blank line is no row
+                yield _record(where, [(field, cells[at] or None) for field, at in places.items()])
+    except csv.Error as error:
+        raise SourceError(f"{name}, line {start}: {_csv_fault(str(error))}") from None
+    if places is None:
+        raise SourceError(f"{name}: is empty; its first line must name the columns")
+
+
+def _header(where: str, cells: Sequence[str], columns: Columns | None) -> dict[str, int]:
+    """The place of each field by the first line of a CSV file."""
+    if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
+        raise SourceError(f"{where}: cells must be separated by commas")
+    found = [cell.strip() for cell in cells]
+    chosen = _chosen(f"{where} (the names of the columns)", found, columns)
+    return {field: found.index(column) for field, column in chosen.items()}
+
+
+def _csv_fault(message: str) -> str:
+    if "limit" in message:
+        return "a field is longer than 8 MiB, or its double quote is never closed"
+    if "new-line" in message:
+        return "has a carriage return that is neither in double quotes nor before a line feed"
+    return "a double quote is missing or out of place"
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError:
+            raise SourceError(f"{name}, line {number}: is not UTF-8") from None
+
+
+def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:
+    try:
+        # An extra, and without types.
+        pyarrow: Any = import_module("pyarrow")
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        message = "reading Parquet takes pyarrow: pip install 'tuneship[parquet]'"
+        raise SourceError(f"{name}: {message}") from None
+    try:
+        # Otherwise a group of rows is read as a whole, and most files have a single one.
+        table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)
+        chosen = _chosen(name, table.schema_arrow.names, columns)
+        batches = table.iter_batches(ROWS_AT_A_TIME, columns=[*set(chosen.values())])
+        yield from _from_columns(
+            name,
+            chosen,
+            ([batch.column(column).to_pylist() for column in chosen.values()] for batch in batches),
+        )
+    except (pyarrow.ArrowException, OSError, ValueError):
+        # Its messages quote what they found.
+        raise SourceError(f"{name}: cannot be read as Parquet") from None
+
+
+def _from_frame(frame: Any, columns: Columns | None) -> Iterator[Record]:
+    chosen = _chosen("the frame", list(frame.columns), columns)
+    # Column by column, as choosing several at once would copy them.
+    cells = [frame[column] for column in chosen.values()]
+    return _from_columns("the frame", chosen, [cells])
+
+
+def _from_dataset(dataset: Any, columns: Columns | None) -> Iterator[Record]:
+    chosen = _chosen("the dataset", list(dataset.column_names), columns)
+    # Neither arrays of another library nor, for columns that nobody asked for, decoded pictures.
+    plain = dataset.with_format(None).select_columns([*set(chosen.values())])
+    batches = plain.iter(batch_size=ROWS_AT_A_TIME)
+    cells = ([batch[column] for column in chosen.values()] for batch in batches)
+    return _from_columns("the dataset", chosen, cells)
+
+
+def _from_columns(
+    name: str, fields: Iterable[str], batches: Iterable[Sequence[Iterable[object]]]
+) -> Iterator[Record]:
+    """The records of a table of which each batch has one column for each field."""
+    rows = (row for batch in batches for row in zip(*batch, strict=True))
+    for number, row in enumerate(rows, 1):
+        yield _record(f"{name}, row {number}", zip(fields, row, strict=True))
+
+
+def _chosen(name: str, found: Sequence[object], columns: Columns | None) -> Columns:
+    """The column of each field in a table. Raises `SourceError` for one that is missing, ambiguous or extra."""
+    if columns is None:
+        _check_enough(name, found)
+        _check_extra(name, found)
+        chosen: Columns = {field: field for field in FIELDS if field in found}
+    else:
+        chosen = columns
+        missing = [str(column) for column in chosen.values() if column not in found]
+        if missing:
+            raise SourceError(f"{name}: there is no column {' and no column '.join(missing)}")
+    for column in chosen.values():
+        if found.count(column) > 1:
+            raise SourceError(f"{name}: there are several columns {column}")
+    return chosen
+
+
+def _check_enough(name: str, found: Sequence[object]) -> None:
+    if "messages" in found or "conversations" in found:
+        return
+    missing = [field for field, names in ALIASES.items() if not {*names}.intersection(found)]
+    if missing:
+        message = f"there is no column {' and no column '.join(missing)}"
+        raise SourceError(f"{name}: {message}; say with columns which ones to take")
+
+
+def _check_extra(name: str, found: Sequence[object]) -> None:
+    """Refuse what the service would ignore: it may be a patient's name, and need not leave the caller's machine."""
+    extra = [str(at) for at, column in enumerate(found, 1) if column not in FIELDS]
+    if extra:
+        places = ", ".join(extra[:5]) + (" and others" if extra[5:] else "")
+        message = (
+            f"column {places} is no field" if not extra[1:] else f"columns {places} are no fields"
+        )
+        raise SourceError(f"{name}: {message} of a dataset; say with columns which ones to take")
+    for field, names in ALIASES.items():
+        if sum(column in names for column in found) > 1:
+            message = f"several columns are read as {field}"
+            raise SourceError(f"{name}: {message}; say with columns which one to take")
+
+
+def _record(where: str, cells: Iterable[tuple[str, object]]) -> Record:
+    """One row without its missing values, in types of JSON."""
+    record: Record = {}
+    for field, cell in cells:
+        try:
+            value = _plain(cell)
+            if isinstance(value, str) and field in STRUCTURED_FIELDS:
+                value = strict_json.parse(value.encode(), strict_json.MAXIMUM_VALUES_OF_LINE)
+        except (_Unfit, strict_json.JsonRefused) as reason:
+            raise SourceError(f"{where}, {field}: {reason}") from None
+        except RecursionError:
+            raise SourceError(f"{where}, {field}: is nested too deeply") from None
+        if value is not None:
+            record[field] = value
+    return record
+
+
+def _plain(value: object) -> object:
+    """A value in the types of JSON, None if it is missing. Raises `_Unfit`."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Unfit("holds half of a surrogate pair") from None
+        return value
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise _Unfit("is infinite")
+        return None if math.isnan(value) else value
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value).items()
+        if not all(isinstance(key, str) for key, _ in pairs):
+            raise _Unfit("has an object whose keys are not all texts")
+        return {_plain(key): _plain(member) for key, member in pairs}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in cast("Iterable[object]", value)]
+    return _unwrapped(value)
+
+
+def _unwrapped(value: Any) -> object:
+    # What arrays and numbers of numpy, pyarrow and torch have in common.
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    kind = type(value).__name__
+    # By name, so that pandas need not be loaded.
+    if kind in ("NAType", "NaTType"):
+        return None
+    raise _Unfit(f"is of type {kind}, which JSON does not have")
+
+
+READERS: dict[str, Callable[[BinaryIO, str, Columns | None], Iterator[Record]]] = {
+    ".csv": _from_csv,
+    ".parquet": _from_parquet,
+}
