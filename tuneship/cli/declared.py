@@ -33,8 +33,9 @@ class DeclaredVerb:
 
     @property
     def sentence(self) -> str:
-        """What it does: the operation's docstring without notes."""
-        return NOTES.sub("", self.operation.declaration.__doc__ or "")
+        """What it does: the beginning of the operation's docstring, without notes."""
+        text = self.operation.declaration.__doc__ or ""
+        return NOTES.sub("", text.partition("\n\n")[0]).strip()
 
 
 class _Declared(Api[Any]):

@@ -42,17 +42,34 @@ def _field(model: type[BaseModel], name: str, value: Any) -> Iterator[str]:
     elif kind is FieldKind.PAIRS and all(isinstance(one, str) for one in value.values()):
         for key, text in value.items():
             yield from (flag, f"{key}={text}")
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            text = inner if isinstance(inner, str) else json.dumps(inner)
-            yield from ("--set", f"{name}.{key}={text}")
     else:
-        yield from ("--set", f"{name}={json.dumps(value)}")
+        for place, inner in _leaves(name, value):
+            yield from (
+                "--set",
+                f"{place}={inner if isinstance(inner, str) else json.dumps(inner)}",
+            )
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values inside of a value by their paths, as `--set` takes them."""
+    inner: dict[Any, Any] = {}
+    if isinstance(value, dict):
+        inner = value
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        inner = dict(enumerate(value))
+    if not inner:
+        yield place, value
+    for key, one in inner.items():
+        yield from _leaves(f"{place}.{key}", one)
 
 
 def example_of(verb: DeclaredVerb) -> str:
     """An example of a command, as people type it: the first request of the operation's own examples."""
     requests = verb.operation.example.requests.values()
     body: dict[str, Any] = next(iter(requests), {})
-    words = ["tuneship", *command_line(verb, PATH_VALUES, body, EXAMPLE_FILE)]
-    return shlex.join(words)
+    words = command_line(verb, PATH_VALUES, body, EXAMPLE_FILE)
+    # A line for each option: the help would break a longer one where a shell does not go on.
+    text = "tuneship"
+    for word in words:
+        text += f" \\\n    {word}" if word.startswith("--") else f" {shlex.quote(word)}"
+    return text

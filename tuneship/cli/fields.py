@@ -98,6 +98,13 @@ def choices_of(hint: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def type_words(hint: Any) -> str:
+    """The types of a scalar field for people, as `number|auto`."""
+    words = {str: "text", int: "integer", float: "number", datetime: "time"}
+    found = [words.get(one, "|".join(map(str, get_args(one)))) for one in members(hint)]
+    return "|".join(dict.fromkeys(found))
+
+
 def value_of(hint: Any, text: str) -> Any:
     """The JSON value that a text means for a field of this type.
 

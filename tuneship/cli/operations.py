@@ -41,10 +41,8 @@ def declared_commands(group: str) -> Builders:
 def declared_command(verb: DeclaredVerb) -> Any:
     """The command of a declared operation."""
     function = with_signature(lambda **given: run(verb, given), parameters_of(verb))
-    text, *more = verb.sentence.split("\n\n")
-    help_text = "\n\n".join([escaped(text), *map(escaped, more)])
     epilog = f"Example:\n\n{escaped(example_of(verb))}"
-    return command_of(function, help=help_text, epilog=epilog)
+    return command_of(function, help=escaped(verb.sentence), epilog=epilog)
 
 
 def escaped(text: str) -> str:

@@ -26,6 +26,7 @@ from tuneship.cli.fields import (
     members,
     pair_in,
     set_field,
+    type_words,
     value_of,
     wire_names,
 )
@@ -92,7 +93,9 @@ def field_options(
             info["metavar"] = "KEY=VALUE"
         elif words and len(joined) <= WIDEST_CHOICE:
             info["metavar"] = joined
-        elif words:
+        elif not words:
+            info["metavar"] = f"<{type_words(element_of(hint) if many else hint)}>"
+        else:
             info["help"] = f"{info['help']} One of {', '.join(words)}.".strip()
         info["autocompletion"] = (
             word_completion(words) if words else completing(element_of(hint) if many else hint)
