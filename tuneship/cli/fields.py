@@ -165,24 +165,26 @@ def set_field(content: dict[str, Any], model: type[BaseModel], assignment: str) 
     if text == "null" and allows_null(hint):
         value = None
     inner: Any = content
-    for part, following in zip(path, [*path[1:], None], strict=True):
-        inner = _step(inner, part, following, value, place)
+    for depth, part in enumerate(path[:-1], start=1):
+        inside = hint_at(model, path[:depth])
+        is_list = any(get_origin(one) is list for one in members(inside)) if inside else False
+        inner = _place(inner, part, [] if is_list else {}, is_value=False)
+    _place(inner, path[-1], value, is_value=True)
 
 
-def _step(inner: Any, part: str, following: str | None, value: Any, place: str) -> Any:
-    """Set the last part of a path, or go one part deeper and make what is missing there."""
-    fresh: Any = value if following is None else ([] if following.isdigit() else {})
+def _place(inner: Any, part: str, fresh: Any, *, is_value: bool) -> Any:
+    """Set one part of a path to a value, or go into what is there, which is made where it is missing."""
     if isinstance(inner, dict):
         fields = cast("dict[str, Any]", inner)
-        if following is None or not isinstance(fields.get(part), dict | list):
+        if is_value or not isinstance(fields.get(part), dict | list):
             fields[part] = fresh
         return fields[part]
-    if not isinstance(inner, list) or not part.isdigit() or int(part) > len(inner):
-        raise BadField(f"--set: {place} does not fit the value that is there")
     entries = cast("list[Any]", inner)
+    if not part.isdecimal() or int(part) > len(entries):
+        raise BadField("--set: the entries of a list are numbered from 0, without a gap")
     if int(part) == len(entries):
         entries.append(fresh)
-    elif following is None or not isinstance(entries[int(part)], dict | list):
+    elif is_value or not isinstance(entries[int(part)], dict | list):
         entries[int(part)] = fresh
     return entries[int(part)]
 
