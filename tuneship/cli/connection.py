@@ -68,6 +68,8 @@ def chosen_service() -> ChosenService:
         missing = [name for name, value in needed.items() if not value]
         if missing:
             raise NoService(f"TUNESHIP_URL is set, and {' and '.join(missing)} must be set, too")
+        if not (settings.client_id + settings.api_key.get_secret_value()).isascii():
+            raise NoService("TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID must be ASCII")
         return ChosenService(settings, "the environment")
     if login_file().is_file():
         return ChosenService(_logged_in(login_file()), "tuneship login")
@@ -144,7 +146,11 @@ def connected(chosen: ChosenService | None = None, **options: Any) -> Generator[
 
     chosen = chosen or chosen_service()
     try:
-        with Client(chosen.settings, options=Options(**options)) as client:
+        opened = Client(chosen.settings, options=Options(**options))
+    except OSError as error:
+        raise NoService(f"{chosen.settings.ca_file} holds no certificates ({error})") from None
+    try:
+        with opened as client:
             yield client
     except ApiError as error:
         fail(refusal_text(error))

@@ -44,8 +44,10 @@ def watch(
     Broken connections and restarts of the service are waited out. Ends with 0 if the job is completed, else with 1.
     In a pipe every log line and step is a line.
     """
-    with reported(), connected(tries=FOLLOWING_TRIES) as client:
-        seen = _Watched(client.jobs.get(job_id))
+    with reported(), connected() as asked:
+        seen = _Watched(asked.jobs.get(job_id))
+        # From here on the service is known to be there, and a long pause is worth its while.
+        client = asked.with_options(tries=FOLLOWING_TRIES)
         if is_terminal() and not as_json:
             with _live(client, seen):
                 _follow(client, seen, shows=False, as_json=False)

@@ -12,21 +12,28 @@ from typer.main import get_command, get_group
 Builders = Mapping[str, Callable[[], Any]]
 
 
-def lazy_group(find_builders: Callable[[], Builders]) -> type[TyperGroup]:
-    """A class for `typer.Typer(cls=...)`: a group with these commands beside those that are registered."""
-    builders = cache(find_builders)
+def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
+    """A class for `typer.Typer(cls=...)`: a group with these commands, in this order, beside the registered ones.
+
+    A command is looked for from the last finder to the first, so that those which load much stand in front.
+    """
+    cached = [cache(find) for find in finders]
 
     class LazyCommands(TyperGroup):
         """A group that builds a command at its first use."""
 
         def list_commands(self, ctx: Any) -> list[str]:
-            return list(dict.fromkeys([*builders(), *super().list_commands(ctx)]))
+            names = (name for find in cached for name in find())
+            return list(dict.fromkeys([*names, *super().list_commands(ctx)]))
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            if cmd_name not in self.commands and cmd_name in builders():
-                command = builders()[cmd_name]()
-                command.name = cmd_name
-                self.commands[cmd_name] = command
+            if cmd_name not in self.commands:
+                for builders in (find() for find in reversed(cached)):
+                    if cmd_name in builders:
+                        command = builders[cmd_name]()
+                        command.name = cmd_name
+                        self.commands[cmd_name] = command
+                        break
             return super().get_command(ctx, cmd_name)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -22,7 +22,9 @@ app = typer.Typer(no_args_is_help=True)
 @app.command()
 def login(
     url: Annotated[str, typer.Argument(metavar="URL", help="As in https://tuneship.example.org")],
-    client_id: Annotated[str, typer.Option(help="The tenant of the key.", prompt=True)],
+    client_id: Annotated[
+        str | None, typer.Option(help="The tenant of the key; without it you are asked.")
+    ] = None,
     api_key_file: Annotated[
         str | None,
         typer.Option(metavar="FILE|-", help="Read the key from a file; without it you are asked."),
@@ -39,8 +41,10 @@ def login(
     from tuneship.host.durable import write_private  # noqa: PLC0415
 
     with reported():
-        key = _key(api_key_file)
-        fields = {"url": url, "client_id": client_id, "api_key": key}
+        if client_id is None and not sys.stdin.isatty():
+            raise BadField("--client-id: is needed where nobody can be asked")
+        client_id = client_id or typer.prompt("Client id").strip()
+        fields = {"url": url, "client_id": client_id, "api_key": _key(api_key_file)}
         if ca_file is not None:
             fields["ca_file"] = str(ca_file.resolve())
         settings = _settings(fields)
@@ -73,12 +77,9 @@ def _settings(fields: dict[str, Any]) -> "ClientSettings":
 
     if not fields["url"].startswith(("http://", "https://")):
         raise BadField("URL: must begin with http:// or https://")
-    if (
-        not fields["api_key"].isascii()
-        or not fields["api_key"].isprintable()
-        or not fields["api_key"]
-    ):
-        raise BadField("the API key: must be one line of printable ASCII")
+    for name, text in (("the client id", fields["client_id"]), ("the API key", fields["api_key"])):
+        if not (text and text.isascii() and text.isprintable()):
+            raise BadField(f"{name}: must be one line of printable ASCII")
     try:
         return ClientSettings(**fields)
     except ValidationError as error:

@@ -34,22 +34,29 @@ def _module(name: str) -> str:
     return f"tuneship.cli.{name}"
 
 
-def _commands() -> Builders:
+def _pipeline() -> Builders:
+    return {"release": lambda: _in_panel(_single("release", "release"), FLOWS)}
+
+
+def _api() -> Builders:
     from tuneship.cli.declared import resources  # noqa: PLC0415 - starts slowly
 
-    builders: dict[str, Any] = {"release": lambda: _in_panel(_single("release", "release"), FLOWS)}
-    for name in ("generate", "chat"):
-        builders[name] = lambda name=name: _in_panel(_talk(name), API)
-    for group in resources():
-        builders[group] = lambda group=group: _in_panel(_resource(group), API)
-    for group in OWN_GROUPS:
-        builders[group] = lambda group=group: _in_panel(_own_group(group), MACHINE)
-    for name, module in ALONE.items():
-        panel = ACCOUNT if module == "login" else MACHINE
-        builders[name] = lambda name=name, module=module, panel=panel: _in_panel(
-            _single(module, name), panel
+    talk = {name: lambda name=name: _in_panel(_talk(name), API) for name in ("generate", "chat")}
+    groups = {group: lambda group=group: _in_panel(_resource(group), API) for group in resources()}
+    return talk | groups
+
+
+def _machine() -> Builders:
+    groups = {
+        group: lambda group=group: _in_panel(_own_group(group), MACHINE) for group in OWN_GROUPS
+    }
+    alone = {
+        name: lambda name=name, module=module: _in_panel(
+            _single(module, name), ACCOUNT if module == "login" else MACHINE
         )
-    return builders
+        for name, module in ALONE.items()
+    }
+    return groups | alone
 
 
 def _in_panel(command: Any, panel: str) -> Any:
@@ -91,7 +98,7 @@ def _nothing() -> None:
 
 
 app = typer.Typer(
-    cls=lazy_group(_commands),
+    cls=lazy_group(_pipeline, _api, _machine),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

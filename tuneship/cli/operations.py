@@ -20,7 +20,7 @@ from tuneship.cli.output import (
     show_json,
     show_rows,
 )
-from tuneship.cli.parameters import HEADERS, arguments_of, parameters_of
+from tuneship.cli.parameters import arguments_of, parameters_of, request_options
 from tuneship.cli.streams import show_entries, show_generation
 from tuneship.cli.uploads import opened_file, progress_bar
 
@@ -67,15 +67,11 @@ def with_signature(
 def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
     """Carry out a declared command on what was given on the command line."""
     file: Path | None = given.get(verb.operation.file_parameter or "")
-    options = {name: given[name] for name, _ in HEADERS.values() if given.get(name)}
-    if given.get("idempotency_key"):
-        options["idempotency_key"] = given["idempotency_key"]
     with reported(), _opened(file) as (opened, progress):
+        options: dict[str, Any] = request_options(given)
         arguments = arguments_of(verb.operation, given, opened)
         if progress is not None:
             options["progress"] = progress
-        if given.get("follow"):
-            options["tries"] = FOLLOWING_TRIES
         with connected(**options) as client:
             _call(client, verb, arguments, given)
 
@@ -96,11 +92,8 @@ def _call(
 ) -> None:
     operation, as_json = verb.operation, bool(given["as_json"])
     body = arguments.get(operation.body_parameter[0]) if operation.body_parameter else None
-    if given.get("follow") and verb.can_follow:
-        if given.get("limit"):
-            raise BadField("--limit: does not bound a stream, leave it out with --follow")
-        with closing(client.follow_job(**arguments)) as entries:
-            show_entries(entries, as_json)
+    if given.get("follow"):
+        _follow(client, verb, arguments, as_json)
     elif getattr(body, "stream", False):
         with closing(client.stream(operation, **arguments)) as pieces:
             show_generation(pieces, as_json)
@@ -108,6 +101,16 @@ def _call(
         _show_every_page(client, verb, arguments, as_json)
     else:
         show_reply(verb, client.call(operation, **arguments), as_json)
+
+
+def _follow(client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool) -> None:
+    if "limit" in arguments:
+        raise BadField("--limit: does not bound a stream, leave it out with --follow")
+    # A wrong address or id is told at once; only a connection that worked is waited for.
+    client.call(verb.operation, **arguments, limit=1)
+    patient = client.with_options(tries=FOLLOWING_TRIES)
+    with closing(patient.follow_job(**arguments)) as entries:
+        show_entries(entries, as_json)
 
 
 def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:

@@ -183,6 +183,16 @@ def _request_options(operation: Operation[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
+def request_options(given: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the client that were given: headers of the request. Raises `BadField`."""
+    names = (*(name for name, _ in HEADERS.values()), "idempotency_key")
+    found = {name: str(given[name]) for name in names if given.get(name) is not None}
+    for name, value in found.items():
+        if not (value and value.isascii() and value.isprintable()):
+            raise BadField(f"--{name.replace('_', '-')}: must be printable ASCII")
+    return found
+
+
 def given_fields(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that were given as options, as JSON values. Raises `BadField`."""
     fields: dict[str, Any] = {}
@@ -245,7 +255,7 @@ def arguments_of(
     arguments: dict[str, Any] = {}
     for name in operation.path_parameters:
         # An empty id, or one of dots, would make the path of another operation.
-        if given[name].strip(".") == "":
+        if given[name].strip(".") == "" or not given[name].isprintable():
             raise BadField(f"{name.upper()}: must be an id")
         arguments[name] = given[name]
     model = operation.query_model

@@ -22,6 +22,7 @@ from tuneship.cli.parameters import (
     body_options,
     field_options,
     parameter,
+    request_options,
 )
 from tuneship.cli.streams import show_generation
 from tuneship.contract.generation import Generate, generate, generate_by_endpoint
@@ -43,6 +44,8 @@ class Target:
 
 def target_of(client: "Client", name: str) -> Target:
     """A deployment or an endpoint by its id or its name; endpoints come first. Raises `BadField`."""
+    if not (name and name.isprintable()):
+        raise BadField("TARGET: must be an id or a name")
     if name.startswith("dep_"):
         return Target(_stream_of(client, generate), name)
     if name.startswith(("ep_", "cep_")):
@@ -116,9 +119,7 @@ def generate_command() -> Any:
     )
 
 
-def _generate(
-    target: str, prompt: str | None, routing_key: str | None, as_json: bool, **given: Any
-) -> None:
+def _generate(target: str, prompt: str | None, as_json: bool, **given: Any) -> None:
     with reported():
         if prompt == "-" or (prompt is None and given["params"] is None):
             if prompt is None and sys.stdin.isatty():
@@ -126,7 +127,7 @@ def _generate(
             prompt = sys.stdin.read()
         # By way of the body's own fields, so that a prompt beside `messages` is refused by name.
         body = body_of(Generate, given if prompt is None else {**given, "prompt": prompt})
-        with connected(routing_key=routing_key) as client:
+        with connected(**request_options(given)) as client:
             at = target_of(client, target)
             with closing(at.call(at.id, body)) as pieces:
                 show_generation(pieces, as_json)
@@ -155,14 +156,12 @@ def chat_command() -> Any:
     )
 
 
-def _chat(
-    target: str, system: str | None, routing_key: str | None, as_json: bool, **given: Any
-) -> None:
+def _chat(target: str, system: str | None, as_json: bool, **given: Any) -> None:
     from tuneship.client import ApiError  # noqa: PLC0415 - starts slowly
     from tuneship.client.refusal_text import refusal_text  # noqa: PLC0415
 
     turns = [] if system is None else [{"role": "system", "content": system}]
-    with reported(), connected(routing_key=routing_key) as client:
+    with reported(), connected(**request_options(given)) as client:
         at = target_of(client, target)
         for line in _lines():
             turns.append({"role": "user", "content": line})

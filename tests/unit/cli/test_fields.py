@@ -81,7 +81,7 @@ def test_a_list_of_members_is_written_entry_by_entry() -> None:
         (WebhookCreate, ["events.x=*"], {"url": "u"}, "--set: the entries of a list are numbered"),
         (WebhookCreate, ["events.2=*"], {"url": "u"}, "--set: the entries of a list are numbered from 0"),
         (Generate, [], {}, "prompt: is needed"),
-        (Generate, ["messages.0.role=user", "messages.0.content=secret"], {"prompt": "secret"}, "messages: must not be sent"),
+        (Generate, ["messages.0.role=user", "messages.0.content=a"], {"prompt": "secret"}, "messages: must not be"),
         (Generate, ["temperature=NaN"], {"prompt": "secret"}, "temperature: "),
         (DeploymentCreate, ["model_config.x=secret"], {"model_name": "m"}, "model_config.x: is not a known key"),
     ],
