@@ -31,7 +31,6 @@ from tuneship.cli.fields import (
     wire_names,
 )
 from tuneship.contract.operation import Operation
-from tuneship.parameter_files import UnreadableParameters, mapping_in, problems_of
 
 # Headers that a caller may choose, by the client's option.
 HEADERS = {
@@ -230,6 +229,8 @@ def body_of(
 
 
 def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
+    from tuneship.parameter_files import problems_of  # noqa: PLC0415 - starts slowly
+
     try:
         return validate()
     except ValidationError as error:
@@ -237,6 +238,8 @@ def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
 
 
 def _read_params(source: str) -> dict[str, Any]:
+    from tuneship.parameter_files import UnreadableParameters, mapping_in  # noqa: PLC0415
+
     name = "standard input" if source == "-" else source
     try:
         return mapping_in(sys.stdin.read() if source == "-" else Path(source).read_text("utf-8"))

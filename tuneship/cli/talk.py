@@ -121,7 +121,10 @@ def generate_command() -> Any:
 
 def _generate(target: str, prompt: str | None, as_json: bool, **given: Any) -> None:
     with reported():
-        if prompt == "-" or (prompt is None and given["params"] is None):
+        is_given = given["params"] is not None or any(
+            one.startswith(("prompt", "messages")) for one in given["set_fields"] or ()
+        )
+        if prompt == "-" or (prompt is None and not is_given):
             if prompt is None and sys.stdin.isatty():
                 raise BadField("PROMPT: is needed")
             prompt = sys.stdin.read()
