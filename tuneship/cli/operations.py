@@ -68,7 +68,7 @@ def run(verb: DeclaredVerb, given: dict[str, Any]) -> None:
     """Carry out a declared command on what was given on the command line."""
     file: Path | None = given.get(verb.operation.file_parameter or "")
     with reported(), _opened(file) as (opened, progress):
-        options: dict[str, Any] = request_options(given)
+        options = request_options(given)
         arguments = arguments_of(verb.operation, given, opened)
         if progress is not None:
             options["progress"] = progress
@@ -135,11 +135,12 @@ def _show_every_page(
     client: "Client", verb: DeclaredVerb, arguments: dict[str, Any], as_json: bool
 ) -> None:
     place = entries_field(verb.operation.hints["return"])
-    if place is None or verb.paged is None:
+    paged = verb.paged
+    if place is None or paged is None:
         raise TypeError(f"{verb.operation.name} is no list")
 
     def rows() -> Iterator[Row]:
-        for entry in client.walk(verb.paged, arguments):
+        for entry in client.walk(paged, arguments):
             yield entry.model_dump(mode="json", by_alias=True)
 
     if as_json:

@@ -182,7 +182,7 @@ def _request_options(operation: Operation[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
-def request_options(given: Mapping[str, Any]) -> dict[str, str]:
+def request_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the client that were given: headers of the request. Raises `BadField`."""
     names = (*(name for name, _ in HEADERS.values()), "idempotency_key")
     found = {name: str(given[name]) for name in names if given.get(name) is not None}

@@ -181,23 +181,13 @@ def test_a_login_that_fails_keeps_nothing(
     assert "secret" not in done.output
 
 
-def complete(home: Home, line: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def complete(home: Home, line: str, **environment: str) -> Result:
     """What bash asks for at the end of a line."""
-    chosen = {name: value for name, value in home.environment.items() if value is not None}
-    words = line.split(" ")
-    return subprocess.run(
-        [sys.executable, "-c", "from tuneship.cli.main import app; app(prog_name='tuneship')"],
-        env={
-            "PATH": os.environ["PATH"],
-            **chosen,
-            "_TUNESHIP_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return CliRunner().invoke(
+        app,
+        env={**home.environment, "_TUNESHIP_COMPLETE": "complete_bash", **asked, **environment},
+        prog_name="tuneship",
     )
 
 
