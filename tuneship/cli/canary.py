@@ -1,5 +1,6 @@
 """`tuneship canary status`: the split of canary endpoints, with the health and the last hour of each deployment."""
 
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from tuneship.cli.completion import completing
 from tuneship.cli.connection import connected, reported
-from tuneship.cli.output import Row, one_line, show_json, show_rows, write
+from tuneship.cli.output import Row, is_terminal, one_line, show_json, show_rows, write
 from tuneship.cli.parameters import AsJson
 from tuneship.contract.common import CanaryEndpointId, render_time
 
@@ -48,9 +49,19 @@ def status(
         if as_json:
             show_json(reports[0] if endpoint_id else reports)
             return
-        for number, report in enumerate(reports):
-            write(f"{'' if number == 0 else chr(10)}{_headline(report)}")
-            show_rows(report["deployments"], COLUMNS)
+        if is_terminal():
+            for number, report in enumerate(reports):
+                write(f"{chr(10) if number else ''}{_headline(report)}")
+                show_rows(report["deployments"], COLUMNS)
+        else:
+            show_rows(_members(reports), ("endpoint", "lease_ends_at", *COLUMNS))
+
+
+def _members(reports: Iterable[Row]) -> Iterator[Row]:
+    """A row for each deployment of each endpoint."""
+    for report in reports:
+        for member in report["deployments"]:
+            yield {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
 
 
 def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:

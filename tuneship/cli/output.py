@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 # A column of a table that is filled up; ids are never cut.
 WIDEST_CELL = 48
+# Of a long series, what a screen holds.
+LAST_ROWS = 20
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Control characters that JSON may hold as they are.
 RAW_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -93,10 +95,15 @@ def columns_of(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
+def for_people(value: Any) -> str:
+    """A value as one line of text; a number with a fraction is shortened."""
+    return f"{value:.6g}" if isinstance(value, float) else one_line(value)
+
+
 def show_rows(rows: Iterable[Row], columns: Sequence[str]) -> None:
     """A table; in a pipe a line of names, and then each row as soon as it comes."""
     if is_terminal():
-        _show_table([[one_line(row.get(name)) for name in columns] for row in rows], columns)
+        _show_table([[for_people(row.get(name)) for name in columns] for row in rows], columns)
         return
     write("\t".join(columns))
     for row in rows:
@@ -156,22 +163,34 @@ def show_fields(value: Row) -> None:
     """One resource: a line for each field, nested ones as `a.b`; arrays of equal length become tables."""
     flat = dict(_flattened(value))
     arrays = _arrays(flat)
+    in_arrays = {name for group in arrays.values() for name in group}
     lines = {
-        name: content
+        name: for_people(content) if is_terminal() else one_line(content)
         for name, content in flat.items()
-        if not any(name in group for group in arrays.values())
+        if name not in in_arrays and not (is_terminal() and _is_nested(content))
     }
+    lines = {name: text for name, text in lines.items() if text}
     width = max(map(len, lines), default=0)
-    for name, content in lines.items():
-        text = one_line(content)
-        if text:
-            write(f"{name:<{width}}  {text}" if is_terminal() else f"{name}\t{text}")
+    for name, text in lines.items():
+        write(f"{name:<{width}}  {text}" if is_terminal() else f"{name}\t{text}")
     for parent, group in arrays.items():
-        names = [name.removeprefix(f"{parent}.") if parent else name for name in group]
-        rows = zip(*group.values(), strict=True)
         if lines or len(arrays) > 1:
             write(f"\n{parent}" if parent else "")
-        show_rows((dict(zip(names, row, strict=True)) for row in rows), names)
+        _show_arrays(parent, group)
+
+
+def _show_arrays(parent: str, group: dict[str, list[Any]]) -> None:
+    names = [name.removeprefix(f"{parent}.") for name in group]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*group.values(), strict=True)]
+    if is_terminal() and len(rows) > LAST_ROWS:
+        note(f"the last {LAST_ROWS} of {len(rows)} (--json and a pipe have all)")
+        rows = rows[-LAST_ROWS:]
+    show_rows(rows, names)
+
+
+def _is_nested(content: Any) -> bool:
+    """Whether a value is a table in itself, of which people see only the summary."""
+    return isinstance(content, list) and any(isinstance(one, list) for one in content)
 
 
 def _flattened(value: Row, prefix: str = "") -> Iterable[tuple[str, Any]]:

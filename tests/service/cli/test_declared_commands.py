@@ -286,7 +286,9 @@ def test_the_status_of_a_canary_shows_share_health_and_requests(fresh: Place) ->
         (100, "serving", 1, 0)
     )
     assert [one["id"] for one in fresh.json("canary", "status")] == [fresh.canary]
-    assert "no lease" in fresh.run("canary", "status").stdout
+    names, row = fresh.run("canary", "status").stdout.splitlines()
+    shown = dict(zip(names.split("\t"), row.split("\t"), strict=True))
+    assert (shown["endpoint"], shown["share"], shown["lease_ends_at"]) == (fresh.canary, "100", "")
 
 
 # What is wrong

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.in_process import Service
+from tests.support.in_process import Service, split
 from tests.support.waiting import PATIENCE_S
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -88,6 +88,19 @@ def test_a_table_fits_and_names_what_it_leaves_out(
     assert "created_at" in lines[2]
     empty = Terminal(environment, "canary", "list")
     assert (empty.end(), empty.text) == (0, "none\n")
+
+
+def test_the_status_of_a_canary_says_when_its_lease_ends(
+    served: Service, environment: dict[str, str]
+) -> None:
+    members = {served.deployment("old"): 90, served.deployment("new"): 10}
+    fallback = split(members)["deployments"]
+    canary = served.canary("lent", members, lease={"seconds": 600, "fallback": fallback})
+    terminal = Terminal(environment, "canary", "status")
+    assert terminal.end() == 0
+    lines = terminal.text.splitlines()
+    assert re.fullmatch(rf"{canary}  lent  active  lease ends in [56]\d\d s", lines[0])
+    assert [line.split()[0] for line in lines[1:]] == ["share", "90", "10"]
 
 
 def test_a_page_says_how_to_go_on(served: Service, environment: dict[str, str]) -> None:
