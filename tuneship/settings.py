@@ -289,6 +289,15 @@ def embedded_service_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def use_service(settings: ClientSettings) -> None:
+    """Name a service in this process's environment, for a flow that runs in it."""
+    os.environ["TUNESHIP_URL"] = settings.url
+    os.environ["TUNESHIP_API_KEY"] = settings.api_key.get_secret_value()
+    os.environ["TUNESHIP_CLIENT_ID"] = settings.client_id
+    if settings.ca_file is not None:
+        os.environ["TUNESHIP_CA_FILE"] = str(settings.ca_file)
+
+
 def refuse_telemetry() -> None:
     """Switch telemetry off, Prefect's and that of others.
 

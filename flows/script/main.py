@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
@@ -34,6 +33,8 @@ from tasks.api import api, connect, disconnect
 from tasks.deployments import DeploymentNotRunning
 from tasks.jobs import JobOverdue
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
+from tuneship.client.refusal_text import refusal_text
+from tuneship.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
 
 # By outcome; everything else is 1, and after a signal 128 + its number.
@@ -54,11 +55,6 @@ EXPECTED = (
     JobOverdue,
     DeploymentNotRunning,
 )
-# Pydantic's error types for keys of a file, in plain words.
-PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
-REPEATED = "a key is repeated in one mapping"
-# `<<: *anchor` may stand in a mapping more than once.
-MERGE_KEY = "tag:yaml.org,2002:merge"
 FLUSH_SECONDS = 5.0
 # Reasons in the result. A refusal has the service's code instead, and every other expected error "failed".
 REASONS = (
@@ -154,59 +150,20 @@ def _check_writable(result: Path) -> None:
 def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
     """Read parameters from a YAML or JSON file; its paths are relative to it. Raises `BadInput`."""
     try:
-        content: Any = yaml.load(file.read_text(), _UniqueKeys)  # noqa: S506 - a safe loader
+        content = mapping_in(file.read_text())
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        is_repeated = getattr(error, "context", None) == REPEATED
-        wrong = REPEATED if is_repeated else "is not valid YAML or JSON"
-        raise BadInput(f"{file}: {wrong}{where}") from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{file}: must hold a mapping of parameters")
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is not valid YAML or JSON") from None
+    except UnreadableParameters as fault:
+        raise BadInput(f"{file}: {fault}") from None
     try:
-        # By way of JSON, so that YAML's own types (dates, ...) do not leak into the parameters.
         return parameters.model_validate_json(
-            json.dumps(content, default=str), context={DIRECTORY: file.resolve().parent}
+            json.dumps(content), context={DIRECTORY: file.resolve().parent}
         )
     except ValidationError as error:
-        problems = _problems(error, content)
+        problems = problems_of(error, content)
         raise BadInput(f"{file}: {len(problems)} problem(s)", problems) from None
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses repeated keys, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for name, _ in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.tag != MERGE_KEY:
-                if name.value in seen:
-                    raise yaml.MarkedYAMLError(REPEATED, problem_mark=name.start_mark)
-                seen.add(name.value)
-        return super().construct_mapping(node, deep)
-
-
-def _problems(error: ValidationError, content: Any) -> list[str]:
-    """Make one line for each place; pydantic reports a union once for each of its members."""
-    lines: dict[str, list[str]] = {}
-    for problem in error.errors(include_url=False, include_input=False):
-        kind, location = problem["type"], problem["loc"]
-        inner, keys = content, list[str]()
-        for part in location:
-            try:
-                inner = inner[part]
-            except (TypeError, LookupError):
-                # Pydantic also names the members of unions, which are no keys of the file. A missing key is none
-                # either, and yet it is what has to be named.
-                if kind != "missing" or part != location[-1]:
-                    continue
-            keys.append(str(part))
-        wrong = PROBLEMS.get(kind, problem["msg"].removeprefix("Value error, "))
-        place = ".".join(keys) or "parameters"
-        lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
-    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
 
 
 def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
@@ -327,10 +284,4 @@ def _message(error: BaseException) -> str:
         return f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
     if not isinstance(error, ApiError):
         return str(error)
-    lines = [f"the service refused ({error.status} {error.sent_code}): {error}"]
-    for detail in error.details[:20]:
-        line = f"line {detail.line}, " if detail.line is not None else ""
-        lines.append(f"  {line}{detail.field or 'request'}: {detail.code}: {detail.message}")
-    if error.request_id:
-        lines.append(f"  request {error.request_id}")
-    return "\n".join(lines)
+    return refusal_text(error)

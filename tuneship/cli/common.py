@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
 
-from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
-if TYPE_CHECKING:  # the light install has no service
-    from tuneship.service.open_installation import Installation
+if TYPE_CHECKING:
+    from tuneship.service.open_installation import Installation  # the light install has no service
+    from tuneship.settings import ServiceSettings  # starts slowly
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -21,8 +20,12 @@ def fail(message: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
-def service_settings(**options: Any) -> ServiceSettings:
+def service_settings(**options: Any) -> "ServiceSettings":
     """The service's settings; for an option that is None the environment decides."""
+    from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
+
+    from tuneship.settings import ServiceSettings  # noqa: PLC0415
+
     chosen = {name: value for name, value in options.items() if value is not None}
     try:
         return ServiceSettings(**chosen)
@@ -38,7 +41,7 @@ def service_settings(**options: Any) -> ServiceSettings:
 
 @contextmanager
 def opened_installation(
-    settings: ServiceSettings, *, reads_files: bool = False
+    settings: "ServiceSettings", *, reads_files: bool = False
 ) -> Generator["Installation"]:
     """The installation of a service, running or not; exits with one line when it cannot be opened.
 

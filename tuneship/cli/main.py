@@ -1,97 +1,117 @@
-"""The command `tuneship`, with its subcommands `serve` and `openapi`."""
+"""The command `tuneship`: the declared operations in groups, and what people do beside them.
 
-import json
-import logging
-import os
-import sqlite3
-from pathlib import Path
-from typing import Annotated
+Nothing is loaded before somebody names it. A module below has its commands in `app`; the groups of the API come from
+the declarations (`declared.py`), and a module's commands join the group of the API's resource.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 import typer
 
-from tuneship.cli import audit as audit_cli
-from tuneship.cli import backup as backup_cli
-from tuneship.cli import keys as keys_cli
-from tuneship.cli import models as models_cli
-from tuneship.cli.common import fail, service_settings
-from tuneship.contract.openapi import document
-from tuneship.startup import StartupError
+from tuneship.cli.lazy import Builders, commands_in, group_of, lazy_group
+
+# Commands without a group, by the module that has them.
+ALONE = {
+    "serve": "serve",
+    "openapi": "serve",
+    "backup": "backup",
+    "restore": "backup",
+    "check": "backup",
+    "login": "login",
+    "logout": "login",
+    "whoami": "login",
+}
+# Groups of commands for the service's own machine.
+OWN_GROUPS = ("keys",)
+# Commands that stand beside the declared ones in a group of the API, and go before one of the same name.
+BESIDE = {"jobs": "job_commands", "canary": "canary", "models": "models", "audit": "audit"}
+FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
+
+
+def _module(name: str) -> str:
+    return f"tuneship.cli.{name}"
+
+
+def _pipeline() -> Builders:
+    return {"release": lambda: _in_panel(_single("release", "release"), FLOWS)}
+
+
+def _api() -> Builders:
+    from tuneship.cli.declared import resources  # noqa: PLC0415 - starts slowly
+
+    talk = {name: lambda name=name: _in_panel(_talk(name), API) for name in ("generate", "chat")}
+    groups = {group: lambda group=group: _in_panel(_resource(group), API) for group in resources()}
+    return talk | groups
+
+
+def _machine() -> Builders:
+    groups = {
+        group: lambda group=group: _in_panel(_own_group(group), MACHINE) for group in OWN_GROUPS
+    }
+    alone = {
+        name: lambda name=name, module=module: _in_panel(
+            _single(module, name), ACCOUNT if module == "login" else MACHINE
+        )
+        for name, module in ALONE.items()
+    }
+    return groups | alone
+
+
+def _in_panel(command: Any, panel: str) -> Any:
+    command.rich_help_panel = panel
+    return command
+
+
+def _single(module: str, name: str) -> Any:
+    return commands_in(_module(module))[name]()
+
+
+def _talk(name: str) -> Any:
+    from tuneship.cli import talk  # noqa: PLC0415 - starts slowly
+
+    return {"generate": talk.generate_command, "chat": talk.chat_command}[name]()
+
+
+def _own_group(name: str) -> Any:
+    return group_of(import_module(_module(name)).app)
+
+
+def _resource(group: str) -> Any:
+    from tuneship.cli.declared import resources  # noqa: PLC0415 - starts slowly
+
+    def commands() -> Mapping[str, Any]:
+        from tuneship.cli.operations import declared_commands  # noqa: PLC0415 - starts slowly
+
+        beside = commands_in(_module(BESIDE[group])) if group in BESIDE else {}
+        return {**declared_commands(group), **beside}
+
+    text = (type(resources()[group]).__doc__ or "").partition("\n")[0]
+    return group_of(
+        typer.Typer(cls=lazy_group(commands), no_args_is_help=True, help=text, callback=_nothing)
+    )
+
+
+def _nothing() -> None:
+    """Make a group of an app that has no commands of its own."""
+
 
 app = typer.Typer(
+    cls=lazy_group(_pipeline, _api, _machine),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Tune a language model on your data and ship it safely.",
 )
-app.add_typer(keys_cli.app, name="keys")
-app.add_typer(audit_cli.app, name="audit")
-app.add_typer(models_cli.app, name="models")
-app.add_typer(backup_cli.app)
 
 
-@app.callback()
+@app.callback(
+    epilog="Commands that call the API end with 0, or 1 when something is wrong (2: the call cannot be read, 130: "
+    "Ctrl-C). `release` has codes of its own."
+)
 def tuneship() -> None:
     """Tune a language model on your data and ship it safely."""
-
-
-@app.command()
-def serve(  # noqa: PLR0913 - the options of a command
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free port.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
-    tls_certificate: Annotated[
-        Path | None, typer.Option(help="PEM file; with it, and --tls-key, only TLS is spoken.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
-    allow_fault_injection: Annotated[
-        bool, typer.Option(help="Let fault.* tags break deployments, for drills.")
-    ] = False,
-    accept_clock: Annotated[
-        bool, typer.Option(help="Start although the clock is behind the newest time of the data.")
-    ] = False,
-    die_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
-) -> None:
-    """Run the service. It prints `ready <url>`; credentials lie in <data-dir>/credentials.json."""
-    settings = service_settings(
-        host=host,
-        port=port,
-        data_dir=data_dir,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        allow_fault_injection=allow_fault_injection or None,
-    )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("alembic", "uvicorn.error"):  # their own progress is of no use to an operator
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
-
-        from tuneship.service.serve import serve as run  # noqa: PLC0415
-        from tuneship.store.blobs import BlobsAway  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        fail(f"the service needs `pip install 'tuneship[service]'` (missing: {error.name})")
-    try:
-        parent = os.getppid() if die_with_parent else None
-        run(settings, with_parent=parent, accept_clock=accept_clock)
-    except StartupError as error:
-        fail(str(error), code=error.exit_code)
-    except SQLAlchemyError as error:
-        # SQLite's own text is shown, such as `database or disk is full`; that of a database server
-        # may hold its address and password.
-        origin = getattr(error, "orig", None)
-        is_file = isinstance(origin, sqlite3.Error)
-        fault = f"{settings.data_dir}: {origin}" if is_file else type(error).__name__
-        fail(f"the service cannot open its database: {fault}")
-    except BlobsAway as fault:
-        fail(f"the files in {settings.blob_url} cannot be had: {fault}")
-    except OSError as error:
-        fail(f"the service cannot start: {error}")
-
-
-@app.command()
-def openapi() -> None:
-    """Print the API as an OpenAPI 3.1 document, e.g. to generate a client in another language."""
-    typer.echo(json.dumps(document(), indent=1, ensure_ascii=False))
 
 
 def main() -> None:

@@ -77,6 +77,11 @@ with Service(Path(sys.argv[1]) / "data") as service:
         assert task_of(instances.get_instance_type).fn("local") == fetched
     assert fetched in service.run(service.client().instance_types.list()).instance_types
 
+from typer.testing import CliRunner
+from tuneship.cli.main import app
+help_text = CliRunner().invoke(app, ["instance-types", "get", "--help"]).output
+assert "Fetch one instance type." in help_text, help_text
+
 entry = document()["paths"]["/v1/instance-types/{name}"]["get"]
 assert entry["operationId"] == "get_instance_type"
 assert entry["responses"]["200"]["content"]["application/json"]["example"]["name"] == "local"

@@ -1,0 +1,111 @@
+"""`tuneship canary status`: the split of canary endpoints, with the health and the last hour of each deployment."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuneship.cli.completion import completing
+from tuneship.cli.connection import connected, reported
+from tuneship.cli.output import Row, is_terminal, one_line, show_json, show_rows, write
+from tuneship.cli.parameters import AsJson
+from tuneship.contract.common import CanaryEndpointId, render_time
+
+if TYPE_CHECKING:  # starts slowly
+    from tuneship.client import Client
+    from tuneship.contract.endpoints import CanaryEndpoint
+
+COLUMNS = ("share", "deployment", "name", "status", "health", "requests", "errors", "p95_ms")
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def canary() -> None:
+    """Beside the declared verbs of canary endpoints."""
+
+
+@app.command()
+def status(
+    endpoint_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENDPOINT_ID",
+            autocompletion=completing(CanaryEndpointId),
+            show_default=False,
+            help="Default: every canary endpoint.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a canary endpoint splits its traffic, its lease, and how each deployment did there in the last hour."""
+    with reported(), connected() as client:
+        if endpoint_id is None:
+            found = list(client.canary_endpoints.iterate(limit=100))
+        else:
+            found = [client.canary_endpoints.get(endpoint_id)]
+        reports = [report_on(client, one) for one in found]
+        if as_json:
+            show_json(reports[0] if endpoint_id else reports)
+            return
+        if is_terminal():
+            for number, report in enumerate(reports):
+                write(f"{chr(10) if number else ''}{_headline(report)}")
+                show_rows(report["deployments"], COLUMNS)
+        else:
+            show_rows(_members(reports), ("endpoint", "lease_ends_at", *COLUMNS))
+
+
+def _members(reports: Iterable[Row]) -> Iterator[Row]:
+    """A row for each deployment of each endpoint."""
+    for report in reports:
+        for member in report["deployments"]:
+            yield {"endpoint": report["id"], "lease_ends_at": report["lease_ends_at"], **member}
+
+
+def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
+    """An endpoint with what is known of its deployments."""
+    lease = endpoint.lease
+    return {
+        "id": endpoint.id,
+        "name": endpoint.name,
+        "status": endpoint.status,
+        "updated_at": render_time(endpoint.updated_at),
+        "lease_ends_at": None if lease is None else render_time(lease.expires_at),
+        "deployments": [
+            {"share": member.traffic_percentage, **_member(client, member.id, endpoint.id)}
+            for member in endpoint.deployments
+        ],
+    }
+
+
+def _member(client: "Client", deployment_id: str, endpoint_id: str) -> dict[str, Any]:
+    from tuneship.contract.errors import ResourceNotFound  # noqa: PLC0415 - starts slowly
+
+    try:
+        deployment = client.deployments.get(deployment_id)
+        metrics = client.deployments.metrics(deployment_id, endpoint_id=endpoint_id, interval="1h")
+    except ResourceNotFound:  # a day after it was deleted
+        return {"deployment": deployment_id, "status": "deleted"}
+    errors, latency = metrics.summary.error_rate, metrics.summary.latency
+    return {
+        "deployment": deployment_id,
+        "name": deployment.deployment_name,
+        "status": deployment.status,
+        "health": deployment.health,
+        "requests": None if errors is None else errors.request_count,
+        "errors": None if errors is None else errors.error_count,
+        "p95_ms": None if latency is None else latency.p95,
+    }
+
+
+def _headline(report: Row) -> str:
+    lease = report["lease_ends_at"]
+    if lease is None:
+        held = "no lease"
+    else:
+        left = datetime.fromisoformat(lease) - datetime.now(UTC)
+        held = f"lease ends in {max(0, round(left.total_seconds()))} s"
+    words = (report["id"], report["name"], report["status"], held)
+    return "  ".join(map(one_line, words))

@@ -1,0 +1,55 @@
+"""What a shell completes: ids from the lists of the service, and words that the declarations name.
+
+A service that does not answer within a moment, or refuses, completes nothing: a shell shows no errors.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tuneship.cli.connection import for_completion
+from tuneship.cli.declared import DeclaredVerb, list_of
+from tuneship.cli.fields import without_null
+from tuneship.cli.output import entries_field, one_line
+
+Words = list[tuple[str, str]]
+# Fields that say what an id stands for.
+TELLING = ("name", "model_name", "deployment_name", "status")
+
+
+def completing(hint: Any) -> Callable[[str], Words]:
+    """Completes ids of this type, or nothing where no list has such ids."""
+
+    def complete(incomplete: str) -> Words:
+        found: Words = []
+        # Whatever is wrong, the shell goes on without words.
+        with suppress(Exception):
+            verb = list_of(without_null(hint))
+            if verb is None:
+                return []
+            found = _ids_in(verb, incomplete)
+        return found
+
+    return complete
+
+
+def _ids_in(verb: DeclaredVerb, incomplete: str) -> Words:
+    place = entries_field(verb.operation.hints["return"])
+    if place is None:
+        return []
+    with for_completion() as client:
+        page = client.call(verb.operation, limit=100)
+    return [
+        (entry.id, ", ".join(one_line(getattr(entry, name)) for name in TELLING if hasattr(entry, name)))
+        for entry in getattr(page, place[0])
+        if entry.id.startswith(incomplete)
+    ]  # fmt: skip
+
+
+def word_completion(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Completes these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete

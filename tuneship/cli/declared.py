@@ -1,0 +1,86 @@
+"""The commands that follow from the declared operations: a group for each resource, a command for each verb of it.
+
+Nothing is listed here by hand: a new operation with its verb (`tuneship/contract/`) is a new command.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tuneship.contract.operation import Operation
+from tuneship.contract.pages import Paged
+from tuneship.contract.resources import Api
+from tuneship.contract.verbs import Blocking, Pages, Resource, Verb
+
+# Groups with a shorter name than their resource has.
+GROUP_NAMES = {"canary_endpoints": "canary"}
+# Notes in docstrings for readers of the code: sections of the API's description.
+NOTES = re.compile(r" ?\((?:additive|§[^)]*)\)")
+
+
+@dataclass(frozen=True)
+class DeclaredVerb:
+    """One verb of a resource: `jobs create`."""
+
+    group: str
+    name: str
+    operation: Operation[..., Any]
+    # How its list is walked, where it is one.
+    paged: Paged[Any, Any] | None
+    # Whether the resource has a method that follows it, such as `follow_logs`.
+    can_follow: bool
+
+    @property
+    def sentence(self) -> str:
+        """What it does: the beginning of the operation's docstring, without notes."""
+        text = self.operation.declaration.__doc__ or ""
+        return NOTES.sub("", text.partition("\n\n")[0]).strip()
+
+
+class _Declared(Api[Any]):
+    """The resources by name, without a client behind them."""
+
+    def __init__(self) -> None:
+        self._bind_resources(Blocking())
+
+
+@cache
+def resources() -> dict[str, Resource[Any]]:
+    """Every resource by the name of its group, in the order of the client."""
+    return {
+        GROUP_NAMES.get(name, name.replace("_", "-")): resource
+        for name, resource in vars(_Declared()).items()
+    }
+
+
+@cache
+def verbs_of(group: str) -> dict[str, DeclaredVerb]:
+    """The verbs of a resource by the names of their commands."""
+    kind = type(resources()[group])
+    attributes = {name: value for base in kind.__mro__ for name, value in vars(base).items()}
+    walks = {
+        one.paged.operation.name: one.paged for one in attributes.values() if isinstance(one, Pages)
+    }
+    return {
+        name.replace("_", "-"): DeclaredVerb(
+            group=group,
+            name=name.replace("_", "-"),
+            operation=verb.operation,
+            paged=walks.get(verb.operation.name),
+            can_follow=f"follow_{name}" in attributes,
+        )
+        for name, verb in attributes.items()
+        if isinstance(verb, Verb)
+    }
+
+
+def list_of(hint: Any) -> DeclaredVerb | None:
+    """The list in which the ids of this type are found, by the first path parameter of the operations beside it."""
+    for group in resources():
+        verbs = verbs_of(group)
+        for verb in verbs.values():
+            first = verb.operation.path_parameters[:1]
+            if first and verb.operation.hints[first[0]] == hint and "list" in verbs:
+                return verbs["list"]
+    return None

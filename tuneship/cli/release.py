@@ -1,0 +1,40 @@
+"""`tuneship release`: runs the flow of `flows/tune_and_deploy.py` as its script does."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuneship.cli.connection import chosen_service, login_file, reported
+
+# By its name: the library does not know the pipeline, which stands above it.
+FLOW = "flows.tune_and_deploy"
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command(epilog="Example:\n\ntuneship release --params release.yaml --result out.json")
+def release(
+    params: Annotated[
+        Path, typer.Option(metavar="FILE", help="YAML or JSON file, as `examples/release.yaml`.")
+    ],
+    result: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON.")
+    ] = None,
+) -> None:
+    """Tune a model and release it step by step, as far as the evidence goes.
+
+    Without a service it starts one for itself. Ends with 0 promoted, 3 rejected, 4 rolled back, 5 paused for a
+    person, 1 any error, 130 or 143 stopped after the traffic was returned.
+    """
+    from tuneship.settings import ClientSettings, use_service  # noqa: PLC0415 - starts slowly
+
+    with reported():
+        if not ClientSettings().url and login_file().is_file():
+            use_service(chosen_service().settings)
+    sys.argv = ["tuneship release", "--params", str(params)]
+    if result is not None:
+        sys.argv += ["--result", str(result)]
+    runpy.run_module(FLOW, run_name="__main__", alter_sys=True)

@@ -1,0 +1,61 @@
+"""Streams on a terminal: the log and the steps of a job, the text of a generation."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tuneship.cli.output import is_terminal, note, one_line, readable, show_json, write
+from tuneship.contract.common import render_time_ms
+from tuneship.contract.generation import GeneratedText, Generation
+from tuneship.contract.job_reports import JobLogEntry, JobStep
+
+
+def show_entries(entries: Iterable[JobLogEntry | JobStep], as_json: bool) -> None:
+    """A job's log as it is written, a line for each entry."""
+    for entry in entries:
+        if as_json:
+            show_json(entry.model_dump(mode="json"), is_stream=True)
+        else:
+            write(entry_line(entry))
+
+
+def entry_line(entry: JobLogEntry | JobStep) -> str:
+    """A log line with its time, or the measures of a step."""
+    if isinstance(entry, JobLogEntry):
+        fields = (render_time_ms(entry.timestamp), entry.level, entry.message)
+        return ("  " if is_terminal() else "\t").join(map(one_line, fields))
+    measures = entry.model_dump(mode="json")
+    separator = "  " if is_terminal() else "\t"
+    return separator.join(f"{name}={value}" for name, value in measures.items())
+
+
+def show_generation(pieces: Iterable[GeneratedText | Generation], as_json: bool) -> str:
+    """A text as it is generated; returns the whole of it."""
+    whole, last = "", None
+    for piece in pieces:
+        if as_json:
+            show_json(_dumped(piece), is_stream=True)
+        if isinstance(piece, GeneratedText):
+            whole += piece.text
+            if not as_json:
+                write(_shown(piece.text), end="")
+        else:
+            last = piece
+    if last is not None and not whole:
+        # A server that does not stream sends the whole reply as the only piece.
+        whole = last.completion
+        if not as_json:
+            write(_shown(whole), end="")
+    if not as_json and not whole.endswith("\n"):
+        write("")
+    if last is not None and not as_json:
+        note(f"({last.usage.completion_tokens} tokens, {one_line(last.finish_reason)})")
+    return whole
+
+
+def _shown(text: str) -> str:
+    # A file or another program gets the text as it is.
+    return readable(text) if is_terminal() else text
+
+
+def _dumped(piece: Any) -> dict[str, Any]:
+    return piece.model_dump(mode="json")

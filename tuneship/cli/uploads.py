@@ -1,0 +1,56 @@
+"""The file of an upload, and a bar that shows how much of it has been sent."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tuneship.cli.fields import BadField
+from tuneship.cli.output import one_line
+
+
+@contextmanager
+def opened_file(path: Path) -> Generator[BinaryIO]:
+    """The bytes of an upload, as JSON Lines; other formats would be converted here. Raises `BadField`."""
+    try:
+        # A retry reads the file from its beginning, which a pipe cannot do.
+        if path.exists() and not path.is_file():
+            raise BadField("FILE: must be a file, since an upload may have to be sent twice")
+        opened = path.open("rb")
+    except OSError as error:
+        raise BadField(f"FILE: {path} cannot be read ({error.strerror})") from None
+    with opened:
+        yield opened
+
+
+@contextmanager
+def progress_bar(name: str) -> Generator[Callable[[int, int], None] | None]:
+    """A function that moves a bar on standard error; None where no terminal shows it."""
+    from rich.console import Console  # noqa: PLC0415 - starts slowly
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(one_line(name).replace("[", r"\["), total=None)
+
+        def show(sent: int, size: int) -> None:
+            # The service checks every line before it answers, which may take longer than sending them.
+            text = "the service is checking it" if sent >= size else None
+            bar.update(task, completed=sent, total=size, description=text)
+
+        yield show

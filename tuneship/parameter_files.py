@@ -1,0 +1,73 @@
+"""Mappings of parameters that people write in YAML or JSON, and what is wrong with them in plain words.
+
+The flows' scripts and the command line read their files by this, so that one mistake has one message.
+"""
+
+import json
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+# Pydantic's error types for keys of a file, in plain words.
+PROBLEMS = {"missing": "is needed", "extra_forbidden": "is not a known key"}
+REPEATED = "a key is repeated in one mapping"
+# `<<: *anchor` may stand in a mapping more than once.
+MERGE_KEY = "tag:yaml.org,2002:merge"
+
+
+class UnreadableParameters(Exception):
+    """The text holds no mapping; the message says what is wrong and where, without quoting it."""
+
+
+def mapping_in(text: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON text, as plain JSON values. Raises `UnreadableParameters`."""
+    try:
+        content: Any = yaml.load(text, _UniqueKeys)  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        is_repeated = getattr(error, "context", None) == REPEATED
+        wrong = REPEATED if is_repeated else "is not valid YAML or JSON"
+        raise UnreadableParameters(f"{wrong}{where}") from None
+    if not isinstance(content, dict):
+        raise UnreadableParameters("must hold a mapping of parameters")
+    # By way of JSON, so that YAML's own types (dates, ...) do not leak into the parameters.
+    return json.loads(json.dumps(content, default=str))
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses repeated keys, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != MERGE_KEY:
+                if name.value in seen:
+                    raise yaml.MarkedYAMLError(REPEATED, problem_mark=name.start_mark)
+                seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+def problems_of(error: ValidationError, content: Any) -> list[str]:
+    """One line for each refused place; pydantic reports a union once for each of its members."""
+    lines: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False):
+        kind, location = problem["type"], problem["loc"]
+        inner, keys = content, list[str]()
+        for part in location:
+            try:
+                inner = inner[part]
+            except (TypeError, LookupError):
+                # Pydantic also names the members of unions, which are no keys of the file. A missing key is none
+                # either, and yet it is what has to be named.
+                if kind != "missing" or part != location[-1]:
+                    continue
+            keys.append(str(part))
+        # A check of a whole model names the field that it is about.
+        if param := problem.get("ctx", {}).get("param"):
+            keys.append(str(param))
+        wrong = PROBLEMS.get(kind, problem["msg"].removeprefix("Value error, "))
+        place = ".".join(keys) or "parameters"
+        lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
+    return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
