@@ -11,6 +11,7 @@ import typer
 
 from tuneship.cli import audit as audit_cli
 from tuneship.cli import backup as backup_cli
+from tuneship.cli import base_models as base_models_cli
 from tuneship.cli import keys as keys_cli
 from tuneship.cli import models as models_cli
 from tuneship.cli.common import fail, service_settings
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(keys_cli.app, name="keys")
 app.add_typer(audit_cli.app, name="audit")
+models_cli.app.add_typer(base_models_cli.app)
 app.add_typer(models_cli.app, name="models")
 app.add_typer(backup_cli.app)
 

@@ -51,6 +51,7 @@ from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import SERVED
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
+from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.common.clock_watch import ClockWatch, utc_now
 from tuneship.service.common.cursors import Cursors
 from tuneship.service.common.periodic import Periodic
@@ -85,6 +86,7 @@ SPARE_THREADS = 32
 # times the number of computing threads, would delay every answer.
 SWITCH_INTERVAL_S = 0.0005
 POSTGRES_PORT = 5432
+FOLDERS = ("blobs", "scratch", "work", "logs", "base_models")
 FORGET_EVERY_S = 1.0
 NOTE_TIME_EVERY_S = 60.0
 
@@ -104,7 +106,7 @@ class DirectoryInUse(StartupError):
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
     """Create the data directory, close it to other users, and hold its lock. Raises `StartupError`."""
-    for folder in (data_dir, *(data_dir / name for name in ("blobs", "scratch", "work", "logs"))):
+    for folder in (data_dir, *(data_dir / name for name in FOLDERS)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not folder.stat().st_mode & 0o077:
             continue
@@ -187,7 +189,8 @@ def _build(
     timing: ServiceTiming,
 ) -> Parts:
     data_dir, secret, (listener, public_url) = settings.data_dir, opened.secret, place
-    runtime, catalogue = LocalProcesses(isolated=isolates), Catalogue(settings.model_catalogue)
+    runtime = LocalProcesses(isolated=isolates)
+    catalogue = Catalogue(settings.model_catalogue, added_folder(data_dir))
     command, start_timeout_s = settings.vllm_command, settings.vllm_start_timeout_s
     vllm_replicas: dict[Path, OpenReplica] = {
         base.path: vllm_replica(runtime, VllmServer(command, base.runtime_options, start_timeout_s))
