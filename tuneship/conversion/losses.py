@@ -50,7 +50,7 @@ def losses_of_engine(model: CausalModel, tokens: list[int]) -> Tensor:
     batch = replace(
         FlatBatch.of([sequence], [len(tokens)]), logit_indices=torch.arange(len(tokens))
     )
-    no_adapters = Lora((), model.facts.cache.dtype)
+    no_adapters = Lora(model.sites, model.facts.cache.dtype)
     return _losses(model.forward(batch, cache, no_adapters, Routes((), None)), tokens)
 
 
