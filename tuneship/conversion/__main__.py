@@ -21,7 +21,7 @@ from tuneship.conversion.order import ReadingOrder, ReadingReport
 from tuneship.serving.model import ModelRefused
 from tuneship.serving.replica import load_model
 from tuneship.template import TemplateFailed
-from tuneship.training.base_model import load_base
+from tuneship.training.base_model import FALLBACK_CONTEXT_TOKENS, load_base
 from tuneship.training.progress_file import TrainingFailed
 
 LIBRARIES = ("transformers", "torch", "safetensors", "tokenizers", "gguf")
@@ -50,10 +50,12 @@ def read_both(order: ReadingOrder) -> ReadingReport:
     target = Path(order.target)
     model = _source_model(order)
     tokenizer: Any = Tokenizer.from_file(str(target / "tokenizer.json"))
-    config: Any = model.config
-    tokens = losses.text_tokens(tokenizer, config.max_position_embeddings)
-    if max(tokens, default=config.vocab_size) >= config.vocab_size or len(tokens) < 2:
+    config: Any = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None) or FALLBACK_CONTEXT_TOKENS
+    tokens = losses.text_tokens(tokenizer, length)
+    if len(tokens) < 2 or max(tokens) >= config.vocab_size:
         raise ModelRefused("its tokenizer and its weights do not belong together")
+    losses.question_prompt(target)  # refuses a template that cannot render it
     before = losses.losses_of_source(model, tokens)
     del model  # the memory of one model at a time
 

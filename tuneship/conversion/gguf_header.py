@@ -206,7 +206,8 @@ class _Parser:
             self._at += count * struct.calcsize(NUMBERS[kind])
         elif kind == STRING:
             for _ in range(count):
-                self._at += self._number("Q")
+                length = self._number("Q")
+                self._at += length
         else:
             raise GgufRefused("it is cut or damaged")
         if self._at > len(self._content):

@@ -58,13 +58,15 @@ def _losses(logits: Tensor, tokens: list[int]) -> Tensor:
     return F.cross_entropy(logits[:-1], torch.tensor(tokens[1:]), reduction="none")
 
 
+def question_prompt(folder: Path) -> str:
+    """The prompt of a plain question. Raises `TemplateFailed` for a template that does not render it."""
+    messages = [{"role": "user", "content": QUESTION}]
+    return PromptTemplate.load(folder).render(messages, add_generation_prompt=True)
+
+
 def answer_of(model: CausalModel, folder: Path, tokenizer: Tokenizer, ends: list[int]) -> str:
     """The engine's greedy answer to a fixed question."""
-    template = PromptTemplate.load(folder)
-    messages = [{"role": "user", "content": QUESTION}]
-    prompt: Any = tokenizer.encode(
-        template.render(messages, add_generation_prompt=True), add_special_tokens=False
-    )
+    prompt: Any = tokenizer.encode(question_prompt(folder), add_special_tokens=False)
     engine = Engine(model, EngineLimits(slots=1))
     engine.submit(
         "question", GenerateRequest(tuple(prompt.ids), ANSWER_TOKENS, stop_tokens=tuple(ends))

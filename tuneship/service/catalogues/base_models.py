@@ -162,7 +162,7 @@ class CataloguedModel:
         """The chat template of the checkpoint. Raises `CatalogueFault`."""
         try:
             return PromptTemplate.load(self.path)
-        except (TemplateFailed, OSError, ValueError) as error:
+        except (TemplateFailed, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CatalogueFault("its chat template cannot be read") from error
 
     @cached_property
