@@ -50,12 +50,38 @@ def write_gguf(
             writer.add_tensor(gguf_name(name), packed, raw_dtype=wanted)
         else:
             writer.add_tensor(gguf_name(name), tensor)
+    if (config.get("rope_parameters") or {}).get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_factors(config))
     change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def rope_factors(config: dict[str, Any]) -> Any:
+    """The factors of Llama 3.1's rotation, by the code of llama.cpp's converter."""
+    import math
+
+    import numpy as np
+
+    rope, dim = config["rope_parameters"], config["head_dim"]
+    length, low, high = (
+        rope[name]
+        for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    factors: list[float] = []
+    for number in range(0, dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (number / dim)
+        if wavelength < length / high:
+            factors.append(1)
+        elif wavelength > length / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
 
 
 def _add_settings(writer: Any, config: dict[str, Any]) -> None:

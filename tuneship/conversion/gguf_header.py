@@ -6,7 +6,7 @@ A header names counts and lengths that a damaged file may have wrong, so nothing
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,10 @@ KNOWN_SETTINGS = frozenset(
 )
 
 
+# The tensor by which Llama 3.1 and later slow the rotations of its positions down.
+ROPE_FACTORS = "rope_freqs.weight"
+
+
 class GgufRefused(Exception):
     """The file cannot be converted; the message says why, in one clause."""
 
@@ -77,6 +81,8 @@ class GgufTensor:
     shape: tuple[int, ...]
     """In the order of torch: the rows first."""
     format: str
+    begin: int
+    """Where its data begins in the file."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +139,6 @@ def check_convertible(header: GgufHeader) -> None:
             f"its architecture is not converted: those of {', '.join(LAYER_TENSORS)} are"
         )
     names = {tensor.name for tensor in header.tensors}
-    if "rope_freqs.weight" in names:
-        # transformers leaves this tensor out without a word; the model would be wrong on long texts.
-        raise GgufRefused(
-            "its rotary embedding is scaled (rope_freqs.weight), which is not read from GGUF files: "
-            "add the checkpoint that it was made from"
-        )
     for name, value in header.settings.items():
         prefix, _, own = name.partition(".")
         is_plain = own == "rope.scaling.type" and value == "none"
@@ -151,7 +151,7 @@ def check_convertible(header: GgufHeader) -> None:
     needed |= {f"blk.{number}.{name}" for number in range(layers) for name in known}
     if missing := sorted(needed - names):
         raise GgufRefused(f"{len(missing)} of its tensors are missing, {missing[0]} first")
-    if unknown := sorted(names - needed - {"output.weight"}):
+    if unknown := sorted(names - needed - {"output.weight", ROPE_FACTORS}):
         raise GgufRefused(f"{len(unknown)} of its tensors are not known here, {unknown[0]} first")
 
 
@@ -172,8 +172,13 @@ class _Parser:
             name = self._text()
             values[name] = self._value(self._number("I"))
         table = [self._tensor() for _ in range(tensors)]
-        self._check_extents(values.get("general.alignment", DEFAULT_ALIGNMENT), table)
-        return GgufHeader(values, tuple(tensor for tensor, _ in table))
+        alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise GgufRefused("it is cut or damaged")
+        data = -(-self._at // alignment) * alignment
+        found = tuple(replace(tensor, begin=data + tensor.begin) for tensor in table)
+        self._check_extents(found)
+        return GgufHeader(values, found)
 
     def _number(self, kind: str) -> Any:
         (value,) = struct.unpack_from(f"<{kind}", self._content, self._at)
@@ -214,22 +219,19 @@ class _Parser:
             raise IndexError
         return count
 
-    def _tensor(self) -> tuple[GgufTensor, int]:
-        """A tensor of the table, and where its data begins."""
+    def _tensor(self) -> GgufTensor:
+        """A tensor of the table, which counts its place from the end of the header."""
         name = self._text()
         shape = tuple(self._number("Q") for _ in range(self._number("I")))
         number, begin = self._number("I"), self._number("Q")
         if number not in FORMATS:
             raise GgufRefused(f"its tensor {name} has a number format that is not read here")
-        return GgufTensor(name, tuple(reversed(shape)), FORMATS[number][0]), begin
+        return GgufTensor(name, tuple(reversed(shape)), FORMATS[number][0], begin)
 
-    def _check_extents(self, alignment: Any, table: list[tuple[GgufTensor, int]]) -> None:
-        if not isinstance(alignment, int) or alignment < 1:
-            raise GgufRefused("it is cut or damaged")
-        data = -(-self._at // alignment) * alignment
+    def _check_extents(self, tensors: tuple[GgufTensor, ...]) -> None:
         blocks = {name: (values, size) for name, values, size in FORMATS.values()}
-        for tensor, begin in table:
+        for tensor in tensors:
             values, size = blocks[tensor.format]
             rows, rest = divmod(prod(tensor.shape), values)
-            if rest or data + begin + rows * size > len(self._content):
+            if rest or tensor.begin + rows * size > len(self._content):
                 raise IndexError

@@ -3,15 +3,18 @@
 transformers unpacks the blocks of a quantized file, but does not save the model again: its tensors are saved here.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tuneship.conversion.gguf_header import (
+    ROPE_FACTORS,
     GgufHeader,
     GgufRefused,
     check_convertible,
@@ -20,6 +23,12 @@ from tuneship.conversion.gguf_header import (
 from tuneship.template import PromptTemplate
 
 WEIGHTS = "model.safetensors"
+# The settings of the rotation of all Llama models since 3.1 but for the factor.
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def read_gguf(folder: Path, name: str) -> tuple[PreTrainedModel, GgufHeader]:
@@ -28,7 +37,8 @@ def read_gguf(folder: Path, name: str) -> tuple[PreTrainedModel, GgufHeader]:
     check_convertible(header)
     options: dict[str, Any] = {"gguf_file": name, "local_files_only": True}
     config: Any = AutoConfig.from_pretrained(folder, **options)
-    _check_head_size(header, config)
+    _set_head_size(header, config)
+    _set_rotation(header, folder / name, config)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, output_loading_info=True, **options
     )
@@ -41,7 +51,7 @@ def read_gguf(folder: Path, name: str) -> tuple[PreTrainedModel, GgufHeader]:
     return model, header
 
 
-def _check_head_size(header: GgufHeader, config: Any) -> None:
+def _set_head_size(header: GgufHeader, config: Any) -> None:
     """Take the size of a head from the file, which transformers does not do for every architecture."""
     names = ("rope.dimension_count", "attention.key_length", "attention.value_length")
     sizes = {size for name in names if (size := header.setting(name)) is not None}
@@ -49,6 +59,26 @@ def _check_head_size(header: GgufHeader, config: Any) -> None:
         raise GgufRefused("its rotary embedding covers a part of each head, which is not read here")
     if sizes:
         config.head_dim = sizes.pop()
+
+
+def _set_rotation(header: GgufHeader, file: Path, config: Any) -> None:
+    """Find the settings of Llama 3.1's rotation that give the file's factors, which transformers leaves out."""
+    tensor = next((one for one in header.tensors if one.name == ROPE_FACTORS), None)
+    if tensor is None:
+        return
+    theta = header.setting("rope.freq_base") or 10_000.0
+    if tensor.format != "F32" or tensor.shape != (config.head_dim // 2,):
+        raise GgufRefused(f"its {ROPE_FACTORS} fits no head")
+    factors = torch.from_numpy(np.fromfile(file, "<f4", tensor.shape[0], offset=tensor.begin))
+    settings = {**LLAMA3, "factor": float(factors.max()), "rope_theta": theta}
+    turns = torch.arange(0, config.head_dim, 2) / config.head_dim
+    turns = settings["original_max_position_embeddings"] / (2 * math.pi * theta**turns)
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    expected = 1 / ((1 - share) / settings["factor"] + share)
+    if not torch.allclose(factors, expected, rtol=1e-3):
+        raise GgufRefused(f"its rotary embedding is scaled ({ROPE_FACTORS}) otherwise than Llama's")
+    config.rope_parameters = {**settings, "rope_type": "llama3"}
 
 
 def save_checkpoint(model: PreTrainedModel, header: GgufHeader, folder: Path) -> None:

@@ -223,6 +223,27 @@ def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
 
 
 @pytest.mark.slow
+def test_the_rotation_of_llama_3_is_found_again(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    made = build_family(tmp_path / "made", "llama", rope_parameters=rope, head_dim=64)
+    answer(tmp_path / "data", "add", str(write_gguf(made, tmp_path / "tiny.gguf")))
+    config = json.loads((tmp_path / "data" / "base_models" / "tiny" / "config.json").read_text())
+    assert config["rope_parameters"] == pytest.approx(rope)
+
+    rope["original_max_position_embeddings"] = 4096
+    made = build_family(tmp_path / "other", "llama", rope_parameters=rope, head_dim=64)
+    file = write_gguf(made, tmp_path / "other.gguf")
+    assert "otherwise than Llama's" in refusal(tmp_path / "data", "add", str(file))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number_format", ["BF16", "F16", "Q8_0", "Q4_1"])
 def test_a_gguf_file_of_fewer_bits_is_kept_in_sixteen(tmp_path: Path, number_format: str) -> None:
     file = write_gguf(
