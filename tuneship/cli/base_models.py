@@ -9,13 +9,13 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from tuneship.cli.common import fail, service_settings
+from tuneship.cli.common import fail, has_installation, opened_installation, service_settings
 from tuneship.settings import ServiceSettings
 from tuneship.startup import StartupError
 
@@ -55,7 +55,7 @@ def add(
 ) -> None:
     """Add a base model; a running service offers it at once."""
     settings = service_settings(data_dir=data_dir)
-    os.umask(0o077)
+    os.umask(0o077)  # the files are for the service's own user
     _need_service()
     from tuneship.service.catalogues.adding import add as add_model  # noqa: PLC0415 - the light install
     from tuneship.service.catalogues.sources import default_id, find_source  # noqa: PLC0415
@@ -64,14 +64,8 @@ def add(
     try:
         found = find_source(source)
         chosen = identifier if identifier is not None else default_id(found)
-        origin = add_model(
-            settings,
-            found,
-            chosen,
-            datetime.now(UTC),
-            lambda text: typer.echo(f"{found.name}: {text} ...", err=True),
-            hard_links=hard_links,
-        )
+        now = datetime.now(UTC)
+        origin = add_model(settings, found, chosen, now, _progress, hard_links=hard_links)
     except StartupError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -80,18 +74,18 @@ def add(
         record = {"id": chosen, "loss_before": origin.loss_before, "loss_after": origin.loss_after}
         typer.echo(json.dumps(record, indent=2))
         return
-    typer.echo(
-        f"loss of a fixed text: {origin.loss_before:.4f} as transformers reads the source, "
-        f"{origin.loss_after:.4f} as our engine reads the added model"
+    before, after = origin.loss_before, origin.loss_after
+    text = (
+        f"{before:.4f} as transformers reads the source, {after:.4f} as our engine reads the copy"
     )
-    typer.echo(f"added {chosen}")
+    typer.echo(f"loss of a fixed text: {text}\nadded {chosen}")
 
 
 @app.command(name="list")
 def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show every base model: shipped, added, and those of the operator's file."""
     settings = service_settings(data_dir=data_dir)
-    catalogue, users = _opened(settings)
+    catalogue, users = _catalogue(settings), _users(settings)
     records = [_record(catalogue, model, users) for model in _all(catalogue)]
     if as_json:
         typer.echo(json.dumps({"base_models": records}, indent=2, ensure_ascii=False))
@@ -115,7 +109,7 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show one base model: its origin, its files, its losses and who uses it."""
     settings = service_settings(data_dir=data_dir)
-    catalogue, users = _opened(settings)
+    catalogue, users = _catalogue(settings), _users(settings)
     model = _model(catalogue, identifier)
     record = _record(catalogue, model, users) | {"path": str(model.path.absolute())}
     origin = _origin(model)
@@ -139,37 +133,30 @@ def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False)
 @app.command()
 def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Compare a base model's files with their digests, and our engine with transformers; ask it a question."""
-    settings = service_settings(data_dir=data_dir)
-    _need_service()
+    model = _model(_catalogue(service_settings(data_dir=data_dir)), identifier)
     from tuneship.conversion.order import QUESTION  # noqa: PLC0415 - the light install
     from tuneship.service.catalogues.adding import check as check_model  # noqa: PLC0415
 
-    model = _model(_catalogue(settings), identifier)
-    if model.fault is not None:
-        faults, report = [model.fault], None
-    else:
-        try:
-            result = check_model(model)
-        except StartupError as error:
-            fail(str(error))
-        faults, report = result.faults, result.report
-    record: dict[str, Any] = {"id": identifier, "faults": faults}
+    try:
+        result = check_model(model)
+    except StartupError as error:
+        fail(str(error))
+    record: dict[str, Any] = {"id": identifier, "faults": result.faults}
+    report = result.report
     if report is not None and report.refused is None:
         losses = {"transformers": report.loss_before, "engine": report.loss_after}
         record |= {"losses": losses, "question": QUESTION, "answer": report.answer}
     if as_json:
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
-        raise typer.Exit(WRONG if faults else 0)
+        raise typer.Exit(WRONG if result.faults else 0)
     if "losses" in record:
-        typer.echo(
-            f"loss of a fixed text: {record['losses']['transformers']:.4f} by transformers, "
-            f"{record['losses']['engine']:.4f} by our engine"
-        )
-        typer.echo(f"{QUESTION}\n{record['answer']}")
-    for fault in faults:
+        by = record["losses"]
+        text = f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine"
+        typer.echo(f"loss of a fixed text: {text}\n{QUESTION}\n{record['answer']}")
+    for fault in result.faults:
         typer.echo(f"{identifier}: {fault}")
-    if faults:
-        fail(f"{len(faults)} things are wrong", WRONG)
+    if result.faults:
+        fail(f"{len(result.faults)} things are wrong", WRONG)
     typer.echo(f"{identifier} is as it should be")
 
 
@@ -200,16 +187,16 @@ def remove(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = Fals
     )
 
 
+def _progress(text: str) -> None:
+    typer.echo(f"{text} ...", err=True)
+
+
 def _need_service() -> None:
     """Exit with one line on the light install."""
     try:
         import tuneship.service.catalogues.adding  # noqa: F401, PLC0415 - the light install
     except ModuleNotFoundError as error:
-        _without_service(error)
-
-
-def _without_service(error: ModuleNotFoundError) -> NoReturn:
-    fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
+        fail(f"this needs `pip install 'tuneship[service]'` (missing: {error.name})")
 
 
 def _refuse_other_user(data_dir: Path) -> None:
@@ -229,20 +216,15 @@ def _catalogue(settings: ServiceSettings) -> "Catalogue":
         fail(str(error))
 
 
-def _opened(settings: ServiceSettings) -> "tuple[Catalogue, Mapping[str, BaseModelUsers]]":
-    return _catalogue(settings), _users(settings)
-
-
 def _users(settings: ServiceSettings) -> "Mapping[str, BaseModelUsers]":
     """Who uses which base model; nobody before the first start of a service."""
-    from tuneship.cli.common import opened_installation  # noqa: PLC0415
-    from tuneship.service.open_installation import has_installation  # noqa: PLC0415 - light install
-    from tuneship.store.base_model_records import users_of_base_models  # noqa: PLC0415
-
     if not has_installation(settings):
         return {}
-    with opened_installation(settings) as opened, opened.database.read() as connection:
-        return users_of_base_models(connection)
+    with opened_installation(settings) as opened:
+        from tuneship.store.base_model_records import users_of_base_models  # noqa: PLC0415 - light
+
+        with opened.database.read() as connection:
+            return users_of_base_models(connection)
 
 
 def _model(catalogue: "Catalogue", identifier: str) -> "CataloguedModel":

@@ -53,7 +53,8 @@ class CheckResult:
     """What `check` has found out about a base model."""
 
     faults: list[str]
-    report: ReadingReport
+    report: ReadingReport | None = None
+    """None where the model was not read."""
 
 
 @dataclass(frozen=True)
@@ -264,21 +265,15 @@ def _finished(
 
 
 def check(model: CataloguedModel) -> CheckResult:
-    """Compare the files with their digests, and our engine with transformers; ask the engine a question."""
-    faults: list[str] = []
-    try:
-        origin = Origin.read(model.path)
-    except FileNotFoundError:
-        origin = None  # a shipped model, or one of the operator's file
-    except (OSError, ValueError):
-        origin = None
-        faults.append(f"its {ORIGIN_FILE} cannot be read")
-    for name, digest in (origin.sha256 if origin else {}).items():
-        try:
-            if digest_of(model.path / name) != digest:
-                faults.append(f"its {name} is not the file that was added")
-        except OSError as error:
-            faults.append(f"its {name} cannot be read: {error.strerror}")
+    """Compare the files with their digests, and our engine with transformers; ask the engine a question.
+
+    Raises `AddingRefused` for a model of another engine, and when the process that reads it crashes.
+    """
+    if not model.engine.is_own:
+        raise AddingRefused(f"{model.id} is served by {model.runtime}, which is not compared")
+    if model.fault is not None:
+        return CheckResult([model.fault])
+    origin, faults = _file_faults(model.path)
     folder = str(model.path.absolute())
     order = ReadingOrder(folder, folder, end_tokens=list(model.stop_tokens))
     with tempfile.TemporaryDirectory(prefix="tuneship-check-") as work:
@@ -292,6 +287,24 @@ def check(model: CataloguedModel) -> CheckResult:
             f"the loss of a fixed text is {report.loss_after:.4f}; it was {origin.loss_after:.4f} when it was added"
         )
     return CheckResult(faults, report)
+
+
+def _file_faults(model: Path) -> tuple[Origin | None, list[str]]:
+    """The origin of a model, and which of its files are not those that were added."""
+    try:
+        origin = Origin.read(model)
+    except FileNotFoundError:
+        return None, []  # a shipped model, or one of the operator's file
+    except (OSError, ValueError):
+        return None, [f"its {ORIGIN_FILE} cannot be read"]
+    faults: list[str] = []
+    for name, digest in origin.sha256.items():
+        try:
+            if digest_of(model / name) != digest:
+                faults.append(f"its {name} is not the file that was added")
+        except OSError as error:
+            faults.append(f"its {name} cannot be read: {error.strerror}")
+    return origin, faults
 
 
 def remove(folder: Path, identifier: str, users: Callable[[], Sequence[str]]) -> None:
