@@ -82,7 +82,7 @@ class GgufTensor:
     """In the order of torch: the rows first."""
     format: str
     begin: int
-    """Where its data begins in the file."""
+    """Position of its data in the file."""
 
 
 @dataclass(frozen=True)

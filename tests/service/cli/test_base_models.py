@@ -49,7 +49,7 @@ def refusal(data: Path, *arguments: str, **variables: str) -> str:
 
 
 def left_over(data: Path) -> list[str]:
-    """What lies in the folder of added models and is no model."""
+    """Names in the folder of added models that are no models."""
     folder = data / "base_models"
     return (
         [file.name for file in folder.iterdir() if file.name.startswith(".")]

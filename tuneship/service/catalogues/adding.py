@@ -50,7 +50,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What `check` has found out about a base model."""
+    """The faults of a base model, and how it was read."""
 
     faults: list[str]
     report: ReadingReport | None = None

@@ -16,7 +16,7 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an added base model comes from, and how it was read."""
+    """The source of an added base model, and how it was read."""
 
     kind: str
     """`directory`, `hub` (the local cache) or `gguf`."""
