@@ -65,6 +65,14 @@ KNOWN_SETTINGS = frozenset(
 )
 
 
+# How a byte-level tokenizer cuts text before it joins bytes, by the names of llama.cpp: those that transformers knows,
+# and those for which GPT-2's way, its default, gives the same tokens. With another one the model reads other tokens.
+KNOWN_CUTS = frozenset(
+    {
+        *("default", "gpt-2", "smollm", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
+        *("smaug-bpe", "tekken", "qwen2", "deepseek-r1-qwen", "gpt-4o"),
+    }
+)
 # The tensor by which Llama 3.1 and later slow the rotations of its positions down.
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -144,6 +152,9 @@ def check_convertible(header: GgufHeader) -> None:
         is_plain = own == "rope.scaling.type" and value == "none"
         if prefix == kind and own not in KNOWN_SETTINGS and not is_plain:
             raise GgufRefused(f"its setting {name} is not known here")
+    is_cut = header.settings.get("tokenizer.ggml.model") == "gpt2"
+    if is_cut and header.settings.get("tokenizer.ggml.pre", "default") not in KNOWN_CUTS:
+        raise GgufRefused("its setting tokenizer.ggml.pre is not known here")
     layers = header.setting("block_count")
     if not isinstance(layers, int) or not 0 < layers <= len(names):
         raise GgufRefused(f"its setting {kind}.block_count is missing or wrong")

@@ -1,6 +1,7 @@
 """`tuneship models add | list | show | check | remove`: what goes wrong leaves nothing and says why in one line."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -141,6 +142,12 @@ def test_a_disk_without_room_is_refused_before_anything_is_copied(tmp_path: Path
     room = {"MINIMUM_FREE_DISK_BYTES": str(1 << 60)}
     why = refusal(tmp_path, "add", str(TINY), "--id", "own", **room)
     assert "the disk has no room for it: 0.0 GiB are needed" in why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_nobody_adds_files_that_the_services_user_cannot_read(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    assert "belongs to another user" in refusal(tmp_path, "add", str(TINY), "--id", "own")
 
 
 def test_a_model_that_was_not_added_cannot_be_removed(tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def test_what_transformers_would_leave_out_is_refused(
     assert why in refusal(write_gguf(checkpoint, tmp_path / "a.gguf", change=change))
 
 
+def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused(
+    content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(content.replace(b"default", b"unknown"))
+    assert refusal(tmp_path / "a.gguf") == "its setting tokenizer.ggml.pre is not known here"
+
+
 def test_a_missing_tensor_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(content.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"))
     why = "1 of its tensors are missing, blk.1.ffn_up.weight first"
