@@ -4,6 +4,9 @@ With a GGUF file, the checkpoint that the engine reads is written first. The rep
 exit code is 0 then too. Loads torch.
 """
 
+import errno
+import os
+import re
 import sys
 import traceback
 from importlib.metadata import version
@@ -25,7 +28,8 @@ from tuneship.training.base_model import FALLBACK_CONTEXT_TOKENS, load_base
 from tuneship.training.progress_file import TrainingFailed
 
 LIBRARIES = ("transformers", "torch", "safetensors", "tokenizers", "gguf")
-FULL = "(os error 28)"
+# The library that reads and writes tensors has the number of an error in its text alone.
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def main(order_file: str, report_file: str) -> int:
@@ -86,8 +90,12 @@ def _source_model(order: ReadingOrder) -> PreTrainedModel:
 
 def _refusal_of(error: Exception) -> str:
     """Say what failed without the error's own text, which may hold pages of names."""
-    if FULL in str(error) or getattr(error, "errno", None) == 28:
+    named = OS_ERROR.search(str(error))
+    number = int(named[1]) if named else getattr(error, "errno", None)
+    if number == errno.ENOSPC:
         return "the disk is full"
+    if number:
+        return f"a file of it cannot be read or written: {os.strerror(number)}"
     if isinstance(error, SafetensorError):
         return "its weights are damaged"
     traceback.print_exc()

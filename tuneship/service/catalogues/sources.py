@@ -84,7 +84,9 @@ class CheckpointSource:
         """The licence that the model card names."""
         try:
             card = (self.folder / "README.md").read_text(encoding="utf-8")
-            header = yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
+            header: Any = (
+                yaml.safe_load(card.split("---\n", 2)[1]) if card.startswith("---\n") else {}
+            )
             named = header.get("license")
         except (OSError, ValueError, yaml.YAMLError, IndexError, AttributeError):
             return None
