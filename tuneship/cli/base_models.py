@@ -145,14 +145,18 @@ def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False
     report = result.report
     if report is not None and report.refused is None:
         losses = {"transformers": report.loss_before, "engine": report.loss_after}
-        record |= {"losses": losses, "question": QUESTION, "answer": report.answer}
+        record |= {"losses": losses, "served_format": report.served_format}
+        record |= {"served_loss": report.served_loss, "question": QUESTION, "answer": report.answer}
     if as_json:
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
         raise typer.Exit(WRONG if result.faults else 0)
     if "losses" in record:
-        by = record["losses"]
-        text = f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine"
-        typer.echo(f"loss of a fixed text: {text}\n{QUESTION}\n{record['answer']}")
+        by, served = record["losses"], f"{record['served_loss']:.4f} as it is served here"
+        text = (
+            f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine, {served}"
+        )
+        typer.echo(f"loss of a fixed text: {text} ({record['served_format']})")
+        typer.echo(f"{QUESTION}\n{record['answer']}")
     for fault in result.faults:
         typer.echo(f"{identifier}: {fault}")
     if result.faults:

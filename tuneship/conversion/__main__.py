@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import traceback
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,15 +66,21 @@ def read_both(order: ReadingOrder) -> ReadingReport:
 
     engine = load_model(target, "float32")
     after = losses.losses_of_engine(engine, tokens)
-    answer = None
-    if order.end_tokens is not None:
-        answer = losses.answer_of(engine, target, tokenizer, order.end_tokens)
-    return ReadingReport(
+    report = ReadingReport(
         loss_before=float(before.mean()),
         loss_after=float(after.mean()),
         difference=float((after - before).square().mean().sqrt()),
-        answer=answer,
         versions=_versions(with_gguf=order.gguf_file is not None),
+    )
+    if order.end_tokens is None:
+        return report
+    del engine
+    served = load_model(target)
+    return replace(
+        report,
+        served_format=str(served.facts.cache.dtype).removeprefix("torch."),
+        served_loss=float(losses.losses_of_engine(served, tokens).mean()),
+        answer=losses.answer_of(served, target, tokenizer, order.end_tokens),
     )
 
 

@@ -46,7 +46,12 @@ class ReadingReport:
     """The same, as our engine reads the target."""
     difference: float = 0.0
     """Root mean square of the differences of single tokens' losses."""
+    served_format: str = "float32"
+    """The number format in which the model is served on this machine. The losses above are of float32."""
+    served_loss: float | None = None
+    """The loss as our engine computes it in that format, where a question was asked."""
     answer: str | None = None
+    """The answer in that format."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     """Versions of the libraries that read the model, by name."""
 
