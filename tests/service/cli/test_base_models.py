@@ -212,6 +212,31 @@ def test_files_can_be_shared_instead_of_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_the_hubs_local_cache_is_added_by_its_id(tmp_path: Path) -> None:
+    cached = tmp_path / "hub" / "models--some--tiny"
+    for folder in ("refs", "blobs", "snapshots/1234"):
+        (cached / folder).mkdir(parents=True)
+    (cached / "refs" / "main").write_text("1234")
+    for number, file in enumerate(TINY.iterdir()):
+        shutil.copyfile(file, cached / "blobs" / str(number))
+        (cached / "snapshots" / "1234" / file.name).symlink_to(f"../../blobs/{number}")
+    command = [sys.executable, "-m", "tuneship.cli.main", "models", "add", "some/tiny", "--json"]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path / "data")],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub")},
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+    )
+    assert json.loads(done.stdout)["id"] == "tiny"
+    weights = tmp_path / "data" / "base_models" / "tiny" / "model.safetensors"
+    assert not weights.is_symlink()
+    assert weights.read_bytes() == (TINY / "model.safetensors").read_bytes()
+    origin = answer(tmp_path / "data", "show", "tiny")["origin"]
+    assert (origin["kind"], origin["source"]) == ("hub", "some/tiny")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_gguf_file_becomes_the_checkpoint_that_it_was_made_of(
     tmp_path: Path, family: str
