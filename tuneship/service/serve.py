@@ -49,6 +49,7 @@ from tuneship.service.access.isolation import can_isolate, worker_folder
 from tuneship.service.access.key_usage import EVERY_S as KEYS_EVERY_S
 from tuneship.service.access.key_usage import KeyKeeper
 from tuneship.service.all_handlers import SERVED
+from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.catalogues.instance_types import InstanceCatalogue
 from tuneship.service.catalogues.origins import added_folder
@@ -228,6 +229,7 @@ def recover(parts: Parts) -> None:
     """Release what a killed service held, and set aside files without a row. No other process works on this data."""
     data_dir, now = parts.settings.data_dir, parts.clock()
     parts.blobs.sweep()
+    sweep(added_folder(data_dir))
     with parts.database.write() as connection:
         leases.release_all(connection, now)
         idempotency.release_all(connection)

@@ -20,7 +20,7 @@ from tests.support.gguf_files import write_gguf
 from tests.support.processes import ROOT, Serve
 from tests.support.waiting import until
 from tuneship.cli.main import app
-from tuneship.service.catalogues.adding import sweep
+from tuneship.service.catalogues.adding import staged, sweep
 from tuneship.service.catalogues.base_models import SHIPPED
 
 TINY = SHIPPED / "tuneship-tiny"
@@ -160,11 +160,12 @@ def test_a_model_that_was_not_added_cannot_be_removed(tmp_path: Path) -> None:
 def test_a_killed_command_leaves_nothing_for_long(tmp_path: Path) -> None:
     (tmp_path / ".adding-killed" / "model").mkdir(parents=True)
     (tmp_path / ".adding-killed" / "lock").touch()
-    (tmp_path / ".adding-begins").mkdir()
+    (tmp_path / ".removing-begun").mkdir()
     (tmp_path / "own").mkdir()
-    sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".adding-begins", "own"}
-    sweep(tmp_path, patience_s=-60)
+    with staged(tmp_path, ".adding-") as stage:
+        assert {path.name for path in tmp_path.iterdir()} == {stage.name, "own"}
+        sweep(tmp_path)  # as the service does when it starts
+        assert stage.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"own"}
 
 
@@ -317,6 +318,20 @@ def test_a_kill_in_the_middle_leaves_a_folder_that_the_next_command_removes(tmp_
     assert answer(data, "add", str(TINY), "--id", "own")["id"] == "own"
     assert not stage.exists()
     assert left_over(data) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tuneship.cli.main", "models", "add", str(TINY), "--id", "own"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: list(tmp_path.glob("base_models/.adding-*/log")))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == "tuneship: interrupted: nothing was added"
+    assert list((tmp_path / "base_models").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.families import build_family
 from tests.support.gguf_files import write_gguf
-from tuneship.conversion.gguf_header import GgufRefused, check_convertible, read_header
+from tuneship.conversion.gguf_header import FORMATS, GgufRefused, check_convertible, read_header
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,14 @@ def test_the_number_formats_of_the_tensors_are_known(
     check_convertible(header)
     assert {tensor.format for tensor in header.tensors} == {"F32", number_format}
     assert header.is_quantized == (number_format not in ("F16", "BF16"))
+
+
+def test_the_sizes_of_the_blocks_are_those_of_the_format() -> None:
+    import gguf
+
+    for number, (name, values, size) in FORMATS.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, (values, size))
 
 
 @given(st.data())

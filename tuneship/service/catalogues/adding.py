@@ -6,14 +6,15 @@ running service sees it whole or not at all. Foreign files are read by a process
 
 import errno
 import fcntl
+import os
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,32 +120,44 @@ def _refuse_taken(catalogue: Catalogue, identifier: str) -> None:
 @contextmanager
 def staged(folder: Path, prefix: str) -> Generator[Path]:
     """A new folder beside the models, removed at the end; the next command removes that of a killed one."""
-    sweep(folder)
-    stage = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-    try:
-        with (stage / LOCK).open("w") as lock:
+    with ExitStack() as held:
+        with _alone(folder):
+            _sweep(folder)
+            stage = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+            held.callback(shutil.rmtree, stage, ignore_errors=True)
+            lock = held.enter_context((stage / LOCK).open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        yield stage
 
 
-def sweep(folder: Path, patience_s: float = 60.0) -> None:
-    """Remove what killed commands have left in the folder of added models: folders whose lock nobody holds.
+def sweep(folder: Path) -> None:
+    """Remove what killed commands have left in the folder of added models, which may be missing."""
+    if folder.is_dir():
+        with _alone(folder):
+            _sweep(folder)
 
-    `patience_s`: until a command must have made its lock.
-    """
+
+def _sweep(folder: Path) -> None:
     for leftover in (*folder.glob(f"{ADDING}*"), *folder.glob(f"{REMOVING}*")):
         try:
             with (leftover / LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            continue
+            continue  # its command runs
         except OSError:
-            newest = datetime.now(UTC).timestamp() - patience_s
-            if leftover.is_dir() and leftover.stat().st_ctime > newest:
-                continue
+            pass  # its command was killed before it made the lock
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Let no other command make or remove folders of unfinished work meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _linked(settings: ServiceSettings, source: GgufSource, stage: Path) -> _Prepared:
