@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,8 +21,10 @@ from tests.support.gguf_files import write_gguf
 from tests.support.processes import ROOT, Serve
 from tests.support.waiting import until
 from tuneship.cli.main import app
-from tuneship.service.catalogues.adding import staged, sweep
+from tuneship.conversion.order import ReadingReport
+from tuneship.service.catalogues.adding import refuse_unusable, staged, sweep
 from tuneship.service.catalogues.base_models import SHIPPED
+from tuneship.service.catalogues.sources import AddingRefused
 
 TINY = SHIPPED / "tuneship-tiny"
 Change = Callable[[Path], object]
@@ -167,6 +170,15 @@ def test_a_killed_command_leaves_nothing_for_long(tmp_path: Path) -> None:
         sweep(tmp_path)  # as the service does when it starts
         assert stage.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"own"}
+
+
+@pytest.mark.parametrize("difference", [0.02, math.nan, math.inf])
+def test_a_model_that_our_engine_reads_otherwise_is_refused(difference: float) -> None:
+    refuse_unusable("own", ReadingReport(loss_before=3.0, loss_after=3.001, difference=0.002))
+    with pytest.raises(AddingRefused, match="is 3.5000 instead of 3.0000, and single tokens"):
+        refuse_unusable(
+            "own", ReadingReport(loss_before=3.0, loss_after=3.5, difference=difference)
+        )
 
 
 @pytest.mark.slow

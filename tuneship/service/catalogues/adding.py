@@ -95,7 +95,7 @@ def add(
                 prepared = _copied(settings, source, stage, hard_links=hard_links)
                 note("comparing with transformers")
             report = read_in_process(prepared.order, stage, prepared.readable)
-            _refuse_unusable(source.name, report)
+            refuse_unusable(source.name, report)
             origin = _finished(source, prepared, report, stage / "model", now)
             (stage / "model").rename(folder / identifier)
         flush(folder)
@@ -233,7 +233,8 @@ def read_in_process(order: ReadingOrder, work: Path, readable: Path) -> ReadingR
         raise AddingRefused(f"the process that reads the model {why} (exit code {code})") from None
 
 
-def _refuse_unusable(name: str, report: ReadingReport) -> None:
+def refuse_unusable(name: str, report: ReadingReport) -> None:
+    """Raises `AddingRefused` for a model that cannot be read, or that our engine reads otherwise."""
     if report.refused is not None:
         raise AddingRefused(f"{name} cannot be added: {report.refused}")
     if not report.is_alike:
@@ -244,7 +245,7 @@ def difference_of(report: ReadingReport) -> str:
     """Say by how much our engine and transformers differ."""
     return (
         f"our engine reads it otherwise than transformers: the loss of a fixed text is {report.loss_after:.4f} "
-        f"instead of {report.loss_before:.4f}"
+        f"instead of {report.loss_before:.4f}, and single tokens differ by {report.difference:.2g}"
     )
 
 
